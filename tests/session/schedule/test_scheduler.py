@@ -26,7 +26,7 @@ from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.judgment import find_leaks, judge_devices
 from memtriage.session.schedule.scheduler import CensusScheduler
 from support.censuses import group
-from support.simulated import StandInInvestigator
+from support.simulated import StandInInvestigator, clock_of
 
 MIB = 1 << 20
 LOOK: Any = object()  # what the session asks of a view; handed through
@@ -740,6 +740,23 @@ def test_seconds_are_the_programs_own_which_waits_for_each_census(slow: Loop) ->
     found, judged = judge_counter(counter.track, "time", counter.policy)
     assert (found.state, found.rate) == ("growing", pytest.approx(10 * MIB, rel=0.01))
     assert judged.reason is None
+
+
+@pytest.mark.parametrize("makes_up", [True, False])
+def test_rates_are_those_without_pauses(makes_up: bool) -> None:
+    """A server does after a pause what it missed; a loop that computes does not."""
+    loop, served = Loop(Notes(seconds=2)), 0.0
+    with clock_of(loop.notes):
+        for _ in range(400):
+            due = 10 * (loop.now_s + 0.05)
+            served = min(due, served + 5) if makes_up else served + 0.5
+            loop.notes.held = leaking(round(served))
+            before = loop.notes.seconds
+            loop.time(0.05, cpu=round((100 + served) * MIB))
+            loop.now_s += loop.notes.seconds - before
+        loop.scheduler.main.end(loop.position, None)
+    assert loop.notes.seconds >= 6
+    assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.1)}
 
 
 def test_native_growth_that_speeds_up_stays_native() -> None:

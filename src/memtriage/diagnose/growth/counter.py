@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,11 @@ class Counter:
     def add(self, position: float, value: int) -> None:
         """Add a reading; arguments as `Track.add` has them."""
         self.track.add(position, value)
+
+    def move(self, to: Callable[[float], float]) -> None:
+        """Give each reading another position, as `Track.move` does."""
+        self.track.move(to)
+        self._estimated_at = 0
 
     def estimate(self) -> GrowthEstimate:
         """Return its growth over the whole run. Takes about a millisecond."""

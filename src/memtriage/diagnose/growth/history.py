@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -241,6 +241,12 @@ class HolderHistory:
         """Return holders that grew up to the last census, largest first; `period` as `rising` has it."""
         holdings = [holding for holding in self._holdings.values() if len(holding.rising(period)) > 1]
         return sorted(holdings, key=lambda holding: holding.sizes[0].nbytes - holding.sizes[-1].nbytes)
+
+    def move(self, to: Callable[[float], float]) -> None:
+        """Give each census another position, by a function that rises."""
+        for key, holding in self._holdings.items():
+            sizes = tuple(replace(size, position=to(size.position)) for size in holding.sizes)
+            self._holdings[key] = replace(holding, sizes=sizes)
 
     def __iter__(self) -> Iterator[Holding]:
         return iter(self._holdings.values())

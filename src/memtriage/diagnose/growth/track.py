@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,6 +111,15 @@ class Track:
             blocks = np.vstack((blocks, (positions / count, values / count, least)))
         at, means, floors = blocks.T.copy()
         return Points(at, means, floors)
+
+    def move(self, to: Callable[[float], float]) -> None:
+        """Give each reading another position, by a function that rises."""
+        self._blocks[: self._length, 0] = [to(float(at)) for at in self._blocks[: self._length, 0]]
+        count, positions, values, least = self._open
+        if count:
+            self._open = (count, count * to(positions / count), values, least)
+        if self.last is not None:
+            self.last = (to(self.last[0]), self.last[1])
 
     def _merge(self) -> None:
         left, right = self._blocks[::2], self._blocks[1::2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Final
 
@@ -118,6 +118,16 @@ class Investigation:
     def _is_bounded(self, holding: Holding) -> bool:
         detail = self.details.get(holding.key, GroupDetail())
         return stops_when_full(detail, attached=holding.group.attached)
+
+    def move(self, to: Callable[[float], float]) -> None:
+        """Give each census another position, by a function that rises."""
+        self.history.move(to)
+        self.data.move(to)
+        self.taken = [to(position) for position in self.taken]
+        self.totals = [(to(position), totals) for position, totals in self.totals]
+        self.waiting = [replace(waiting, position=to(waiting.position)) for waiting in self.waiting]
+        for detail in self.details.values():
+            detail.retained_at = None if detail.retained_at is None else to(detail.retained_at)
 
     @property
     def names_nothing(self) -> bool:

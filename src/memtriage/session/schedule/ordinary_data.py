@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -86,6 +86,14 @@ class OrdinaryData:
         self._add_containers(view, position, compared, sites)
         self._add_arrays(view, position, sites)
 
+    def move(self, to: Callable[[float], float]) -> None:
+        """Give each census another position, by a function that rises."""
+        self.containers = {address: _moved(growing, to) for address, growing in self.containers.items()}
+        self.arrays = {
+            path: replace(seen, growing=_moved(seen.growing, to)) for path, seen in self.arrays.items()
+        }
+        self._lengths_at = to(self._lengths_at)
+
     def _add_containers(
         self, view: CensusView, position: float, compared: ComparedLengths, sites: SiteRecorder
     ) -> None:
@@ -151,6 +159,10 @@ class OrdinaryData:
             stored_at=view.stored_at(container.position, sites.named, site),
             classes=tuple(view.classes(container.position)),
         )
+
+
+def _moved(growing: GrowingData, to: Callable[[float], float]) -> GrowingData:
+    return replace(growing, entries=tuple((to(position), count) for position, count in growing.entries))
 
 
 def _continues(before: LongArray, after: LongArray) -> bool:

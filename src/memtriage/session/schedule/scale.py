@@ -21,6 +21,7 @@ from memtriage.diagnose.growth.holders import (
     not_shown,
 )
 from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.growth.pauses import Pauses
 from memtriage.diagnose.growth.proof import BY_TIME, POLICY, Proof
 from memtriage.diagnose.growth.trend import GrowthEstimate
 from memtriage.model.position import Scale, TrainingPosition
@@ -56,7 +57,8 @@ SUSPICION: Final = SuspicionPolicy()
 class ScaleScheduler:
     """Follows the counters from mark to mark and takes the censuses that name and prove what grows.
 
-    A place on the scale is a number of steps, of backwards, or of seconds of the program's own.
+    A place on the scale is a number of steps, of backwards, or of seconds of the program's own. At the end
+    these become seconds of all, if the program made up for the censuses' pauses.
 
     Attributes:
         counters: by name. Besides devices, `shared`: resident memory that is shared or mapped, in which
@@ -102,6 +104,7 @@ class ScaleScheduler:
         self._grows = self._is_open = self._proof_is_old = self._in_libraries = False
         self._asks_for_sites = False
         self._spent_s = 0.0
+        self._pauses = Pauses()
 
     @property
     def scale(self) -> Scale:
@@ -170,6 +173,7 @@ class ScaleScheduler:
         finally:
             took = time.perf_counter() - started
             self._spent_s += took
+            self._pauses.add(now, took)
             # Two censuses with no work of the program between them show nothing.
             self._not_before = now + SUSPICION.work * took if self.scale == "second" else 0.0
         if frames is None:
@@ -203,6 +207,21 @@ class ScaleScheduler:
                 between=False,
                 libraries=self._seeks_in_libraries(),
             )
+        if self.scale == "second" and any(
+            self._pauses.made_up_for(counter.track.points())
+            for name, counter in self.counters.items()
+            if name not in WITNESSES
+        ):
+            self._include_pauses()
+
+    def _include_pauses(self) -> None:
+        """Count seconds of all from now on."""
+        to = self._pauses.included
+        for counter in self.counters.values():
+            counter.move(to)
+        self.investigation.move(to)
+        self._began, self._now, self._spent_s = to(self._began), to(self._now), 0.0
+        self._onset = None if self._onset is None else to(self._onset)
 
     def _on_scale(self, position: TrainingPosition) -> float:
         """Return the place on this scale. Time is without what censuses took."""

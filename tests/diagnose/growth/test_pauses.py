@@ -1,0 +1,52 @@
+"""Whether a program makes up for pauses is seen by over which time its memory grows evenly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memtriage.diagnose.growth.pauses import Pauses
+from memtriage.diagnose.growth.track import Points
+
+MIB = 1 << 20
+
+
+def pauses_of(*pauses: tuple[float, float]) -> Pauses:
+    added = Pauses()
+    for place, seconds in pauses:
+        added.add(place, seconds)
+    return added
+
+
+def points_of(pauses: Pauses, *, makes_up: bool, noise: float = 0.0) -> Points:
+    at = np.arange(0, 20, 0.1)
+    time = np.array([pauses.included(place) for place in at]) if makes_up else at
+    values = MIB * (time + noise * np.random.default_rng(0).normal(size=len(at)))
+    return Points(at, values, values)
+
+
+THREE = pauses_of((2.0, 1.0), (3.0, 2.0), (7.0, 1.5))
+
+
+def test_a_place_is_moved_by_the_pauses_before_it() -> None:
+    assert [THREE.included(place) for place in (1.0, 2.0, 2.5, 3.5, 9.0)] == [1.0, 2.0, 3.5, 6.5, 13.5]
+
+
+@pytest.mark.parametrize("makes_up", [True, False])
+def test_growth_is_even_over_the_time_that_the_program_keeps(makes_up: bool) -> None:
+    assert THREE.made_up_for(points_of(THREE, makes_up=makes_up, noise=0.1)) is makes_up
+
+
+@pytest.mark.parametrize(
+    ("pauses", "points"),
+    [
+        pytest.param(pauses_of(), points_of(THREE, makes_up=True), id="no pauses"),
+        pytest.param(
+            pauses_of((5.0, 0.1)), points_of(pauses_of((5.0, 0.1)), makes_up=True), id="short pauses"
+        ),
+        pytest.param(THREE, points_of(THREE, makes_up=True, noise=20.0), id="noise"),
+        pytest.param(THREE, points_of(THREE, makes_up=True).since(19.5), id="few readings"),
+    ],
+)
+def test_what_is_not_sure_counts_as_lost(pauses: Pauses, points: Points) -> None:
+    assert not pauses.made_up_for(points)
