@@ -413,3 +413,11 @@ def test_what_a_step_adds_after_its_mark_is_no_rate(between: bool) -> None:
     (growth,) = growths(history.growing(), lambda holding: "cpu", lambda counter, rate, since: False)
     assert growth.proof.certainty == "proven"
     assert (growth.proof.rate == MIB) is not between
+
+
+def test_far_from_the_census_before_a_part_of_a_step_makes_no_difference() -> None:
+    """The rate is that of the whole run, not of its first steps."""
+    history = history_of({3: 3, 6: 6, 9: 8, 12: 10})
+    history.add(point(112, group("losses", 112 * MIB, 112, token=1)), between=False)
+    (growth,) = growths(history.growing(), lambda holding: "cpu", lambda counter, rate, since: False)
+    assert growth.proof.rate == pytest.approx(MIB, rel=0.05)

@@ -42,6 +42,7 @@ class HolderPolicy:
         explains: least and most that holders rose by between censuses, as parts of what their counter did,
             where they are all that grows.
         accuracy: error of a rate, as part of it, that is no difference.
+        far: positions between two censuses from which on a part of a position makes no difference to a rate.
     """
 
     data_least: int = 4096
@@ -53,6 +54,7 @@ class HolderPolicy:
     filled: float = 0.5
     explains: tuple[float, float] = (0.7, 1.3)
     accuracy: float = 0.15
+    far: int = 10
 
 
 HOLDER_POLICY: Final = HolderPolicy()
@@ -228,8 +230,9 @@ def growths(
             contradicted = partial(_not_confirmed, confirms, counter)
         proof = prove(points, contradicted, policy, period, holding.fell)
         first, last = rising[0], rising[-1]
-        if not last.between and (earlier := prove(points[:-1], policy=policy, period=period).rate) > 0:
-            proof = replace(proof, rate=earlier)
+        if len(rising) > 1 and not last.between and last.position - rising[-2].position < HOLDER_POLICY.far:
+            earlier = prove(points[:-1], policy=policy, period=period).rate
+            proof = replace(proof, rate=earlier or proof.rate)
         multiply = first.holders < last.holders and (
             last.entries * first.holders <= first.entries * last.holders
         )
