@@ -1,8 +1,8 @@
 """Decide whether a program makes up for the pauses that censuses cause. Pure.
 
-A program that computes all the time loses a pause: its growth is even over time without pauses. A server, or a
-program that follows a schedule, does afterwards what it missed: its growth is even over all of the time. Each
-has the rate without a watch over its own kind of time.
+A program that computes all the time loses a pause: its growth is even over time without pauses. A server, or
+a program that follows a schedule, does afterwards what it missed: its growth is even over all of the time.
+Each has the rate without a watch over its own kind of time.
 """
 
 from __future__ import annotations
