@@ -179,6 +179,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "generators that were not run to their end",
         ["close()"],
     ),
+    "coroutine": (
+        "import types\n@types.coroutine\ndef wait(): yield\nasync def upload(batch):\n    await wait()\n"
+        "uploads = {upload(T()) for _ in 'abc'}\nfor each in uploads: each.send(None)\ndel each",
+        "train.uploads keeps coroutines that have not ended",
+        ["await asyncio.gather", "maxsize", "cancel()"],
+    ),
     "generator that collects": (
         "def collector():\n    collected = []\n    while True: collected.append((yield T()))\n"
         "collecting = collector(); [collecting.send(each) for each in (None, T(), T())]",
@@ -499,6 +505,7 @@ def test_without_a_backward_nothing_is_to_be_recorded() -> None:
     ("name", "fix"),
     [
         ("torchmetrics.metric.Metric", "reset()"),
+        ("torchmetrics.wrappers.tracker.MetricTracker", "`increment()` once per epoch"),
         ("peft.tuners.tuners_utils.BaseTunerLayer", "delete_adapter(name)"),
         ("peft.tuners.tuners_utils.BaseTuner", "delete_adapter(name)"),
         ("higher.optim.DifferentiableOptimizer", "innerloop_ctx"),

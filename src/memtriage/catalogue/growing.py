@@ -47,6 +47,13 @@ PROFILER: Final = GrowingPart(
 GROWING: Final = (
     GrowingPart(
         "torchmetrics",
+        frozenset({"torchmetrics.wrappers.tracker.MetricTracker"}),
+        "each `increment()` of a tracker adds a copy of its metric, and all of them are kept",
+        "call `increment()` once per epoch, not for each batch; keep the numbers of `compute_all()` and make "
+        "a new tracker where a run has many epochs",
+    ),
+    GrowingPart(
+        "torchmetrics",
         frozenset({"torchmetrics.metric.Metric", "torchmetrics.collections.MetricCollection"}),
         "a metric keeps what `update()` or `forward()` gives it until it is reset",
         "call the metric's `reset()` at the end of each epoch (after `compute()`), give it detach()ed "

@@ -253,6 +253,24 @@ def _traceback(held: Held) -> MechanismText:
     )
 
 
+def _coroutine(held: Held) -> MechanismText:
+    container = in_words(_subject(replace(held, anchor=_outside_generator(held.anchor))))
+    return MechanismText(
+        f"{container} keeps coroutines that have not ended, each with its local variables: they are made "
+        "faster than they end",
+        "await them (`await asyncio.gather(*tasks)`), bound how many wait (acquire a semaphore before the "
+        "next is made, or use an `asyncio.Queue(maxsize=...)`), or cancel() those that will not end",
+    )
+
+
+def _outside_generator(path: HolderPath) -> HolderPath:
+    """Return the path up to the item of a container that a generator or coroutine is part of."""
+    kinds = [segment.kind for segment in path]
+    generator = kinds.index(SegmentKind.GENERATOR)
+    items = [at for at, segment in enumerate(path[:generator]) if segment == ANY_ITEM]
+    return path[: items[-1] + 1] if items else path
+
+
 def _generator(held: Held) -> MechanismText:
     return MechanismText(
         "generators that were not run to their end keep their local variables",
@@ -497,6 +515,7 @@ _RULES: tuple[MechanismRule, ...] = (
     (_in_hook, _hook),
     (lambda h: has(h.anchor, SegmentKind.LRU_CACHE), _lru),
     (lambda h: has(h.anchor, SegmentKind.TRACEBACK), _traceback),
+    (lambda h: _generators_pile_up(h) and h.kind == "coroutine", _coroutine),
     (_generators_pile_up, _generator),
     (lambda h: has(h.anchor, SegmentKind.DEFAULT_ARGUMENT), _default_argument),
     (lambda h: has(h.anchor, SegmentKind.THREAD), _thread),
