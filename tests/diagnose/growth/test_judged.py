@@ -8,7 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from memtriage.diagnose.growth.judged import judge_counter, stated_limit, weakest, with_circumstances
+from memtriage.diagnose.growth.judged import (
+    judge_counter,
+    stated_limit,
+    weakest,
+    with_circumstances,
+    with_limit,
+)
 from memtriage.diagnose.growth.track import Track
 from memtriage.diagnose.growth.trend import TrendPolicy, trend_policy
 from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
@@ -55,6 +61,19 @@ def test_a_flat_counter_has_a_limit_and_no_reason() -> None:
     assert said.detection_limit is not None
     assert said.detection_limit.per == "step"
     assert CPU.least <= said.detection_limit.bytes <= 4 * 1024
+
+
+@pytest.mark.parametrize(("limit", "stated"), [(190 * MIB, None), (MIB + 0.5, MIB + 1), (None, None)])
+def test_a_limit_of_many_times_the_memory_in_use_means_nothing(
+    limit: float | None, stated: int | None
+) -> None:
+    track = Track()
+    for second in range(30):
+        track.add(second, 200 * MIB)
+    suspected = Judged(scale="time", points=30, reason="suspected growth")
+    said = with_limit(suspected, limit, track.points())
+    assert (None if said.detection_limit is None else said.detection_limit.bytes) == stated
+    assert (said.reason is None) == (stated is not None)
 
 
 def test_three_seconds_at_tenths_of_a_second_are_enough() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from memtriage.diagnose.growth.track import Track
+from memtriage.diagnose.growth.track import Points, Track
 from memtriage.diagnose.growth.trend import (
     GrowthEstimate,
     TrendPolicy,
@@ -61,11 +61,22 @@ def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tupl
         )
         return growth, msgspec.structs.replace(judged, reason=reason)
     limit = detection_limit(points, policy)
+    return growth, with_limit(judged, limit, points)
+
+
+def with_limit(judged: Judged, limit: float | None, points: Points) -> Judged:
+    """Return a judgment with a limit in bytes per position, or with a reason where that means nothing.
+
+    Args:
+        judged: of a counter, with its scale.
+        limit: None where no growth of any size would be found.
+        points: the counter's readings.
+    """
     if limit is None or limit * points.span > max(_SMALL, _MEANINGFUL * points.means.max()):
         reason = "the counter moves too much: no growth of any size would show"
-        return growth, msgspec.structs.replace(judged, reason=reason)
-    stated = DetectionLimit(math.ceil(limit), "second" if scale == "time" else "step")
-    return growth, msgspec.structs.replace(judged, detection_limit=stated)
+        return msgspec.structs.replace(judged, reason=reason)
+    stated = DetectionLimit(math.ceil(limit), "second" if judged.scale == "time" else "step")
+    return msgspec.structs.replace(judged, detection_limit=stated, reason=None)
 
 
 def _too_few(readings: int, scale: JudgedScale, needed: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,7 +11,7 @@ import msgspec
 from memtriage.diagnose.causes import memory_of, one_a_cause, rate_of, with_native_part
 from memtriage.diagnose.growth.counter import WITNESSES, Counter
 from memtriage.diagnose.growth.holders import HolderGrowth, waits_for_collector
-from memtriage.diagnose.growth.judged import NO_COUNTER, judge_counter
+from memtriage.diagnose.growth.judged import NO_COUNTER, judge_counter, with_limit
 from memtriage.diagnose.growth.trend import GrowthEstimate
 from memtriage.diagnose.judge import (
     Evidence,
@@ -26,7 +25,7 @@ from memtriage.diagnose.judge import (
 from memtriage.diagnose.mechanisms import Held
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import DEVICE_HOST, Finding
-from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
+from memtriage.model.judged import Judged, JudgedScale
 from memtriage.model.paths import is_native
 from memtriage.model.position import Scale
 from memtriage.model.units import size
@@ -128,7 +127,8 @@ def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dic
 
     A counter may rise without a leak: objects wait for the cyclic collector, a cache of generated code fills,
     or holders keep log entries and bounded containers. Then only a leak larger than that would have been
-    seen. Any other growth that has a holder and is not a proven leak leaves the device without a limit.
+    seen. Any other growth that has a holder and is not a proven leak leaves the device without a limit,
+    and so does growth so uncertain that the limit would mean nothing.
 
     Args:
         schedule: has the counters.
@@ -145,8 +145,7 @@ def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dic
         rises = estimate.state in ("growing", "undecided")
         open_rate = unexplained(estimate, schedule.harmless_rate(device), counter.policy)
         if rises and (not open_rate or _ends_by_itself(schedule, device, estimate)):
-            limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
-            judgment = Judged(scale=scale, points=judgment.points, detection_limit=limit)
+            judgment = with_limit(judgment, estimate.high, counter.track.points())
         if judgment.detection_limit is not None and _is_unread(schedule, counter):
             unit = unit_of(schedule.scale)
             reason = f"its counter was not read after {unit} {_last_read(counter):.4g}"
