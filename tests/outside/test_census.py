@@ -124,6 +124,27 @@ train()
 
 
 @known_python
+@pytest.mark.parametrize("class_body", ["", "\n    def __init__(self): self.role = 'server'"])
+def test_what_a_thread_keeps_for_itself_is_an_attribute(class_body: str) -> None:
+    program = f"""
+import sys, threading, torch
+class Scratch(threading.local):
+    "Values of one thread."{class_body}
+local = Scratch()
+local.sessions = {{"a": [torch.zeros(1000)]}}
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+        found = take_census(job.pid, twice=False, within_s=600)
+        job.kill()
+    assert [one.holder for one in found.storages] == ["__main__.local.sessions['a'][*]"]
+
+
+@known_python
 def test_the_copy_of_a_job_is_gone_after_its_census(no_collection: None) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -215,11 +215,19 @@ class RemoteNamer(FoldedPaths):
             frame = heap.frame(self._memory.word(holder + layout.frame_object_frame))
             variable = _variable_of(obj, frame.variables if frame else [])
             return self._running(before, SegmentKind.FRAME, frame.name if frame else "?", variable)
+        if self._is_thread_local(parent) and self._is_dict(position):
+            return self._add(before)  # what all threads keep there, each in a dict of its own
         if graph.kinds[parent] == ARRAY:
             return self._add(before, attribute_segment(f"<{self._type_name(position)}>"))
         return self._from_instance(before, parent, position)
 
+    def _is_thread_local(self, position: int) -> bool:
+        klass = self._graph.type_at(position) if position >= 0 else None
+        return klass is not None and "_thread._local" in klass.bases
+
     def _from_dict(self, before: Path, parent: int, position: int) -> Path:
+        if self._is_thread_local(self._graph.parents[parent]) and self._is_dict(position):
+            return self._add(before, namespace=True)
         label = self._key_labels(parent, before.namespace).get(self._object(position), ANY_ITEM)
         return self._entry(before, parent, label)
 
