@@ -103,6 +103,28 @@ def test_one_allocation_is_only_a_suspicion_of_one_interval() -> None:
     assert all(each.proof.certainty == "suspected" and each.proof.intervals == 1 for each in growth.values())
 
 
+@pytest.mark.parametrize(
+    ("early", "others", "certainty"), [(5, 0, "proven"), (5, 5, "suspected"), (1, 0, "proven")]
+)
+def test_a_burst_of_censuses_is_no_doubt_where_the_counter_has_the_holders_shape(
+    early: int, others: int, certainty: str
+) -> None:
+    """A program that catches up while censuses are taken grows faster then; another leak explains nothing."""
+
+    def held(step: int) -> int:
+        return step + (early - 1) * min(6, max(0, step - 10))
+
+    history = holders({at: {"losses": held(at)} for at in (10, 12, 14, 16, 100)})
+    counter = counter_of([(held(step) + others * step) * MIB for step in range(1, 111)])
+    assert judged(history, counter)["losses"].proof.certainty == certainty
+
+
+def test_an_early_burst_is_a_doubt_where_half_of_the_time_is_looked_at() -> None:
+    history = holders({at: {"losses": size} for at, size in ((10, 10), (30, 110), (50, 210), (70, 220))})
+    counter = counter_of([10 * step * MIB for step in range(1, 80)])
+    assert judged(history, counter)["losses"].proof.certainty == "suspected"
+
+
 def backlog(counter: Counter) -> dict[str, HolderGrowth]:
     """A queue that is longer at each census, with other entries each time."""
     history = HolderHistory()

@@ -65,6 +65,7 @@ class Proof:
         reason: why it is not proven; None where it is.
         stopped: it is proven, but the last interval shows less than those before, by more than these differ:
             the position in it at which it may have come to an end. None where it shows enough.
+        uneven: it is not proven only because its intervals differ too much.
     """
 
     certainty: Certainty | None
@@ -73,6 +74,7 @@ class Proof:
     since: float
     reason: str | None = None
     stopped: float | None = None
+    uneven: bool = False
 
     def suspected(self, reason: str) -> Proof:
         """Return the same growth as a suspicion, for a reason."""
@@ -114,7 +116,8 @@ def prove(
         reason = f"it grew over {grown} of {needed} intervals"
         return Proof("suspected", whole, grown, start, reason)
     if min(rates) < policy.share * whole or rates[-1] < policy.slows * rates[0]:
-        return Proof("suspected", whole, grown, start, "it grows more and more slowly, or unevenly")
+        reason = "it grows more and more slowly, or unevenly"
+        return Proof("suspected", whole, grown, start, reason, uneven=True)
     return Proof("proven", whole, grown, start, stopped=_stopped(points[late:], sizes, policy))
 
 
