@@ -1,8 +1,8 @@
 """Decide whether a program makes up for the pauses that censuses cause. Pure.
 
-A program that computes all the time loses a pause: its growth is even over time without pauses. A server, or
-a program that follows a schedule, does afterwards what it missed: its growth is even over all of the time.
-Each has the rate without a watch over its own kind of time.
+A program that computes all the time loses a pause: its usual rate is that over time without pauses. A server
+or a program that follows a schedule does afterwards what it missed, faster than usual: its usual rate is that
+over all of the time. Each would have its usual rate without a watch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.diagnose.growth.track import Floats, Points
+from memtriage.diagnose.growth.track import Points
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,16 @@ class PausePolicy:
     Attributes:
         share: part of the time since the first that pauses must take.
         points: readings needed since then.
-        evener: distance of readings from a line over all of the time, as part of that without pauses, below
-            which the program makes up for them.
+        windows: parts of the time without pauses whose median rate is the usual one, at most one for each
+            reading.
+        nearer: distance of the rate over all of the time from the usual one, as part of that of the rate
+            without pauses, below which the program makes up for them.
     """
 
     share: float = 0.05
     points: int = 9
-    evener: float = 0.5
+    windows: int = 48
+    nearer: float = 0.5
 
 
 POLICY: Final = PausePolicy()
@@ -52,7 +55,7 @@ class Pauses:
         return place + self._seconds[bisect_left(self._places, place)]
 
     def made_up_for(self, points: Points, policy: PausePolicy = POLICY) -> bool:
-        """Return whether a counter grows more evenly over all of the time.
+        """Return whether a counter's usual rate is that over all of the time.
 
         Args:
             points: its readings, over time without pauses.
@@ -60,17 +63,20 @@ class Pauses:
         """
         if not self._places:
             return False
-        points = points.since(self._places[0])
+        points = _up_to_the_highest(points.since(self._places[0]))
         if len(points.at) < policy.points:
             return False
-        every = np.array([self.included(place) for place in points.at])
-        span = float(every[-1] - every[0])
+        span = self.included(float(points.at[-1])) - self.included(float(points.at[0]))
         if span - points.span < policy.share * span:
             return False
-        return _off_a_line(every, points.floors) < policy.evener * _off_a_line(points.at, points.floors)
+        at = np.linspace(points.at[0], points.at[-1], min(policy.windows, len(points.at)) + 1)
+        values = np.interp(at, points.at, points.floors)
+        usual = float(np.median(np.diff(values) / np.diff(at)))
+        grown = float(values[-1] - values[0])
+        return usual > 0 and abs(grown / span - usual) < policy.nearer * abs(grown / points.span - usual)
 
 
-def _off_a_line(at: Floats, values: Floats) -> float:
-    """Return the usual distance of values from the line that fits them best."""
-    line = np.polyfit(at - at[0], values, 1)
-    return float(np.std(values - np.polyval(line, at - at[0])))
+def _up_to_the_highest(points: Points) -> Points:
+    """Return the points without what follows the highest: at its end a program frees what it had."""
+    end = int(np.argmax(points.floors)) + 1 if len(points.at) else 0
+    return Points(points.at[:end], points.means[:end], points.floors[:end])
