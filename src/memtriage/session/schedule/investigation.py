@@ -275,9 +275,8 @@ class Investigator:
         # Nodes alone know the line that called an operation, not the one in it that allocates.
         recorded = self._sites.recording and self._objects_recorded
         self._sites.collect()
-        compared = (
-            investigation.data.compared()
-        )  # makes tables: tracemalloc, now off, would follow each entry
+        # Makes tables: tracemalloc, off by now, would follow each entry.
+        compared = investigation.data.compared()
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
         if between:
             investigation.profiled = (investigation.profiled or not investigation.taken) and profiler_is_on()
