@@ -42,7 +42,7 @@ class HolderPolicy:
         explains: least and most that holders rose by between censuses, as parts of what their counter did,
             where they are all that grows.
         accuracy: error of a rate, as part of it, that is no difference.
-        far: positions between two censuses from which on a part of a position makes no difference to a rate.
+        far: positions between the last two censuses from which on both count for a rate.
     """
 
     data_least: int = 4096
@@ -232,9 +232,10 @@ def growths(
         first, last = rising[0], rising[-1]
         if proof.uneven and _has_the_counters_shape(points, counter, confirms, rose, policy):
             proof = replace(proof, certainty="proven", reason=None, uneven=False)
-        if len(rising) > 1 and not last.between and last.position - rising[-2].position < HOLDER_POLICY.far:
+        if len(rising) > 1 and not last.between:
             earlier = prove(points[:-1], policy=policy, period=period).rate
-            proof = replace(proof, rate=earlier or proof.rate)
+            near = last.position - rising[-2].position < HOLDER_POLICY.far
+            proof = replace(proof, rate=_rate_to_the_end(proof, last.position, earlier, near=near))
         multiply = first.holders < last.holders and (
             last.entries * first.holders <= first.entries * last.holders
         )
@@ -245,6 +246,22 @@ def growths(
             growing.append(growth)
     unseen = not_shown(growing, confirms)
     return _largest_first(_with_age(growing, unseen, now, ended, rose, policy))
+
+
+def _rate_to_the_end(proof: Proof, end: float, earlier: float, *, near: bool) -> float:
+    """Return the rate of a holder whose last census, at the end, may include a part of the next position.
+
+    Args:
+        proof: of all its censuses.
+        end: position of the last one.
+        earlier: rate up to the census before; 0 if not known.
+        near: the last two censuses are so near that this part matters.
+    """
+    if near or not earlier:
+        return earlier or proof.rate
+    span = end - proof.since
+    with_the_next = proof.rate * span / (span + 1)
+    return min(proof.rate, with_the_next, key=lambda rate: abs(rate - earlier))
 
 
 def _has_the_counters_shape(
