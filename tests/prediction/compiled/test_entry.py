@@ -47,16 +47,17 @@ def test_the_compiler_of_another_version_is_refused(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("called", [True, False], ids=["called", "not called"])
-@pytest.mark.parametrize("of_module", [True, False], ids=["module", "function"])
+@pytest.mark.parametrize("kind", ["module", "function", "decorated"])
 def test_pools_of_graphs_and_unknown_code_are_refused_when_called(
-    monkeypatch, asked, shown, why, of_module, called
+    monkeypatch, asked, shown, why, kind, called
 ):
     """A library may compile what the program never calls."""
     monkeypatch.setattr(inductor, "missing", lambda: None)
 
     def build(device):
         model = torch.nn.Linear(64, 64).to(device)
-        compiled = torch.compile(model if of_module else lambda given: model(given), **asked)
+        given = model if kind == "module" else lambda values: model(values)
+        compiled = torch.compile(**asked)(given) if kind == "decorated" else torch.compile(given, **asked)
         optimizer = torch.optim.SGD(model.parameters())
 
         def step():

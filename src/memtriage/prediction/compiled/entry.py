@@ -39,7 +39,7 @@ _BACKENDS: Final = ("inductor", "eager", "aot_eager")
 
 
 def _refusal(options: dict[str, Any]) -> str | None:
-    """Return why these options cannot be predicted: kernels that are tried, or pools of CUDA graphs."""
+    """Return why these options cannot be predicted: pools of CUDA graphs, or code that is not known."""
     backend, mode = options.get("backend", "inductor"), options.get("mode")
     if isinstance(backend, str) and backend not in _BACKENDS:
         asked, why = f"backend={backend!r}", _GRAPHS if backend == "cudagraphs" else "its code is not known"
@@ -117,6 +117,8 @@ class Compiler:
         def compile(model: Any = None, **options: Any) -> Any:
             if not self._compiles():
                 return model if model is not None else lambda function: function
+            if model is None:
+                return original(**options)  # a decorator, which comes here again with the function
             refused = _refusal(options)
             if refused is not None:
                 return _refusing(original(model, **options), refused)
