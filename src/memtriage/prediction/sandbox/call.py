@@ -6,6 +6,7 @@ shown only on request or when the trace fails.
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import signal
@@ -198,8 +199,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _end_of(kept: IO[bytes]) -> str:
     """Return the last output, or the beginning of a crash's stack: that has the innermost frame first."""
-    kept.seek(0)
-    output = kept.read()
-    crash = output.rfind(_CRASH)
-    part = output[-_TAIL:] if crash < 0 else output[crash : crash + _TAIL]
-    return part.decode(errors="replace").rstrip()
+    size = kept.seek(0, os.SEEK_END)
+    if not size:
+        return ""
+    with mmap.mmap(kept.fileno(), 0, access=mmap.ACCESS_READ) as output:  # a script may print much
+        crash = output.rfind(_CRASH)
+        begin = max(0, size - _TAIL) if crash < 0 else crash
+        return output[begin : begin + _TAIL].decode(errors="replace").rstrip()
