@@ -83,7 +83,7 @@ JOBS = (
 
 
 def prepare(folder: Path) -> None:
-    """Write what the configurations read: a tokenizer, and some text in place of C4."""
+    """Write what the configurations read: a tokenizer, and some text instead of C4."""
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "word": 3}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])

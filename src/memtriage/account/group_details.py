@@ -162,9 +162,8 @@ class GroupDetails:
         if native:
             store = pack_hook(program_files(graph)) if detail.packs_itself else None
         else:
-            of_context = (
-                anchor[0].kind is SegmentKind.CONTEXT_VARIABLE
-            )  # to which nothing of the program leads
+            # Nothing of the program leads to a context variable.
+            of_context = anchor[0].kind is SegmentKind.CONTEXT_VARIABLE
             files = program_files(graph) if of_context else facts.files
             store = storing_line(anchor, files, detail.allocated_at)
         if nodes and ANY_ITEM not in anchor and not (store is not None and store.itself):
