@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from memtriage.model.units import size
 from memtriage.planning.api import plan_program
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import BuildError
@@ -79,6 +80,23 @@ def build_with(parts):
         return model, optimizers, step
 
     return build
+
+
+LARGE_FIRST = """
+model = network()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows in (64 * BATCHES, 64, 64):
+    model(torch.randn(rows, 128).to(device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("batches", "said"), [("1", False), ("64", True)])
+def test_a_first_step_with_a_higher_peak_is_named(script, batches, said):
+    prediction = predict_program(Script(script(LARGE_FIRST.replace("BATCHES", batches))), steps=3)
+    first = f"step 1 allocates {size(prediction.steps[0].peak_allocated)} at its peak"
+    assert any(note.startswith(first) for note in prediction.notes) is said
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from memtriage.allocator.settings import NEWEST, OLDEST, parse_conf, parse_version
 from memtriage.model.prediction import HostCourse, PredictedStep, Prediction
+from memtriage.model.units import size
 from memtriage.prediction.against import compare, read_device
 from memtriage.prediction.build import Build
 from memtriage.prediction.distributed import nccl
@@ -28,7 +29,8 @@ MEASURED_ON: Final = "NVIDIA H200"
 STEADY_STEPS: Final = 2
 """From this step on the optimizer's states are there before the step begins."""
 
-
+_MUCH_MORE: Final = 1.01
+"""An earlier step is named where its peak is above the settled one by this factor: what peaks may be off."""
 _TRIES: Final = (
     "cuDNN chooses convolutions by trial (torch.backends.cudnn.benchmark): the first call of each shape "
     "takes a workspace that may be gigabytes, at most what is free, and never fails for lack of it; the "
@@ -171,6 +173,7 @@ def _prediction_of(
         seconds=time.perf_counter() - begun,
         notes=[
             *traced_program.notes,
+            *_higher_before(counters, highest),
             *([_TRIES] if traced_program.cudnn_tries else []),
             *(
                 []
@@ -183,6 +186,17 @@ def _prediction_of(
         ],
         peak_table=peak_table(traced_program, highest) if explain else UNSET,
     )
+
+
+def _higher_before(counters: list[StepCounters], settled: StepCounters) -> list[str]:
+    """A line on a step before the settled ones that allocates more than they do."""
+    number, step = max(enumerate(counters, 1), key=lambda pair: pair[1].peak_allocated, default=(0, settled))
+    if step.peak_allocated <= _MUCH_MORE * settled.peak_allocated:
+        return []
+    return [
+        f"step {number} allocates {size(step.peak_allocated)} at its peak, more than the settled steps "
+        f"({size(settled.peak_allocated)})"
+    ]
 
 
 def _notes(kind: GpuKind, version: tuple[int, int], steps: int, needed: int) -> list[str]:
