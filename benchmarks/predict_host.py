@@ -134,6 +134,21 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, b
 """,
     ),
     Scenario(
+        "OffloadedAdamW",
+        """
+import torch
+from torch import nn
+import memtriage
+
+model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(4)]).bfloat16()
+optimizer = memtriage.OffloadedAdamW(model.parameters(), gradients="host", pin_memory=False)
+for step in range(3):
+    model(torch.randn(16, 4096).bfloat16()).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    ),
+    Scenario(
         "3 workers, a list of 2 M strings",
         """
 import torch

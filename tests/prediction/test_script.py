@@ -186,15 +186,59 @@ for step in range(1000):
     assert found.by_owner["optimizer state"] > 2 * PARAMETERS
 
 
-def test_a_thread_that_uses_the_device_is_named(script):
+LOADED = """
+import queue, threading
+
+batches = queue.Queue(1)
+
+def load():
+    while True:
+        batches.put(batch())
+
+threading.Thread(target=load, daemon=True).start()
+model = network()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(1000):
+    inputs = batches.get()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_threads_allocate_is_traced(script):
+    alone = LOADED.replace("threading.Thread(target=load, daemon=True).start()", "")
+    found, expected = (
+        predict_program(Script(script(text))) for text in (LOADED, alone.replace("batches.get()", "batch()"))
+    )
+    # One waits in the queue and one to be put there, if the thread was as quick.
+    waiting = found.peak_allocated - expected.peak_allocated
+    assert waiting in {count * BATCH * WIDTH * FP32 for count in range(3)}
+
+
+def test_training_in_a_thread_has_the_same_peak(script):
+    """What ends the script when its last step is done is raised in that thread."""
+    in_thread = ONE.replace(
+        "    main(int(sys.argv[1]))",
+        "    import threading\n"
+        "    trains = threading.Thread(target=main, args=[int(sys.argv[1])])\n"
+        "    trains.start()\n"
+        "    trains.join()",
+    )
+    found, expected = (predict_program(Script(script(text), ["1000"])) for text in (in_thread, ONE))
+    assert (found.peak_allocated, found.peak_reserved) == (expected.peak_allocated, expected.peak_reserved)
+    assert found.by_owner == expected.by_owner
+
+
+def test_a_thread_that_cannot_be_traced_ends_the_script(script):
     text = """
 import queue, threading
 
 batches = queue.Queue()
-threading.Thread(target=lambda: batches.put(batch()), name="loader", daemon=True).start()
+threading.Thread(target=lambda: batches.put(nn.Linear(128, 128)(batch())), daemon=True).start()
 batches.get()
 """
-    with pytest.raises(BuildError, match="the thread 'loader' used the device"):
+    with pytest.raises(BuildError, match="send inputs and every part of the model"):
         predict_program(Script(script(text)))
 
 

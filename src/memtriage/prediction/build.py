@@ -132,15 +132,26 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
     operator = _without_shapes(error)
     if operator is not None:
         return BuildError(_register(operator, _place(error)))
-    for sign, advice in _ADVICE.items():
-        if sign in f"{type(error).__name__}: {error}":
-            return BuildError(f"{said}; {advice}")
+    known = _advice(error)
+    if known is not None:
+        return BuildError(f"{said}; {known}")
     if assumptions:
         return BuildError(
             f"{said}; if a value of the device led here ({assumptions[-1]}), take it out of the step: such "
             "values are not known in a prediction"
         )
     return BuildError(said)
+
+
+def of_the_trace(error: Exception) -> bool:
+    """Whether it is known that a program raises this because it is traced."""
+    return _without_shapes(error) is not None or _advice(error) is not None
+
+
+def _advice(error: Exception) -> str | None:
+    """What to change in a program that raised this, where it is known."""
+    text = f"{type(error).__name__}: {error}"
+    return next((advice for sign, advice in _ADVICE.items() if sign in text), None)
 
 
 _NO_SHAPES: Final = (
@@ -189,7 +200,7 @@ _WORLD: Final = (
 )
 _ADVICE: Final = {
     "Sparse": "sparse tensors cannot be traced: use dense gradients",
-    "not linked with support for cuda": "only the thread that runs the step is traced: use no other",
+    "not linked with support for cuda": "only threads that `threading` starts are traced: use no others",
     "data_ptr": "a kernel needs the address of real data: give the build function a variant without it",
     "CUDAGraph": "CUDA graphs cannot be traced: run the step without capturing it",
     "torch.distributed using env": _WORLD,

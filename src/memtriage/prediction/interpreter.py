@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from memtriage.prediction import data_dependent, shapes
 from memtriage.prediction.compiled.entry import Compiler
@@ -26,6 +29,7 @@ from memtriage.prediction.fake_cuda.tensors import (
     meta_is_meant,
     true_device,
 )
+from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.host.program import HostNotes
 from memtriage.prediction.known_shapes import KnownShapes
 from memtriage.prediction.lifetimes import Lifetimes
@@ -68,6 +72,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         held_alone()
+        self._one_at_a_time = threading.RLock()
         self._references = 0  # to the first operand of the addition that is being dispatched
         self.lifetimes = lifetimes
         self.values = values
@@ -83,6 +88,28 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self._shapes = KnownShapes()
         lifetimes.freed = values.forget
 
+    @contextmanager
+    def in_threads(self) -> Iterator[None]:
+        """Threads started in the block are traced too: a mode holds in the thread that entered it alone."""
+        start = threading.Thread.start
+
+        def started(thread: threading.Thread) -> None:
+            run = thread.run
+
+            def traced() -> None:
+                del thread.run  # which refers to the thread
+                _push_mode(self)
+                try:
+                    run()
+                finally:
+                    _pop_mode()
+
+            thread.run = traced  # type: ignore[method-assign]
+            start(thread)
+
+        with replaced(threading.Thread, "start", started):
+            yield
+
     def ignore_compile_internals(self) -> bool:
         """Whether Dynamo compiles under this mode, which is off meanwhile; asked by PyTorch."""
         return self._compiler.active
@@ -90,14 +117,15 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is ADD:
-            self._references = references_to_first(args)
-        if not torch._C._len_torch_function_stack():
-            return self._answer(func, types, args, kwargs or {})
-        # C++ called the operator (a reducer, a broadcast) inside a `with torch.device(...):`, which would
-        # take the questions below for the program's.
-        with torch._C.DisableTorchFunction():
-            return self._answer(func, types, args, kwargs or {})
+        with self._one_at_a_time:
+            if func is ADD:
+                self._references = references_to_first(args)
+            if not torch._C._len_torch_function_stack():
+                return self._answer(func, types, args, kwargs or {})
+            # C++ called the operator (a reducer, a broadcast) inside a `with torch.device(...):`, which would
+            # take the questions below for the program's.
+            with torch._C.DisableTorchFunction():
+                return self._answer(func, types, args, kwargs or {})
 
     def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, torch._ops.HigherOrderOperator):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import runpy
 import signal
 import sys
@@ -22,6 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any, Final
 from weakref import ref
 
@@ -31,7 +31,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader
 
 from memtriage.observe.objects import instances
-from memtriage.prediction.build import BuildError
+from memtriage.observe.origin import package_folder
+from memtriage.prediction.build import BuildError, of_the_trace
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker
@@ -84,7 +85,12 @@ class Script(TracedProgram):
         watch.last = steps
         exited: str | None = None
         try:
-            with self._as_main(), watch.following_forward(), watch.loaders_ended(), _threads_heard():
+            with (
+                self._as_main(),
+                watch.following_forward(),
+                watch.loaders_ended(),
+                _threads_heard(watch.lifetimes),
+            ):
                 if self._module:
                     runpy.run_module(self._target, run_name="__main__", alter_sys=True)
                 else:
@@ -92,8 +98,6 @@ class Script(TracedProgram):
         except _Enough:
             if watch.host is not None:
                 watch.left_out = "it was ended in its training loop"
-        except _ThreadDied as died:
-            raise BuildError(str(died)) from None
         except SystemExit as error:
             exited = f"exited with status {error.code!r}"
         except Exception as error:
@@ -152,48 +156,38 @@ def _check_module(name: str) -> None:
         raise BuildError(f"no module named {name!r}; expected one that `python -m` can run here")
 
 
-_MISSES_A_GPU: Final = re.compile("cuda|nvidia", re.IGNORECASE)
-"""What torch misses: CUDA in a build without it, an NVIDIA driver or `cudaGetDeviceCount` in others."""
-
-
-class _ThreadDied(BaseException):
-    """What is wrong with a thread of the script, and what to change."""
-
-
 @contextmanager
-def _threads_heard() -> Iterator[None]:
-    """A thread that dies of using the device ends the block, which may wait for that thread forever.
+def _threads_heard(lifetimes: Lifetimes) -> Iterator[None]:
+    """What ends a thread of the script ends the script, where it is the trace's: it may wait for that thread.
 
     Outside the main thread, which alone gets signals, such a thread dies as usual.
 
     Raises:
-        _ThreadDied: one did.
+        BaseException: what ended the thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     usual = threading.excepthook
-    failures: list[str] = []
+    ended: list[BaseException] = []
 
     def hook(died: threading.ExceptHookArgs) -> None:
-        if isinstance(died.exc_value, (RuntimeError, AssertionError)) and _MISSES_A_GPU.search(
-            str(died.exc_value)
-        ):
-            name = "a thread" if died.thread is None else f"the thread {died.thread.name!r}"
-            failures.append(
-                f"{name} used the device; only the thread that runs the step is traced: send to the "
-                "device in that one, or give a build function"
-            )
+        error = died.exc_value
+        if isinstance(error, _Enough) or (isinstance(error, Exception) and of_the_trace(error)):
+            ended.append(error)
+            lifetimes.over = end
             # A true signal: it wakes a thread that waits for a lock.
             signal.pthread_kill(threading.main_thread().ident or 0, _WAKES)
         else:
             usual(died)
 
-    def woken(signum: int, frame: object) -> None:
-        if failures:
-            raise _ThreadDied(failures[0])
+    def end(signum: int = _WAKES, frame: FrameType | None = None) -> None:
+        # Python ignores what is raised in a finalizer, as those of a trace: the next operator raises it.
+        waits = frame is None or not frame.f_code.co_filename.startswith(package_folder())
+        if ended and waits:
+            raise ended.pop()
 
-    before = signal.signal(_WAKES, woken)
+    before = signal.signal(_WAKES, end)
     threading.excepthook = hook
     try:
         yield
@@ -216,6 +210,7 @@ class ScriptWatch(TraceWatch):
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         super().__init__(lifetimes)
+        self._runs_in = threading.get_ident()
         self.last = 0
         self.backwards = 0
         self.finished = False
@@ -270,7 +265,9 @@ class ScriptWatch(TraceWatch):
 
     def _enough(self) -> None:
         """The last step is done: end the script, or go on without the GPU where the host is followed."""
-        self.lifetimes.over = None
+        in_thread = self.host is None and threading.get_ident() != self._runs_in
+        # One of the script's threads ends by the exception. The script has to end as well, wherever it is.
+        self.lifetimes.over = self._enough if in_thread else None
         if self.host is None:
             raise _Enough
         self.finished = True

@@ -200,6 +200,7 @@ def trace(
             stack.enter_context(host_followed(memory, lifetimes, notes))
             stack.enter_context(imports.followed())
         stack.enter_context(interpreter)
+        stack.enter_context(interpreter.in_threads())
         if explain:
             places = watch.places = Places()
             lifetimes.allocated = places.note

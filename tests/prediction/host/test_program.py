@@ -279,3 +279,21 @@ def test_operators_write_read_and_make_memory_of_the_host():
     assert said(aten.view.default, [small], [], [small]) == [("make", 8)]
     assert said(aten.relu.default, [gpu], [gpu], [gpu]) == []
     assert said(aten.relu.default, [small.to_sparse()], [], [small.to_sparse()]) == []
+
+
+def test_the_state_of_an_optimizer_that_works_in_a_thread_is_counted(host_of):
+    predicted = host_of(
+        NET
+        + """
+import memtriage
+
+model = network().bfloat16().cuda()
+optimizer = memtriage.OffloadedAdamW(model.parameters(), ring_depth=2, pin_memory=False)
+for step in range(3):
+    model(torch.ones(8, 2048, device="cuda").bfloat16()).float().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    )
+    assert predicted.by_owner["parameter"] == MODEL // 2
+    assert predicted.host["optimizer state"] == near(3 * MODEL)
