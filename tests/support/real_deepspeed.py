@@ -52,13 +52,18 @@ def start(device: str | None, *arguments: str) -> tuple[subprocess.Popen[str], I
 
 def results(started: tuple[subprocess.Popen[str], IO[str]]) -> list[Any]:
     """What a process prints as its results, once it has ended."""
+    return [json.loads(part.splitlines()[0]) for part in output(started).split("RESULT")[1:]]
+
+
+def output(started: tuple[subprocess.Popen[str], IO[str]]) -> str:
+    """All that a process prints, once it has ended."""
     process, printed = started
     status = process.wait(timeout=300)
     with printed:
         printed.seek(0)
         text = printed.read()
     assert status == 0, text[-3000:]
-    return [json.loads(part.splitlines()[0]) for part in text.split("RESULT")[1:]]
+    return text
 
 
 def run(device: str, *arguments: str) -> Any:

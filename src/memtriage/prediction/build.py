@@ -217,8 +217,7 @@ _ADVICE: Final = {
 """What to change, by a part of the message."""
 _MISSING: Final = {
     "mpi4py": _WORLD,  # DeepSpeed asks MPI for the ranks where no launcher has set them
-    "CUDA_HOME": "kernels that are compiled for a GPU cannot be traced: use torch's optimizers and operators "
-    "(for Adam of DeepSpeed's configuration: torch_adam)",
+    "CUDA_HOME": "kernels that are compiled for a GPU cannot be traced: use torch's optimizers and operators",
 }
 """The same for what no choice of device leads to."""
 

@@ -139,6 +139,9 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
+            if self.host is not None:
+                with self.host.memory.pinning():
+                    return self._answer(func, types, args, kwargs)
         operator = facts(func)
         tensors = tensors_in(args, kwargs)
         if self.host is not None and operator.communicates:

@@ -1,9 +1,12 @@
 """DeepSpeed's ZeRO: a rank's bytes in a prediction against those of real ranks over gloo on the CPU."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from support import zero_jobs
-from support.real_deepspeed import free_port, installed, results, start
+from support.real_deepspeed import free_port, installed, output, results, start
 
 pytestmark = pytest.mark.skipif(not installed(), reason="needs deepspeed")
 PARAMETERS = sum(parameter.numel() for _ in range(3) for parameter in zero_jobs.layers().parameters())
@@ -33,3 +36,22 @@ def test_predicted_ranks_have_as_much_at_once_as_real_ones_and_keep_the_same(ran
         assert sizes["parameters"] * shares == weight * PARAMETERS, name
         assert sizes["masters"] * ranks == 4 * PARAMETERS, name
         assert sizes["states"] * ranks == 8 * PARAMETERS, name
+
+
+@pytest.mark.parametrize(
+    ("layers", "name"),
+    [(17, "DeepSpeed pinned, 285M"), pytest.param(60, "DeepSpeed pinned, 1B", marks=pytest.mark.slow)],
+)
+def test_the_host_of_an_offloaded_optimizer_is_as_measured(layers, name):
+    """The unchanged script of the case, with DeepSpeed's Adam on the host, next to what its H200 measured."""
+    case = Path(__file__).parents[3] / "cases" / "deepspeed_zero2_offload"
+    [measured] = json.loads((case / "results" / "h200.json").read_text())["jobs"][name]
+    options = ("--host", "--json", "--world-size", "1")
+    script = (str(case / "train.py"), "--", "--layers", str(layers))
+    text = output(start(None, "-m", "memtriage", "predict", *options, *script))
+    host = json.loads(text[text.index('{"schema"') :].splitlines()[0])["host"]
+    parameters = measured["parameters"]
+    assert host["optimizer state"] == 12 * parameters
+    assert host["gradient"] == 4 * parameters
+    assert host["pinned"] == pytest.approx(measured["rows"]["pinned rounding and cached"], rel=0.01)
+    assert host["peak"] - host["libraries"] == pytest.approx(measured["peak"]["step 4"], rel=0.01)

@@ -68,3 +68,31 @@ def test_a_missing_compiled_part_is_found_in_the_block_alone():
     assert "flash_attn_2_cuda" not in sys.modules
     with pytest.raises(ImportError):
         importlib.import_module("flash_attn_2_cuda")
+
+
+@pytest.fixture
+def builders(tmp_path, monkeypatch):
+    """Where DeepSpeed keeps what it has compiled, importable and not imported yet."""
+    folder = tmp_path
+    for name in ("deepspeed", "ops", "op_builder"):
+        folder = folder / name
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (folder / "builder.py").write_text("class OpBuilder:\n    _loaded_ops = {'fused_adam': 'compiled'}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    yield lambda: importlib.import_module("deepspeed.ops.op_builder.builder").OpBuilder._loaded_ops
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_optimizers_that_deepspeed_compiles_do_nothing_in_the_block_alone(builders, before):
+    if before:
+        builders()
+    with compiled_parts_optional():
+        loaded = builders()
+        assert loaded["fused_adam"].multi_tensor_adam(65536, None, [[]], 1e-4) == 0
+        assert loaded["cpu_adam"].adam_update(0, 1, 1e-4) == 0
+    assert loaded == {"fused_adam": "compiled"}

@@ -297,3 +297,27 @@ for step in range(3):
     )
     assert predicted.by_owner["parameter"] == MODEL // 2
     assert predicted.host["optimizer state"] == near(3 * MODEL)
+
+
+@pytest.mark.parametrize(
+    ("pins", "held", "copied"),
+    [
+        ("torch.zeros(SIZE).pin_memory()", 2 * WEIGHT, WEIGHT + MIB),  # both are there while it is copied
+        ("torch.empty(SIZE, pin_memory=True)", 2 * WEIGHT, 0),
+        ("torch.empty(SIZE, pin_memory=True).pin_memory()", 2 * WEIGHT, 0),
+        ("torch.zeros(SIZE)", WEIGHT + MIB, 0),
+    ],
+)
+def test_pinned_tensors_take_a_power_of_two(host_of, pins, held, copied):
+    predicted = host_of(
+        f"""
+import torch
+
+SIZE = {(WEIGHT + MIB) // 4}
+kept = {pins}
+assert kept.is_pinned() is {"pin" in pins}
+torch.nn.Linear(8, 8).cuda()(torch.ones(1, 8, device="cuda"))
+""",
+        gpu="h200",
+    )
+    assert predicted.host["peak"] == near(held + copied + 3000)

@@ -90,12 +90,15 @@ class _HostReference(weakref.ref[Any]):
 class _StoragePages:
     """The pages of one storage: none before they are used."""
 
-    __slots__ = ("block", "owner", "part", "reference", "size")
+    __slots__ = ("block", "owner", "part", "place", "reference", "size")
 
-    def __init__(self, reference: _HostReference, size: int, part: MappedFile | None) -> None:
+    def __init__(
+        self, reference: _HostReference, size: int, part: MappedFile | None, place: MemoryPlace
+    ) -> None:
         self.reference = reference
         self.size = size
         self.part = part
+        self.place = place
         self.block: int | None = None
         self.owner: str | None = None
 
@@ -140,6 +143,7 @@ class HostMemory:
     def __init__(self) -> None:
         self.trace = HostTrace()
         self.kind = TENSORS
+        self._place = MemoryPlace.HEAP  # of storages that are made now
         self._pages: dict[int, _StoragePages] = {}
 
     @contextmanager
@@ -150,6 +154,20 @@ class HostMemory:
             yield
         finally:
             self.kind = before
+
+    @contextmanager
+    def pinning(self) -> Iterator[None]:
+        """Storages that the block makes are page-locked."""
+        before, self._place = self._place, MemoryPlace.PINNED
+        try:
+            yield
+        finally:
+            self._place = before
+
+    def pins(self, storage: Any) -> bool:
+        """Whether it is page-locked."""
+        pages = self._pages.get(storage._cdata)
+        return pages is not None and pages.place is MemoryPlace.PINNED
 
     def knows(self, storage: Any) -> bool:
         """Whether it was noted."""
@@ -167,10 +185,10 @@ class HostMemory:
             return
         reference = _HostReference(storage, self._gone)
         reference.identity = identity
-        pages = self._pages[identity] = _StoragePages(reference, storage.nbytes(), part)
+        pages = self._pages[identity] = _StoragePages(reference, storage.nbytes(), part, self._place)
         if part is not None:
             part.opened()
-        if used:
+        if used or pages.place is MemoryPlace.PINNED:  # locking touches all pages
             self._use(pages)
 
     def use(self, storage: Any, *, written: bool) -> None:
@@ -238,7 +256,10 @@ class HostMemory:
         self.trace.meetings.append(len(self.trace.events))
 
     def _use(self, pages: _StoragePages) -> None:
-        pages.block = self.allocate(pages.size) if pages.part is None else pages.part.used(pages.size)
+        if pages.part is None:
+            pages.block = self.allocate(pages.size, place=pages.place)
+        else:
+            pages.block = pages.part.used(pages.size)
         if pages.owner is not None:
             self.trace.owners.setdefault(pages.block, pages.owner)
 

@@ -131,10 +131,29 @@ def host_followed(memory: HostMemory, lifetimes: Lifetimes, notes: Notes) -> Ite
             *loaders.replacements(memory, notes),
             (nn.Parameter, "__new__", _parameter_made(memory)),
             (nn.Module, "_apply", _applied(memory)),
+            (torch.Tensor, "is_pinned", _pinned(memory)),
+            (torch.Tensor, "pin_memory", _pin(memory)),
         ]:
             stack.enter_context(replaced(owner, name, value))
         stack.enter_context(safetensors_followed(memory, files))
         yield
+
+
+def _pinned(memory: HostMemory) -> Any:
+    """`Tensor.is_pinned`."""
+    return lambda self, device=None: memory.pins(self.untyped_storage())
+
+
+def _pin(memory: HostMemory) -> Any:
+    """`Tensor.pin_memory`, which copies what is not pinned."""
+
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if not torch.cuda.is_available() or memory.pins(self.untyped_storage()):
+            return self
+        with memory.pinning():
+            return self.clone()
+
+    return pin_memory
 
 
 def _parameter_made(memory: HostMemory) -> Any:
