@@ -14,6 +14,7 @@ import pytest
 from memtriage.account.census import Look
 from memtriage.observe.identity import Identities
 from memtriage.observe.kinds import FrameLocals
+from memtriage.observe.malloc import malloc_info
 
 torch = pytest.importorskip("torch")
 
@@ -179,6 +180,20 @@ def test_nothing_stays_alive_and_nothing_stays_behind(program: Any, identities: 
     program.run("del thing")
     gc.collect()
     assert gone() is None and witness() is None
+
+
+def test_what_dies_after_a_walk_leaves_nothing_in_malloc(identities: Identities) -> None:
+    """C++ keeps the record of a storage, some hundred bytes, as long as it has a weak pointer to it."""
+    if malloc_info() is None:
+        pytest.skip("needs glibc's counters")
+    kept = [(torch.ones(4), torch.ones(4)) for _ in range(20_000)]
+    identities.begin()
+    for pair in kept:
+        identities.witnesses(pair)
+    before = malloc_info().in_use
+    for number in range(len(kept)):
+        kept[number] = torch.ones(4), torch.ones(4)
+    assert malloc_info().in_use - before < 50 * len(kept)
 
 
 def test_a_census_without_identities_names_none() -> None:

@@ -5,10 +5,10 @@ references are followed by one. Lists, dicts, tuples and running functions take 
 only while what is at the address still holds a storage that it held at the walk before. What cannot be shown
 to be the same object gets a new token.
 
-Storages are followed by C++'s weak pointers. Python code does not see these, and they keep nothing alive but
-the storage's own record (some hundred bytes), whose address is not given to another one as long. Only a few
-storages of each holder are followed: its witnesses. Tensors get no weak reference:
-`torch.utils.swap_tensors`, which `module.to()` may use, refuses tensors that have one.
+Storages are followed by weak references to their Python objects, which live as long as they do. (C++'s weak
+pointers would keep the records of dead storages, some hundred bytes each.) Only a few storages of each holder
+are followed: its witnesses. Tensors get no weak reference: `torch.utils.swap_tensors`, which `module.to()`
+may use, refuses tensors that have one.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Identities:
         self._tokens = itertools.count(1)
         self._before: dict[Hashable, _Known] = {}
         self._now: dict[Hashable, _Known] = {}
-        # Token and weak pointer of storages, by the address of their record.
-        self._storages_before: dict[int, tuple[int, Any]] = {}
-        self._storages_now: dict[int, tuple[int, Any]] = {}
+        # Token of storages, and a weak reference, by the address of their record.
+        self._storages_before: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._storages_now: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def begin(self) -> None:
         """A walk begins: objects and storages that the walk before did not see are forgotten."""
@@ -64,17 +64,17 @@ class Identities:
         Args:
             tensors: one of each storage.
         """
-        records = [plain(tensor).untyped_storage()._cdata for tensor in tensors]
-        followed = self._storages_now
-        for record in records:
-            if record in self._storages_before:
-                followed[record] = self._storages_before[record]
-        chosen = min(len(records), _WITNESSES)
+        storages: list[Any] = [plain(tensor).untyped_storage() for tensor in tensors]
+        now = self._storages_now
+        for storage in storages:
+            if _same(self._storages_before, storage):
+                now[storage._cdata] = self._storages_before[storage._cdata]
+        chosen = min(len(storages), _WITNESSES)
         for number in range(chosen):
-            at = number * (len(records) - 1) // max(1, chosen - 1)
-            if records[at] not in followed:
-                followed[records[at]] = next(self._tokens), _weak_pointer(tensors[at])
-        return frozenset(followed[record][0] for record in records if record in followed)
+            storage = storages[number * (len(storages) - 1) // max(1, chosen - 1)]
+            if not _same(now, storage):
+                now[storage._cdata] = next(self._tokens), weakref.ref(storage)
+        return frozenset(now[storage._cdata][0] for storage in storages if _same(now, storage))
 
     def token(self, obj: Any, witnesses: frozenset[int]) -> int:
         """Return the object's token; ask once in a walk.
@@ -126,10 +126,10 @@ class Addresses(Identities):
         return hash(key)
 
 
-def _weak_pointer(tensor: Any) -> Any:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(plain(tensor).untyped_storage())
+def _same(followed: dict[int, tuple[int, weakref.ref[Any]]], storage: Any) -> bool:
+    """Whether this very storage is among those that are followed."""
+    known = followed.get(storage._cdata)
+    return known is not None and known[1]() is storage
 
 
 def module_namespaces() -> dict[int, ModuleType]:
