@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.history import POLICY, HeldSize, HolderHistory, Holding, accumulates
 from memtriage.diagnose.growth.holders import growths
+from memtriage.model.census import HolderGroup
 from memtriage.model.paths import PathSegment, SegmentKind, in_words
 from support.censuses import group, point
 from support.paths import named
@@ -397,6 +398,31 @@ def test_what_another_path_leads_to_at_the_end_keeps_its_own(now: int, positions
     assert name == "main.losses[*]"
     assert [each.position for each in growing(history, 2)[name].sizes] == positions
     assert list(history) == list(growing(history, 2).values())
+
+
+@pytest.mark.parametrize(
+    ("end", "left", "stopped"),
+    [
+        (60, 12, True),
+        (60, 11, True),  # something else of it is gone
+        (14, 12, False),  # no longer ago than two censuses are apart: it may be a pause
+        (60, 2, False),  # emptied after training
+        (60, 0, False),
+        (60, 60, False),
+    ],
+)
+def test_what_keeps_no_more_long_after_the_last_census_has_stopped(
+    end: int, left: int, stopped: bool
+) -> None:
+    def losses(count: int) -> HolderGroup:
+        return group("losses", count * MIB, count, token=1, witnesses=frozenset(range(12 - count, 12)))
+
+    history = HolderHistory()
+    for at in (3, 6, 9, 12):
+        history.add(point(at, losses(at)))
+    history.add(point(end, *([losses(left)] if left else [])), between=False)
+    grown = growths(history.growing(), lambda holding: "cpu", lambda counter, rate, since: False)
+    assert (not grown) is stopped
 
 
 def test_what_is_gone_in_the_middle_of_a_run_is_forgotten() -> None:

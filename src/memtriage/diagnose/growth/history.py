@@ -82,11 +82,13 @@ class Holding:
         group: the holder's group at the last census.
         path: whole path to what grew most up to that census.
         sizes: one per census, oldest first.
+        unchanged: position of a census at the end that found nothing more in it, but what was there before.
     """
 
     group: HolderGroup
     path: HolderPath
     sizes: tuple[HeldSize, ...]
+    unchanged: float | None = None
 
     @property
     def key(self) -> GroupKey:
@@ -206,8 +208,8 @@ class HolderHistory:
         Args:
             point: the census.
             between: it was taken between two positions of the program, and everything was searched. Elsewhere
-                (where memory ran out, or at the end, when functions have returned) a holder that is gone or
-                smaller proves nothing.
+                (where memory ran out, or at the end, when functions have returned) a holder that is gone, or
+                has lost what it kept, proves nothing.
         """
         groups = [*point.census.groups, *_nodes_on_host(point.census.groups)]
         keys = {group.key for group in groups}
@@ -232,7 +234,8 @@ class HolderHistory:
                 moved_to = moved_on.get(id(before.sizes[0]))
                 now = holdings.get(key) if moved_to is None else holdings.pop(moved_to)
                 if now is None or now.sizes[-1].nbytes <= before.sizes[-1].nbytes:
-                    holdings[key] = before
+                    stays = now is not None and _survived(before.group, now.group) and now.group.witnesses
+                    holdings[key] = replace(before, unchanged=point.position if stays else None)
                 elif moved_to is not None:
                     holdings[key] = replace(before, sizes=now.sizes)  # where it was while functions ran
         self._holdings = holdings

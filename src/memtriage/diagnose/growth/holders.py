@@ -409,12 +409,15 @@ def _stopped(
     ended: Confirms,
     policy: ProofPolicy,
 ) -> bool:
-    """Whether a counter shows that growth came to an end after the last census.
+    """Whether a counter, or the holder at the end, shows that growth came to an end after the last census.
 
     Growth that comes now and then pauses for as long as two censuses that saw it are apart, or for less where
     the counter itself has stopped growing.
     """
     longest = max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
+    unchanged = growth.holding.unchanged if isinstance(growth, HolderGrowth) else None
+    if unchanged is not None and unchanged - growth.last >= longest:
+        return True
     rate = policy.contradicts * growth.proof.rate
     paused = now - growth.last >= longest or ended(growth.counter, rate)
     return paused and contradicts(growth.counter, rate, growth.last)
