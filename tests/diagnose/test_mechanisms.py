@@ -207,6 +207,15 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         'a thread keeps what it was given: thread "loader" frame fill(): waiting[*]',
         ["maxsize=", "consume"],
     ),
+    "threads": (
+        "def watches(batch):\n    watching.release()\n    stop.wait()\n"
+        "watching = threading.Semaphore(0)\n"
+        "for number in range(3):\n"
+        "    threading.Thread(target=watches, args=[T()], name=f'dog {number}').start()\n"
+        "    watching.acquire()",
+        'threads that have not ended keep what they were given: thread "dog *" frame',
+        ["cancel() a `threading.Timer`", "join()", "max_workers"],
+    ),
     "optimizer state": (
         "trained = net(); optimizer = torch.optim.Adam(trained.parameters())\n"
         "trained(torch.ones(4)).sum().backward()\n"

@@ -8,7 +8,7 @@ import threading
 import weakref
 from types import FrameType
 
-from memtriage.observe.frames import frame_locals, running_frames
+from memtriage.observe.frames import alike_named, frame_locals, running_frames
 
 
 class Thing:
@@ -109,12 +109,12 @@ def test_the_thread_that_asks_is_as_good_as_the_main_one() -> None:
         for thread, frame in running_frames(lambda name: False):
             seen.setdefault(frame.f_code.co_name, thread)
 
-    def wait(ready: threading.Event, done: threading.Event) -> None:
+    def stays(ready: threading.Event, done: threading.Event) -> None:
         ready.set()
         done.wait()
 
     ready, done = threading.Event(), threading.Event()
-    other = threading.Thread(target=wait, args=(ready, done), name="other")
+    other = threading.Thread(target=stays, args=(ready, done), name="other")
     other.start()
     ready.wait()
     asking = threading.Thread(target=look, name="asking")
@@ -124,7 +124,7 @@ def test_the_thread_that_asks_is_as_good_as_the_main_one() -> None:
     other.join()
     assert seen["look"] is None  # as in Ray Train, whose training thread is not the main one
     assert seen["test_the_thread_that_asks_is_as_good_as_the_main_one"] is None
-    assert seen["wait"] == "other"
+    assert seen["stays"] == "other"
 
 
 _RACE = """
@@ -159,3 +159,8 @@ stop = True
 def test_frames_of_threads_that_go_on_meanwhile() -> None:
     # In a process of its own: a stale pointer (as before the 3.11 reader took one at a time) ends it at once.
     subprocess.run([sys.executable, "-c", _RACE], check=True)
+
+
+def test_threads_that_differ_in_numbers_have_one_name() -> None:
+    names = {1: "MainThread", 2: "Thread-7", 3: "Thread-12", 4: "pool_0 worker", 5: "loader-3"}
+    assert alike_named(names) == names | {2: "Thread-*", 3: "Thread-*"}

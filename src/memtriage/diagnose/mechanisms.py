@@ -286,6 +286,15 @@ def _thread(held: Held) -> MechanismText:
     )
 
 
+def _threads(held: Held) -> MechanismText:
+    return MechanismText(
+        f"threads that have not ended keep what they were given: {in_words(held.anchor)}; they are started "
+        "faster than they end",
+        "end each of them: cancel() a `threading.Timer` that is not needed any more, join() a thread; or let "
+        "a pool of few do the work (`ThreadPoolExecutor(max_workers=...)`)",
+    )
+
+
 def _default_argument(held: Held) -> MechanismText:
     return MechanismText(
         f"a mutable default argument is made once and kept for ever: {in_words(held.anchor)}",
@@ -468,6 +477,12 @@ def _generators_pile_up(held: Held) -> bool:
     return held.holders_multiply or ANY_ITEM not in held.anchor[kinds.index(SegmentKind.GENERATOR) :]
 
 
+def _threads_pile_up(held: Held) -> bool:
+    """Whether threads with one name hold it, each its part: not where a container in one of them grows."""
+    several = held.anchor[0].kind is SegmentKind.THREAD and "*" in held.anchor[0].name
+    return several and (held.holders_multiply or ANY_ITEM not in held.anchor)
+
+
 def _only_native(held: Held) -> bool:
     return held.anchor[0].kind is SegmentKind.NATIVE
 
@@ -518,6 +533,7 @@ _RULES: tuple[MechanismRule, ...] = (
     (lambda h: _generators_pile_up(h) and h.kind == "coroutine", _coroutine),
     (_generators_pile_up, _generator),
     (lambda h: has(h.anchor, SegmentKind.DEFAULT_ARGUMENT), _default_argument),
+    (_threads_pile_up, _threads),
     (lambda h: has(h.anchor, SegmentKind.THREAD), _thread),
     (_only_native, _only_cpp),
     (_is_unseen, _only_unseen),

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from memtriage.process.collector import collector_paused
 from memtriage.process.stdlib import threading
 
+Ident = TypeVar("Ident", int, int | None)
 Wanted = Callable[[str], object]
 """Says of a variable's name whether it is to be read (by truth)."""
 
@@ -65,6 +68,16 @@ def current_frames() -> dict[int, FrameType]:
     return frames
 
 
+def alike_named(threads: Mapping[Ident, str]) -> dict[Ident, str]:
+    """Names of threads, by identifier; those that differ in numbers alone have one name, with asterisks.
+
+    What all of them hold is of one kind.
+    """
+    patterns = {ident: re.sub(r"\d+", "*", name) for ident, name in threads.items()}
+    several = {pattern for pattern, number in Counter(patterns.values()).items() if number > 1}
+    return {ident: patterns[ident] if patterns[ident] in several else name for ident, name in threads.items()}
+
+
 def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | None, FrameType]]:
     """(thread name or None, frame) of every running function, innermost first.
 
@@ -74,9 +87,9 @@ def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | Non
     Args:
         skip_file: says of a code object's file name whether its frames are left out (memtriage's own).
     """
-    names = {t.ident: t.name for t in threading.enumerate()}
+    names = alike_named({t.ident: t.name for t in threading.enumerate()})
     programs_own = (threading.main_thread().ident, threading.get_ident())
-    for ident, top in current_frames().items():
+    for ident, top in reversed(current_frames().items()):  # the oldest thread first
         name = None if ident in programs_own else names.get(ident, f"id {ident}")
         frame: FrameType | None = top
         while frame is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from memtriage.observe.frames import alike_named
 from memtriage.observe.roots import enter_libraries, enter_program
 from memtriage.outside.graph import RemoteFrame, RemoteGraph
 from memtriage.outside.interpreter import RemoteInterpreter
@@ -68,7 +69,7 @@ class RemoteWalk:
         return graph
 
     def _frames(self) -> list[tuple[RemoteFrame, bool]]:
-        names = self._thread_names()
+        names = alike_named(self._thread_names())
         frames = []
         for ident, frame in self._running:
             if self._modules.origin.is_own_file(frame.file):

@@ -448,7 +448,11 @@ def test_losses_kept_on_a_gpu_explain_a_block_each() -> None:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Loop:
     """A program in which each census takes half a minute."""
     notes = Notes(seconds=30)
-    monkeypatch.setattr(scale_module, "time", SimpleNamespace(perf_counter=lambda: notes.seconds))
+    monkeypatch.setattr(
+        scale_module,
+        "time",
+        SimpleNamespace(perf_counter=lambda: notes.seconds, thread_time=lambda: notes.seconds),
+    )
     return Loop(notes)
 
 
@@ -484,7 +488,11 @@ def test_slow_censuses_leave_the_program_time(slow: Loop) -> None:
 
 def test_slow_censuses_prove_the_leak_of_a_short_program(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes(seconds=1.5)
-    monkeypatch.setattr(scale_module, "time", SimpleNamespace(perf_counter=lambda: notes.seconds))
+    monkeypatch.setattr(
+        scale_module,
+        "time",
+        SimpleNamespace(perf_counter=lambda: notes.seconds, thread_time=lambda: notes.seconds),
+    )
     loop = Loop(notes)
     for mark in range(1, 41):  # four seconds of its own
         loop.notes.held = leaking(mark)
@@ -686,7 +694,7 @@ def test_looks_within_steps_are_few() -> None:
 
 def test_slow_looks_within_steps_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes(seconds=30)
-    clock = SimpleNamespace(perf_counter=lambda: notes.seconds)
+    clock = SimpleNamespace(perf_counter=lambda: notes.seconds, thread_time=lambda: notes.seconds)
     monkeypatch.setattr(microbatch_module, "time", clock)
     monkeypatch.setattr(scale_module, "time", clock)
     loop = Loop(notes)

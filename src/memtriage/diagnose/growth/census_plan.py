@@ -23,7 +23,8 @@ class CensusPolicy:
             multiple of the positions before: five censuses in a run of 1,000 steps, nine in one of 300,000.
         share: longest distance under suspicion, as a part of the time since the onset: three intervals fit
             into as long a time again.
-        free_s: seconds that all censuses together may take in any run.
+        free_s: seconds of the processor that all censuses together may take in any run. A machine that is
+            busy with other work makes all of a program slower, and is no reason to look less often.
         cost: part of the time that they may take beyond that.
         leak_free_s, leak_cost: the same where something surely grows, which is worth more.
         always: censuses that are taken at any cost: what no counter sees shows from the second on.
@@ -113,7 +114,7 @@ def affordable(
         taken: positions of the censuses so far.
         suspected: since when something is suspected to grow, or is proven and shown by no counter; None where
             nothing is, or its counter shows whether it goes on.
-        spent_s: seconds that they took together.
+        spent_s: seconds of the processor that they took together.
         elapsed_s: seconds since the watch began.
         policy: what they may cost.
         grows: a leak is proven, or a counter surely grows.

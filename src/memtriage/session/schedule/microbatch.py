@@ -152,9 +152,9 @@ class MicrobatchScheduler:
         self._follow(self._current, position)
 
     def _follow(self, investigation: Investigation, position: TrainingPosition) -> None:
-        started = time.perf_counter()
+        started = time.thread_time()
         self._investigator.follow(investigation, position.microbatch)
-        self._spent_s += time.perf_counter() - started
+        self._spent_s += time.thread_time() - started
         self._due = position.microbatch + self._gap
         remaining, self._gap = self._gap, self._period
         if len(investigation.taken) >= WITHIN_STEP.censuses:

@@ -103,7 +103,7 @@ class ScaleScheduler:
         self._proof_from = self._proof_begun = 0.0
         self._grows = self._is_open = self._proof_is_old = self._in_libraries = False
         self._asks_for_sites = False
-        self._spent_s = 0.0
+        self._paused_s = self._spent_s = 0.0  # by censuses: wall time, and the processor's
         self._pauses = Pauses()
 
     @property
@@ -165,14 +165,16 @@ class ScaleScheduler:
             now += 1
         if self.investigation.taken and now <= self.investigation.taken[-1]:
             return self._investigator.census(now, lambda view, _: self._take_ledgers(view), frames)
-        started, self._census_due = time.perf_counter(), 2 * now + self._plan.gap  # should this one fail
+        started, worked = time.perf_counter(), time.thread_time()
+        self._census_due = 2 * now + self._plan.gap  # should this one fail
         try:
             point = self._investigator.follow(
                 self.investigation, now, self._take_ledgers, frames, libraries=self._seeks_in_libraries()
             )
         finally:
             took = time.perf_counter() - started
-            self._spent_s += took
+            self._paused_s += took
+            self._spent_s += time.thread_time() - worked
             self._pauses.add(now, took)
             # Two censuses with no work of the program between them show nothing.
             self._not_before = now + SUSPICION.work * took if self.scale == "second" else 0.0
@@ -220,13 +222,13 @@ class ScaleScheduler:
         for counter in self.counters.values():
             counter.move(to)
         self.investigation.move(to)
-        self._began, self._now, self._spent_s = to(self._began), to(self._now), 0.0
+        self._began, self._now, self._paused_s = to(self._began), to(self._now), 0.0
         self._onset = None if self._onset is None else to(self._onset)
 
     def _on_scale(self, position: TrainingPosition) -> float:
         """Return the place on this scale. Time is without what censuses took."""
         if self.scale == "second":
-            return position.time_s - self._spent_s
+            return position.time_s - self._paused_s
         return position.backwards if self.scale == "microbatch" else position.step
 
     # --- what grows -----------------------------------------------------------------------------------------
