@@ -28,6 +28,10 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "in front": (
         "class A:\n    def __init__(self): self.g = []\n    def f(self, g):\n"
         "        self.g = [g[0]] + self.g  # here", (*SELF, *attribute("g"), ANY_ITEM), "[g[0]] + self.g"),
+    "cut after it was lengthened": (
+        "class Q:\n    def add(self, keys):\n        self.queue = torch.cat([keys, self.queue])  # here\n"
+        "        if len(self.queue) > 9:\n            self.queue = self.queue[:9]",
+        (*SELF, *attribute("queue")), "torch.cat([keys, self.queue])"),
     "key of a dict": (
         "episode = {'obs': [], 'act': []}\nepisode['obs'].append(o)\nepisode['act'].append(a)  # here",
         (*SELF, *attribute("episodes"), ANY_ITEM, item("'act'"), ANY_ITEM), "a"),

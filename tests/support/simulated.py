@@ -123,10 +123,19 @@ class StandInInvestigator:
         return point(position, *self.groups(), interrupted=frames is not None)
 
 
+def clock(investigator: StandInInvestigator) -> Any:
+    """A stand-in for `time`: its clocks are at the seconds that censuses took."""
+
+    def seconds() -> float:
+        return investigator.seconds
+
+    return SimpleNamespace(perf_counter=seconds, thread_time=seconds)
+
+
 @contextmanager
 def clock_of(investigator: StandInInvestigator) -> Iterator[None]:
     """Make censuses take as long as the stand-in states."""
-    real, scale.time = scale.time, cast(Any, SimpleNamespace(perf_counter=lambda: investigator.seconds))
+    real, scale.time = scale.time, clock(investigator)
     try:
         yield
     finally:

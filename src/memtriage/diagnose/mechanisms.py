@@ -177,14 +177,15 @@ def _lengthening(held: Held) -> MechanismText:
         return MechanismText(
             f"{in_words(subject)} is replaced by a longer one {_how_often(held)} (as numpy.concatenate and "
             "pandas.concat do), and holds all that was ever added",
-            "keep reduced values, write blocks out, or clear it at the end of each epoch; a list of blocks "
-            "that is joined once, at the end, avoids the copies",
+            "bound it (keep the last entries, `a = a[-n:]`), keep reduced values, write blocks out, or "
+            "clear it at the end of each epoch; a list of blocks that is joined once avoids the copies",
         )
     return MechanismText(
         f"{in_words(_subject(held))} is one tensor that is replaced by a longer one {_how_often(held)} "
         "(as torch.cat does), and holds all that was ever added",
-        "reduce the values before you keep them, move them to the host in blocks, or clear the tensor at the "
-        "end of each epoch; a preallocated buffer avoids the copies",
+        "bound it (keep the last rows, `t = t[-n:]`, after each cat), reduce the values before you keep "
+        "them, move them to the host in blocks, or clear it at the end of each epoch; a preallocated buffer "
+        "avoids the copies",
     )
 
 

@@ -4,8 +4,8 @@ The holder path names a container or a variable, and says in which function, cla
 statements of the program's own files that store under this name are collected: `append` and the like,
 functions such as `heapq.heappush`, assignments to an item, an attribute or the variable, updates in place,
 `setattr` and `register_buffer`. Another name that a function gives the container (`store = self.seen`) counts
-as its own, and so does a call of a function that returns it. What only makes an empty container is left out.
-Only where one line is left is it told.
+as its own, and so does a call of a function that returns it. What only makes an empty container, or takes a
+part of what is there, is left out. Only where one line is left is it told.
 
 Known limitations: names that are passed on as arguments, and what is stored by libraries, are not found.
 """
@@ -244,6 +244,8 @@ def _stores(filename: str, target: _StoreTarget) -> Iterator[tuple[int, Store]]:
         if around not in aliases:
             aliases[around] = frozenset(_aliases(around, target))
         for rank, value in _stored_by(node, replace(target, aliases=aliases[around])):
+            if isinstance(value, ast.Subscript) and _matches(value.value, target):
+                continue  # a part of what is there
             itself = value is not None and _carries(value, target, around)
             line = getattr(node, "lineno", 0)
             itself = itself and not _begins_anew(tree, line, target)

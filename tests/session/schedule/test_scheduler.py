@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,7 +25,7 @@ from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.judgment import find_leaks, judge_devices
 from memtriage.session.schedule.scheduler import CensusScheduler
 from support.censuses import group
-from support.simulated import StandInInvestigator, clock_of
+from support.simulated import StandInInvestigator, clock, clock_of
 
 MIB = 1 << 20
 LOOK: Any = object()  # what the session asks of a view; handed through
@@ -448,11 +447,7 @@ def test_losses_kept_on_a_gpu_explain_a_block_each() -> None:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Loop:
     """A program in which each census takes half a minute."""
     notes = Notes(seconds=30)
-    monkeypatch.setattr(
-        scale_module,
-        "time",
-        SimpleNamespace(perf_counter=lambda: notes.seconds, thread_time=lambda: notes.seconds),
-    )
+    monkeypatch.setattr(scale_module, "time", clock(notes))
     return Loop(notes)
 
 
@@ -488,11 +483,7 @@ def test_slow_censuses_leave_the_program_time(slow: Loop) -> None:
 
 def test_slow_censuses_prove_the_leak_of_a_short_program(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes(seconds=1.5)
-    monkeypatch.setattr(
-        scale_module,
-        "time",
-        SimpleNamespace(perf_counter=lambda: notes.seconds, thread_time=lambda: notes.seconds),
-    )
+    monkeypatch.setattr(scale_module, "time", clock(notes))
     loop = Loop(notes)
     for mark in range(1, 41):  # four seconds of its own
         loop.notes.held = leaking(mark)
@@ -694,9 +685,8 @@ def test_looks_within_steps_are_few() -> None:
 
 def test_slow_looks_within_steps_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes(seconds=30)
-    clock = SimpleNamespace(perf_counter=lambda: notes.seconds, thread_time=lambda: notes.seconds)
-    monkeypatch.setattr(microbatch_module, "time", clock)
-    monkeypatch.setattr(scale_module, "time", clock)
+    for module in (microbatch_module, scale_module):
+        monkeypatch.setattr(module, "time", clock(notes))
     loop = Loop(notes)
     for _ in range(20):
         within(loop, range(20), [5] * 20)
@@ -764,6 +754,18 @@ def test_rates_are_those_without_pauses(makes_up: bool) -> None:
             loop.now_s += loop.notes.seconds - before
         loop.scheduler.main.end(loop.position, None)
     assert loop.notes.seconds >= 6
+    assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.1)}
+
+
+def test_what_is_freed_when_functions_return_is_no_doubt() -> None:
+    loop, served = Loop(), 0.0
+    for _ in range(400):
+        served += 0.5
+        loop.notes.held = leaking(round(served))
+        loop.time(0.05, cpu=round((100 + served) * MIB))
+    loop.time(1.4, cpu=100 * MIB)  # the mark that was due while all that was freed
+    loop.notes.held = nothing(0)
+    loop.scheduler.main.end(loop.position, None)
     assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.1)}
 
 

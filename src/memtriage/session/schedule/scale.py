@@ -105,6 +105,7 @@ class ScaleScheduler:
         self._asks_for_sites = False
         self._paused_s = self._spent_s = 0.0  # by censuses: wall time, and the processor's
         self._pauses = Pauses()
+        self._latest: tuple[float, Mapping[str, int]] = (0.0, {})
 
     @property
     def scale(self) -> Scale:
@@ -130,8 +131,12 @@ class ScaleScheduler:
             self._began, self._census_due = now, now + self._plan.unasked
         self._spacing, self._now = max(now - self._now, 1e-3), now
         self.marks += 1
+        at = now
+        if self.scale == "second":
+            # The last one may come when functions have returned: it tells nothing of what they were doing.
+            (at, values), self._latest = self._latest, (now, values)
         for name, value in values.items():
-            self.counters.setdefault(name, Counter(name)).add(now, value)
+            self.counters.setdefault(name, Counter(name)).add(at, value)
         if not censuses:
             return
         if self.marks >= self._estimate_at:
