@@ -94,6 +94,13 @@ GROWING: Final = (
         "and clear what grows in a value",
     ),
     GrowingPart(
+        "weakref",
+        frozenset({"weakref.finalize"}),
+        "a finalizer keeps its arguments until its object is gone, and that object lives on",
+        "register one finalizer for each object, not one at every step; give it no large arguments, and "
+        "call its detach() when it is not needed any more",
+    ),
+    GrowingPart(
         "transformers",
         frozenset({"transformers.cache_utils.Cache"}),
         "a cache of keys and values keeps those of every token that it was given",

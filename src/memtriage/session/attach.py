@@ -145,7 +145,7 @@ class Attached:
         """Return the holders that grew up to the last census, largest growth first."""
         return growths(
             self.history.growing(), _device_of, self.held.contradicts, None, now, self.held.confirms,
-            self.held.ended, self.held.rose, BY_TIME,
+            self.held.ended, self.held.rose, policy=BY_TIME,
         )  # fmt: skip
 
     def findings(self, now: float) -> list[Finding]:

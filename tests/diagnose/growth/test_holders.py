@@ -57,6 +57,7 @@ def judged(
         lambda name, rate: counter.confirms(rate),
         lambda name, rate: counter.ended(rate),
         lambda name, rate, start, end: counter.rose(rate, start, end),
+        lambda name, rate, since: counter.flat(rate, since),
     )
     return {in_words(each.holding.group.anchor): each for each in grown}
 
@@ -186,6 +187,17 @@ def test_what_may_have_stopped_at_the_end_needs_a_counter_that_rose_since(
     history = holders({at: {"cache": sizes["cache"]} if only else sizes for at, sizes in censuses.items()})
     counter = counter_of([round((10 * counted(at) + chance.randrange(3)) * MIB) for at in range(1, 40)])
     assert judged(history, counter, now=39)["cache"].proof.certainty == certainty
+
+
+@pytest.mark.parametrize("full_at", [180, 400])
+def test_a_counter_that_is_flat_before_the_end_says_that_a_cache_is_full(full_at: int) -> None:
+    """Each length of batch comes later than the one before and takes more; the last is the longest."""
+    chance = random.Random(0)
+    held = [min(at, full_at) // 6 * 2 for at in range(401)]
+    history = holders({at: {"masks": held[at]} for at in (60, 68, 84, 110)})
+    history.add(point(400, group("masks", held[400] * MIB, held[400], token=hash("masks"))), between=False)
+    counter = counter_of([round((100 + size + chance.random() / 4) * MIB) for size in held[1:]])
+    assert ("masks" in judged(history, counter, now=400)) is (full_at == 400)
 
 
 @pytest.mark.parametrize(("later", "rate"), [(1.0, MIB), (3.0, 2 * MIB)])

@@ -71,6 +71,11 @@ class Counter:
         growth = self.estimate()
         return growth.until is not None and growth.rate >= rate
 
+    def flat(self, rate: float, since: float) -> bool:
+        """Whether it surely rises by less than so many bytes per position since a position."""
+        growth = estimate(self.track.points().since(since), self.policy)
+        return growth.state == "flat" and growth.high < rate
+
     def contradicts(self, rate: float, since: float) -> bool:
         """Whether it shows that nothing has grown by `rate` bytes per position since a position.
 
@@ -107,6 +112,11 @@ class Counters(dict[str, Counter]):
         """As `Counter.ended`."""
         counter = self.get(name)
         return counter is not None and counter.ended(rate)
+
+    def flat(self, name: str, rate: float, since: float) -> bool:
+        """As `Counter.flat`."""
+        counter = self.get(name)
+        return counter is not None and counter.flat(rate, since)
 
     def rose(self, name: str, rate: float, start: float, end: float) -> bool:
         """As `Counter.rose`."""

@@ -23,6 +23,10 @@ Rose = Callable[[str, float, float, float], bool]
 """Given a counter's name, a rate in bytes per position and two positions: whether that counter rose between
 them by at least half as much."""
 
+Flat = Callable[[str, float, float], bool]
+"""Given a counter's name, a rate in bytes per position and a position: whether that counter surely rises by
+less than that since then."""
+
 
 @dataclass(frozen=True, slots=True)
 class HolderPolicy:
@@ -202,6 +206,7 @@ def growths(
     confirms: Confirms = lambda counter, rate: False,
     ended: Confirms = lambda counter, rate: False,
     rose: Rose = lambda counter, rate, start, end: False,
+    flat: Flat = lambda counter, rate, since: False,
     policy: ProofPolicy = POLICY,
 ) -> list[HolderGrowth]:
     """Judge holders, largest growth first; what a counter contradicts is left out.
@@ -217,6 +222,7 @@ def growths(
             holders are proven to have, growth that was not seen for long may have stopped.
         ended: whether a counter grew and has stopped.
         rose: whether a counter rose over a stretch in which a holder may have stopped.
+        flat: whether a counter has stopped growing between the last two censuses, if the last was at the end.
         policy: thresholds of proof.
     """
     growing = []
@@ -242,7 +248,10 @@ def growths(
         growth = HolderGrowth(
             holding, proof, holding.lengthens, counter, last.entries > first.entries, multiply
         )
-        if proof.certainty is not None and not _stopped(growth, points, contradicts, now, ended, policy):
+        stopped = _stopped(growth, points, contradicts, now, ended, policy)
+        if not last.between and len(points) > 1:
+            stopped = stopped or _stopped_before_the_end(growth, points, now, flat, policy)
+        if proof.certainty is not None and not stopped:
             growing.append(growth)
     unseen = not_shown(growing, confirms)
     return _largest_first(_with_age(growing, unseen, now, ended, rose, policy))
@@ -421,6 +430,18 @@ def _stopped(
     rate = policy.contradicts * growth.proof.rate
     paused = now - growth.last >= longest or ended(growth.counter, rate)
     return paused and contradicts(growth.counter, rate, growth.last)
+
+
+def _stopped_before_the_end(
+    growth: HolderGrowth, points: Sequence[tuple[float, float]], now: float, flat: Flat, policy: ProofPolicy
+) -> bool:
+    """Whether its counter shows that what had its last census at the end grew in a part of the time before.
+
+    The counter is flat over the second half of that time, and for as long as earlier censuses are apart.
+    """
+    longest = max((b[0] - a[0] for a, b in pairwise(points[:-1])), default=0.0)
+    half = (now - points[-2][0]) / 2
+    return half >= longest and flat(growth.counter, policy.contradicts * growth.proof.rate, now - half)
 
 
 def _aged(

@@ -249,6 +249,7 @@ class ScaleScheduler:
             self.counters.confirms,
             self.counters.ended,
             self.counters.rose,
+            self.counters.flat,
             self._proof,
         )
         return at_counters_rate(growing, self.counters)
