@@ -335,6 +335,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "itertools.cycle keeps every item of its first round",
         ["while True: yield from loader"],
     ),
+    "finalizer": (
+        "import weakref\nclass Data: pass\ndata = Data()\n"
+        "def release(staging): pass\nfor step in range(3): weakref.finalize(data, release, T())",
+        "a finalizer keeps its arguments until its object is gone",
+        ["one finalizer for each object", "detach()"],
+    ),
     "queue": (
         "import queue\nclass Writer:\n    def __init__(self): self.pending = queue.Queue()\n"
         "writer = Writer()\nfor step in range(3): writer.pending.put((step, T()))",

@@ -53,7 +53,7 @@ PLANS: Final[Mapping[Scale, CensusPolicy]] = {
     # Where the first step comes after fewer backwards, steps are followed.
     "microbatch": CensusPolicy(first=8, unasked=8, gap=2),
     # Loading and building a model grow, too, and no census of that is of use.
-    "second": CensusPolicy(first=0.25, unasked=5.0, gap=0.15, always=1),
+    "second": CensusPolicy(first=0.25, unasked=5.0, gap=0.15, always=1, to_prove=5),
 }
 
 

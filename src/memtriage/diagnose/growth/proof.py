@@ -115,10 +115,25 @@ def prove(
     if grown < needed:
         reason = f"it grew over {grown} of {needed} intervals"
         return Proof("suspected", whole, grown, start, reason)
-    if min(rates) < policy.share * whole or rates[-1] < policy.slows * rates[0]:
+    if _is_uneven(rates, whole, policy) and _is_uneven(_rates(_evenly(points, needed)), whole, policy):
         reason = "it grows more and more slowly, or unevenly"
         return Proof("suspected", whole, grown, start, reason, uneven=True)
     return Proof("proven", whole, grown, start, stopped=_stopped(points[late:], sizes, policy))
+
+
+def _is_uneven(rates: Sequence[float], whole: float, policy: ProofPolicy) -> bool:
+    return min(rates) < policy.share * whole or rates[-1] < policy.slows * rates[0]
+
+
+def _evenly(points: Sequence[tuple[float, float]], intervals: int) -> list[tuple[float, float]]:
+    """Of many censuses, those that leave so many intervals of about one length: single rises decide nothing.
+
+    More censuses must not make a proof harder than fewer would.
+    """
+    (first, _), (last, _) = points[0], points[-1]
+    wanted = (first + number * (last - first) / intervals for number in range(intervals + 1))
+    nearest = {min(points, key=lambda point: abs(point[0] - place)) for place in wanted}
+    return sorted(nearest) if len(nearest) > intervals else list(points)
 
 
 def _rates(points: Sequence[tuple[float, float]]) -> list[float]:
