@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
-from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
+from memtriage.observe.stores import Store, forget_sources, making_line, pack_hook, storing_line
 from support.paths import attribute, item, items_of, local, of_module
 
 SELF = local("main", "me")
@@ -218,3 +218,27 @@ def test_a_source_is_read_anew_after_it_was_forgotten(tmp_path: Path) -> None:
     place(tmp_path, "\nseen.append(y)")
     forget_sources()
     assert storing_line(anchor, [file]) == Store(file, 2, "y")
+
+
+THREADS = (PathSegment(SegmentKind.THREAD, "Thread-*"), *local("run", "self"))
+FINALIZERS = (PathSegment(SegmentKind.CLASS, "weakref.finalize"), *attribute("_registry"), ANY_ITEM)
+
+
+@pytest.mark.parametrize(
+    ("source", "anchor", "line"),
+    [
+        ("t = threading.Timer(9, f, args=(batch,))\nt.start()", THREADS, 1),
+        ("from threading import Thread\nfor x in xs:\n    Thread(target=f, args=[x]).start()", THREADS, 3),
+        ("Thread(target=f)\nThread(target=g)", THREADS, None),
+        ("import weakref\nweakref.finalize(data, release, staging)", FINALIZERS, 2),
+        ("finalize(data, release)\nfinalize(data, release)", FINALIZERS, None),
+        ("Thread(target=f)", SELF, None),
+    ],
+)
+def test_the_call_that_makes_what_a_library_keeps(
+    tmp_path: Path, source: str, anchor: HolderPath, line: int | None
+) -> None:
+    file = tmp_path / "made.py"
+    file.write_text(source)
+    found = making_line(anchor, [str(file)])
+    assert (None if found is None else found.line) == line

@@ -28,7 +28,7 @@ from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
-from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
+from memtriage.observe.stores import Store, forget_sources, making_line, pack_hook, storing_line
 from memtriage.observe.tensors import is_shared, storage_facts
 
 
@@ -166,6 +166,8 @@ class GroupDetails:
             of_context = anchor[0].kind is SegmentKind.CONTEXT_VARIABLE
             files = program_files(graph) if of_context else facts.files
             store = storing_line(anchor, files, detail.allocated_at)
+            if store is None and not facts.files:
+                store = making_line(anchor, program_files(graph))
         if nodes and ANY_ITEM not in anchor and not (store is not None and store.itself):
             detail.carrier, carrying = self._carrier(anchor, nodes)
             store = carrying or store

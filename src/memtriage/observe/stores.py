@@ -32,6 +32,7 @@ _SETS: Final = frozenset(("register_buffer", "register_parameter", "add_module",
 _ADDS: Final = frozenset(("setattr", "register_parametrization"))
 """Functions and methods that store under a name that one of their first two arguments gives. Those of `_ADDS`
 may keep what was there before."""
+_THREADS: Final = frozenset(("Thread", "Timer"))
 _CONSTRUCTORS: Final = frozenset(("__init__", "__new__", "__post_init__"))
 _EMPTY: Final = frozenset(
     ("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "Queue")
@@ -143,6 +144,32 @@ def pack_hook(files: Sequence[str]) -> Store | None:
         if isinstance(node, ast.Call) and _name(node.func) == "saved_tensors_hooks" and node.args
     ]
     return hooks[0] if len(hooks) == 1 else None
+
+
+def making_line(anchor: HolderPath, files: Sequence[str]) -> Store | None:
+    """Find the one call of the program that makes what a library keeps; None where there are none or several.
+
+    That is a thread, or an object of the class that keeps something of each of its objects.
+
+    Args:
+        anchor: as for `storing_line`.
+        files: source files of the program.
+    """
+    root = anchor[0]
+    if root.kind is SegmentKind.THREAD:
+        names = _THREADS
+    elif root.kind is SegmentKind.CLASS:
+        names = frozenset({root.name.rpartition(".")[2]})
+    else:
+        return None
+    calls = [
+        Store(file, node.lineno, None)
+        for file in dict.fromkeys(files)
+        if (tree := _parsed(file)) is not None
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _name(node.func) in names
+    ]
+    return calls[0] if len(calls) == 1 else None
 
 
 def forget_sources() -> None:
