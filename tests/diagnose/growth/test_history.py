@@ -405,7 +405,7 @@ def test_what_another_path_leads_to_at_the_end_keeps_its_own(now: int, positions
     [
         (60, 12, True),
         (60, 11, True),  # something else of it is gone
-        (14, 12, False),  # no longer ago than two censuses are apart: it may be a pause
+        (20, 12, False),  # not three times as long ago as two censuses are apart: it may be a pause
         (60, 2, False),  # emptied after training
         (60, 0, False),
         (60, 60, False),

@@ -47,6 +47,8 @@ class HolderPolicy:
             where they are all that grows.
         accuracy: error of a rate, as part of it, that is no difference.
         far: positions between the last two censuses from which on both count for a rate.
+        over: longest distance of two censuses that saw growth, times so much: what kept no more for so long
+            at the end has stopped. Rises of which each interval saw one may be almost two of them apart.
     """
 
     data_least: int = 4096
@@ -59,6 +61,7 @@ class HolderPolicy:
     explains: tuple[float, float] = (0.7, 1.3)
     accuracy: float = 0.15
     far: int = 10
+    over: float = 3.0
 
 
 HOLDER_POLICY: Final = HolderPolicy()
@@ -425,7 +428,7 @@ def _stopped(
     """
     longest = max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
     unchanged = growth.holding.unchanged if isinstance(growth, HolderGrowth) else None
-    if unchanged is not None and unchanged - growth.last >= longest:
+    if unchanged is not None and unchanged - growth.last >= HOLDER_POLICY.over * longest:
         return True
     rate = policy.contradicts * growth.proof.rate
     paused = now - growth.last >= longest or ended(growth.counter, rate)
@@ -437,11 +440,12 @@ def _stopped_before_the_end(
 ) -> bool:
     """Whether its counter shows that what had its last census at the end grew in a part of the time before.
 
-    The counter is flat over the second half of that time, and for as long as earlier censuses are apart.
+    The counter is flat over the second half of that time, which is long enough for that.
     """
     longest = max((b[0] - a[0] for a, b in pairwise(points[:-1])), default=0.0)
     half = (now - points[-2][0]) / 2
-    return half >= longest and flat(growth.counter, policy.contradicts * growth.proof.rate, now - half)
+    enough = half >= HOLDER_POLICY.over * longest
+    return enough and flat(growth.counter, policy.contradicts * growth.proof.rate, now - half)
 
 
 def _aged(
