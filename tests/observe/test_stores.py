@@ -17,6 +17,7 @@ CLOSURE = (
 )
 DEFAULT = (PathSegment(SegmentKind.DEFAULT_ARGUMENT, "remember"), PathSegment(SegmentKind.VARIABLE, "store"))
 
+FAILED = PathSegment(SegmentKind.TRACEBACK, "__traceback__")
 STATE = (*SELF, *attribute("state"))
 H = of_module("train", "h")
 FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
@@ -32,6 +33,10 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
         "class Q:\n    def add(self, keys):\n        self.queue = torch.cat([keys, self.queue])  # here\n"
         "        if len(self.queue) > 9:\n            self.queue = self.queue[:9]",
         (*SELF, *attribute("queue")), "torch.cat([keys, self.queue])"),
+    "exception": (
+        "def forward(x):\n    h = layer(x)\n    raise Bad\ndef main():\n    skipped = []\n"
+        "    try: forward(x)\n    except Bad as error: skipped.append((step, error))  # here",
+        (*items_of("main", "skipped"), item("1"), FAILED, *local("forward", "h")), "(step, error)"),
     "key of a dict": (
         "episode = {'obs': [], 'act': []}\nepisode['obs'].append(o)\nepisode['act'].append(a)  # here",
         (*SELF, *attribute("episodes"), ANY_ITEM, item("'act'"), ANY_ITEM), "a"),

@@ -103,6 +103,10 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
     """
     if any(segment.kind is SegmentKind.LRU_CACHE for segment in anchor):
         return _definition(next(s.name for s in anchor if s.kind is SegmentKind.LRU_CACHE), files)
+    # What keeps the variables of functions that have failed is what keeps the exception.
+    kinds = [segment.kind for segment in anchor]
+    if SegmentKind.TRACEBACK in kinds[1:]:
+        anchor = anchor[: kinds.index(SegmentKind.TRACEBACK, 1)]
     files = list(dict.fromkeys(files))
     made: Store | None = None
     for holder in _containers(anchor, files):
