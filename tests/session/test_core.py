@@ -438,15 +438,15 @@ def time_marks(session: Session, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "scale", "per"),
+    ("train", "scale", "per", "points"),
     [
-        (lambda session: backwards(session, 14, steps=True), "step", "step"),
-        (lambda session: backwards(session, 14, steps=False), "microbatch", "step"),
-        (lambda session: time_marks(session, 14), "time", "second"),
+        (lambda session: backwards(session, 14, steps=True), "step", "step", 14),
+        (lambda session: backwards(session, 14, steps=False), "microbatch", "step", 14),
+        (lambda session: time_marks(session, 14), "time", "second", 13),  # not the last
     ],
 )
 def test_flat_counter_is_judged_on_the_programs_scale(
-    session: Session, monkeypatch: pytest.MonkeyPatch, train: Any, scale: str, per: str
+    session: Session, monkeypatch: pytest.MonkeyPatch, train: Any, scale: str, per: str, points: int
 ) -> None:
     readings = [Reading("cpu", 5 << 20, 9 << 20)]
     monkeypatch.setattr(CounterReader, "read", lambda reader, within_step: readings)
@@ -454,7 +454,7 @@ def test_flat_counter_is_judged_on_the_programs_scale(
     train(session)
     session.finish()
     (judged,) = session.judged.values()
-    assert (judged.scale, judged.points, judged.reason) == (scale, 14, None)
+    assert (judged.scale, judged.points, judged.reason) == (scale, points, None)
     assert judged.detection_limit is not None and judged.detection_limit.per == per
     assert session.verdict == lines(session, "end")[0]["verdict"] == "clean"
 
