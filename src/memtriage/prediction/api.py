@@ -173,7 +173,7 @@ def _prediction_of(
         seconds=time.perf_counter() - begun,
         notes=[
             *traced_program.notes,
-            *_higher_before(counters, highest),
+            *_higher_before(counters, highest, traced_program.compile_trials or 0),
             *([_TRIES] if traced_program.cudnn_tries else []),
             *(
                 []
@@ -188,10 +188,13 @@ def _prediction_of(
     )
 
 
-def _higher_before(counters: list[StepCounters], settled: StepCounters) -> list[str]:
-    """A line on a step before the settled ones that allocates more than they do."""
+def _higher_before(counters: list[StepCounters], settled: StepCounters, trials: int) -> list[str]:
+    """A line on a step before the settled ones that allocates more than they do, without trials of kernels.
+
+    These have a row of their own.
+    """
     number, step = max(enumerate(counters, 1), key=lambda pair: pair[1].peak_allocated, default=(0, settled))
-    if step.peak_allocated <= _MUCH_MORE * settled.peak_allocated:
+    if step.peak_allocated <= _MUCH_MORE * settled.peak_allocated + trials:
         return []
     return [
         f"step {number} allocates {size(step.peak_allocated)} at its peak, more than the settled steps "
