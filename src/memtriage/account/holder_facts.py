@@ -47,6 +47,8 @@ def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
                 classes[f"{module_of(klass)}.{qualified_name_of(klass)}"] = None
         files.update(dict.fromkeys(_files_of(obj)))
         if graph.parents[at] < 0 and graph.root_names[at]:
+            if issubclass(type(obj), type):  # a class that keeps something of its objects
+                classes[graph.root_names[at]] = None
             files.update(dict.fromkeys(_file_of_module(_module_of_root(graph.root_names[at], obj))))
         at = graph.parents[at]
     origin = CodeOrigin()

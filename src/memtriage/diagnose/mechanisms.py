@@ -334,14 +334,8 @@ def _optimizer_grows(held: Held) -> MechanismText:
     )
 
 
-def _classes(held: Held) -> tuple[str, ...]:
-    """Return the classes that it may belong to a library by: one of them may be the holder itself."""
-    root = held.anchor[0]
-    return (*held.classes, root.name) if root.kind is SegmentKind.CLASS else held.classes
-
-
 def _part_of_library(held: Held) -> MechanismText:
-    part = growing_part(_classes(held))
+    part = growing_part(held.classes)
     assert part is not None
     grows = "gets longer" if held.lengthens else f"gets new {'entries' if held.ordinary else 'tensors'}"
     return MechanismText(f"{in_words(_subject(held))} {grows}: {part.why}", part.fix)
@@ -529,7 +523,7 @@ _RULES: tuple[MechanismRule, ...] = (
     (lambda h: has(h.anchor, SegmentKind.GARBAGE_CYCLE), _garbage),
     (lambda h: h.known is not None and not h.attached, _known_holder),
     (lambda h: h.packs_itself, _pack_hook),
-    (lambda h: h.lengthens and growing_part(_classes(h)) is None, _lengthening),
+    (lambda h: h.lengthens and growing_part(h.classes) is None, _lengthening),
     (lambda h: h.shared and not h.attached, _shared_batches),
     (_carries_graph, _gradient_graph),
     (lambda h: _on_context(h) and _only_native(h), _context_cycle),
@@ -546,7 +540,7 @@ _RULES: tuple[MechanismRule, ...] = (
     (_is_unseen, _only_unseen),
     (lambda h: h.collected is not None and not h.attached, _collected),
     (lambda h: _never_differentiated(h) and _is_carried(h), _never_backward),
-    (lambda h: growing_part(_classes(h)) is not None, _part_of_library),
+    (lambda h: growing_part(h.classes) is not None, _part_of_library),
     (lambda h: h.attached and h.anchor_owner == "buffer" and _is_carried(h), _buffer_with_graph),
     (_in_optimizer, _optimizer_grows),
     (_never_differentiated, _never_backward),
