@@ -249,7 +249,6 @@ def measure(folder: Path) -> None:
     dist.init_process_group("nccl", device_id=device)
     kind = os.environ["PARALLEL_KIND"]
     _, _, step = build(device)
-    torch.cuda.empty_cache()
     steps = []
     for _ in range(STEPS):
         torch.cuda.reset_peak_memory_stats()

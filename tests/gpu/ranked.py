@@ -114,7 +114,6 @@ def measure(folder: Path) -> None:
     torch.cuda.empty_cache()
     dist.init_process_group("nccl")
     _, _, step = build(device)
-    torch.cuda.empty_cache()
     found["outside"]["after build"] = outside()
     found["steps"] = []
     for _ in range(STEPS):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from memtriage.prediction import data_dependent, shapes
 from memtriage.prediction.compiled.entry import Compiler
 from memtriage.prediction.distributed.broadcasts import BROADCAST, Broadcasts
-from memtriage.prediction.distributed.collectives import Collectives
+from memtriage.prediction.distributed.collectives import WAITED_FOR_LATER, Collectives
 from memtriage.prediction.engine import ADD, adds_in_place, held_alone, references_to_first
 from memtriage.prediction.fake_cuda.composites import Composites
 from memtriage.prediction.fake_cuda.python_kernels import PythonKernels
@@ -161,6 +161,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             self.lifetimes.over()
         if operator.collective:
             return self._collectives.answer(func, args, kwargs)
+        if operator.name == WAITED_FOR_LATER:
+            return args[0]
         if operator.composite and torch.is_inference_mode_enabled():
             composite = self._composites.get(func, func.decompose)
             if composite is not None:

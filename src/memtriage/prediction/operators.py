@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+FUNCTIONAL_COLLECTIVES: Final = "_c10d_functional"
+"""Namespace of collectives that return what they make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def facts(func: Any) -> Operator:
         has_device=any(argument.name == "device" for argument in schema.arguments),
         composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         collective=schema.name.startswith("c10d::"),
-        communicates=schema.name.startswith(("c10d::", "_c10d_functional")),
+        communicates=schema.name.startswith(("c10d::", FUNCTIONAL_COLLECTIVES)),
     )
 
 

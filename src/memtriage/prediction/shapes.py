@@ -34,6 +34,31 @@ def _layer_norm_backward(*args: Any) -> Any:
     return tuple(None if gradient is None else gradient.contiguous() for gradient in made)
 
 
+def _fused_rms_norm(
+    source: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None, eps: float | None
+) -> Any:
+    """`_fused_rms_norm_cuda`, which has no meta kernel."""
+    rows = [*source.shape[: source.dim() - len(normalized_shape)], *[1] * len(normalized_shape)]
+    output = torch.empty_like(source, memory_format=torch.contiguous_format)
+    return output, source.new_empty(rows, dtype=torch.promote_types(source.dtype, torch.float32))
+
+
+def _fused_rms_norm_backward(
+    gradient: torch.Tensor,
+    source: torch.Tensor,
+    normalized_shape: list[int],
+    deviation: torch.Tensor,
+    weight: torch.Tensor | None,
+    wanted: list[bool],
+) -> Any:
+    """`_fused_rms_norm_backward_cuda`, which has no meta kernel."""
+    like = (source, weight)
+    return tuple(
+        None if each is None or not want else torch.empty_like(each)
+        for each, want in zip(like, wanted, strict=True)
+    )
+
+
 def _written_in_place(*args: Any, **kwargs: Any) -> None:
     """An optimizer's fused step without a meta kernel: it allocates nothing."""
 
@@ -61,6 +86,8 @@ RULES: Final[dict[Any, Any]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten._grouped_mm.default: _grouped_mm,
+    aten._fused_rms_norm.default: _fused_rms_norm,
+    aten._fused_rms_norm_backward.default: _fused_rms_norm_backward,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._fused_sgd_.default: _written_in_place,
     aten._fused_sgd_.tensor_lr: _written_in_place,

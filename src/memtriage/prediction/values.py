@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from memtriage.prediction.operators import mapped
+from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, mapped, tensors_in
 
 aten: Final = torch.ops.aten
 
@@ -109,7 +109,11 @@ class KnownValues:
                 drawn = _call(func, real_args, real_kwargs)
                 self._generator.set_state(torch.get_rng_state())
             return drawn
-        return _call(func, real_args, real_kwargs)
+        result = _call(func, real_args, real_kwargs)
+        if func.namespace == FUNCTIONAL_COLLECTIVES:
+            for tensor in tensors_in(result):
+                torch.ops._c10d_functional.wait_tensor(tensor)
+        return result
 
 
 class _ValueReader:

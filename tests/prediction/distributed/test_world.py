@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
     FullyShardedDataParallel,
@@ -21,6 +22,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel, parallelize_module
 
 import memtriage
 from memtriage.cli import app
@@ -129,6 +132,27 @@ def test_fsdp2_gathers_and_reduces_on_streams_of_their_own():
     assert all(
         block.stream == DEFAULT_STREAM for block in prediction.recording.blocks if block.op == "aten::mm"
     )
+
+
+def test_a_norm_by_sequence_keeps_its_own_rows_and_a_gathered_result_is_one_block():
+    rows = 256
+
+    def build(device):
+        mesh = init_device_mesh("cuda", (RANKS,))
+        model = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)).to(device)
+        split = ColwiseParallel(input_layouts=Shard(0))
+        parallelize_module(model, mesh, {"0": SequenceParallel(sequence_dim=0), "1": split})
+
+        def step():
+            model(torch.randn(rows // RANKS, WIDTH, device=device)).sum().backward()
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    blocks = traced(build, steps=1).recording.blocks
+    statistics = [block.size for block in blocks if block.op == "aten::_fused_rms_norm"]
+    assert statistics == [rows // RANKS * WIDTH * 4, rows // RANKS * 4]  # normed; one number for each row
+    gathered = [block.op for block in blocks if block.size == rows * WIDTH * 4 and block.phase == "forward"]
+    assert gathered == ["_c10d_functional::all_gather_into_tensor"]
 
 
 @settings(max_examples=12, deadline=None)

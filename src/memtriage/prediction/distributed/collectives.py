@@ -16,6 +16,9 @@ _FLATTENED: Final = {"c10d::allgather_": 0, "c10d::reduce_scatter_": 1}
 """Collectives between one tensor and a list of them, by the position of the list: NCCL wants it as one
 tensor, into which it is copied where all are of one size (`newLikeFlat` in ProcessGroupNCCL.cpp)."""
 
+WAITED_FOR_LATER: Final = "_c10d_functional::_wrap_tensor_autograd"
+"""Wraps a functional collective's result, which is waited for at its first use: no memory of its own. A trace
+uses the result itself, as a compiler does."""
 
 HOLDS_UNTIL_STEP: int | float = math.inf
 """What the reducer puts into earlier steps is held; 0 for a watchdog that always looks in time."""

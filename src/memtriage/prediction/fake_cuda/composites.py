@@ -149,7 +149,7 @@ class Composites:
         """`rms_norm` (layer_norm.cpp): fused where the weight has the type of the input."""
         same = weight is None or weight.dtype is input.dtype
         if same and self._version >= FUSED_RMS_NORM_SINCE and not input.is_complex():
-            return _FusedRmsNorm.apply(input, normalized_shape, weight)
+            return _FusedRmsNorm.apply(input, normalized_shape, weight, eps)
         return aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
 
     def _cell_by_cell(self, overload: Any) -> Callable[..., Any]:
@@ -306,21 +306,29 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
 
 
 class _FusedRmsNorm(torch.autograd.Function):  # type: ignore[misc]
-    """CUDA's `_fused_rms_norm` and its gradient, which a build without CUDA breaks up."""
+    """CUDA's `_fused_rms_norm` and its gradient (derivatives.yaml): whole: a build without CUDA would break
+    it up, and a DTensor runs it on its shards."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None
+        ctx: Any,
+        input: torch.Tensor,
+        normalized_shape: list[int],
+        weight: torch.Tensor | None,
+        eps: float | None,
     ) -> Any:
-        rows = [*input.shape[: input.dim() - len(normalized_shape)], *[1] * len(normalized_shape)]
-        output = torch.empty_like(input, memory_format=torch.contiguous_format)
-        deviation = torch.empty(rows, dtype=torch.float32, device=input.device)
+        with torch._C._AutoDispatchBelowAutograd():
+            output, deviation = aten._fused_rms_norm.default(input, normalized_shape, weight, eps)
         ctx.save_for_backward(input, weight, deviation)
+        ctx.normalized_shape = normalized_shape
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        input, weight, _ = ctx.saved_tensors
-        of_input = torch.empty_like(input) if ctx.needs_input_grad[0] else None
-        of_weight = torch.empty_like(weight) if weight is not None and ctx.needs_input_grad[2] else None
-        return of_input, None, of_weight
+        input, weight, deviation = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[2]]
+        with torch._C._AutoDispatchBelowAutograd():
+            of_input, of_weight = aten._fused_rms_norm_backward.default(
+                gradient, input, ctx.normalized_shape, deviation, weight, wanted
+            )
+        return of_input, None, of_weight, None

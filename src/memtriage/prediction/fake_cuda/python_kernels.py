@@ -12,9 +12,8 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.fake_cuda.tensors import addresses_refused
+from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES
 
-_COLLECTIVES: Final = "_c10d_functional"
-"""Namespace of collectives: their kernels wrap results that are waited for, and compute nothing."""
 _KEYS: Final = ("CUDA", "CompositeExplicitAutograd")
 """Where kernels for a GPU are registered, the more special one first."""
 
@@ -44,7 +43,7 @@ class PythonKernels:
 
 def _key(func: Any) -> Any:
     """The dispatch key of the kernel for a GPU that was registered from Python; None without one."""
-    if func.namespace.startswith(_COLLECTIVES):
+    if func.namespace.startswith(FUNCTIONAL_COLLECTIVES):  # they wrap what is waited for, and compute nothing
         return None
     name = func.name().replace("::", "/", 1)
     registered = torch.library._impls

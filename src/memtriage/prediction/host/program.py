@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memtriage.prediction.distributed.collectives import WAITED_FOR_LATER
 from memtriage.prediction.fake_cuda.tensors import CPU, META, as_device, kernel, parts, true_device
 from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.host import checkpoints, loaders
@@ -18,7 +19,7 @@ from memtriage.prediction.host.safetensors_files import safetensors_followed
 from memtriage.prediction.host.torch_files import TorchFiles
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
-from memtriage.prediction.operators import Operator, tensors_in
+from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, Operator, tensors_in
 
 PARAMETER: Final = "parameter"
 _COPIED: Final = ("allgather", "all_gather", "reduce_scatter")
@@ -50,14 +51,14 @@ class HostNotes:
             self.memory.free(self._sent)
             self._sent = None
         name = func._schema.name
-        if name.endswith("wait_tensor"):
+        if name.endswith(("wait_tensor", WAITED_FOR_LATER)):
             return
         self.memory.meet()
         if not any(kind in name for kind in _COPIED):
             return
         of_host = (sum(tensor.nbytes for tensor in tensors_in(arg) if _of_host(tensor)) for arg in args)
         size = max(of_host, default=0)
-        if name.startswith("_c10d_functional"):
+        if name.startswith(FUNCTIONAL_COLLECTIVES):
             size *= _group_size(args) if "gather" in name else 1
         self._sent = self.memory.allocate(size, COMMUNICATION)
         waits = [
