@@ -1,7 +1,8 @@
 """A Llama in two parts, by tensor, by pipeline stage or by sequence: a build function, and what measures it.
 
 The environment variable PARALLEL_KIND names the way: `tp` (DTensor, with sequence parallel), `pp` (1F1B, four
-micro-batches), `gpipe`, `cp` (context parallel), `fsdp1` or `selective` (FSDP2, selective checkpointing).
+micro-batches), `gpipe`, `cp` (context parallel), `fsdp1` (bf16), `fsdp1-offload`, `selective` (FSDP2, selective
+checkpointing), or `zero1` to `zero3` (DeepSpeed).
 
     parallel.py measure FOLDER              under torchrun: each rank writes KIND-RANK.json there
     parallel.py predict RANK                prints what is predicted for that rank, as JSON
@@ -199,15 +200,19 @@ def build_cp(device: Any) -> Any:
     return model, optimizer, step
 
 
-def build_fsdp1(device: Any) -> Any:
-    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+def build_fsdp1(device: Any, offload: bool = False) -> Any:
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     with torch.device(device):
         model = Llama()
     half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     wrapped = FullyShardedDataParallel(
-        model, auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=half, use_orig_params=True
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        mixed_precision=half,
+        use_orig_params=True,
+        cpu_offload=CPUOffload(offload_params=offload),
     )
     return trained(wrapped, device)
 
@@ -229,13 +234,36 @@ def build_selective(device: Any) -> Any:
     return trained(fully_shard(model), device)
 
 
+def build_zero(device: Any, stage: int) -> Any:
+    import deepspeed
+
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
+        "zero_optimization": {"stage": stage},
+    }
+    with torch.device(device):
+        model = Llama()
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+
+    def step() -> None:
+        ids = torch.randint(0, WORDS, (BATCH, LENGTH), device=device)
+        engine.backward(loss_of(engine(ids), ids))
+        engine.step()
+
+    return model, engine.optimizer.optimizer, step
+
+
 BUILDS = {
     "tp": build_tp,
     "pp": build_pp,
     "gpipe": functools.partial(build_pp, schedule_name="ScheduleGPipe"),
     "cp": build_cp,
     "fsdp1": build_fsdp1,
+    "fsdp1-offload": functools.partial(build_fsdp1, offload=True),
     "selective": build_selective,
+    **{f"zero{stage}": functools.partial(build_zero, stage=stage) for stage in (1, 2, 3)},
 }
 
 

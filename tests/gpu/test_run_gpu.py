@@ -281,3 +281,58 @@ def test_growing_fragmentation_is_named_with_its_cure(tmp_path: Path, longer: st
         assert course.startswith("reserved rose from")
         assert "main(): kept[*]" in pinned
         assert re.search(r"at the end of step \d+ would move .* in \d+ storages", compaction)
+
+
+LONG_BATCH = """
+    import random
+
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader, Dataset
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    draw = random.Random(0)
+
+    class Texts(Dataset):
+        def __init__(self):
+            self.lengths = [draw.randint(64, 400) for _ in range(640)]
+            self.lengths[LONGEST] = 1000
+
+        def __len__(self):
+            return len(self.lengths)
+
+        def __getitem__(self, index):
+            return torch.zeros(self.lengths[index], dtype=torch.int64)
+
+    def padded(texts):
+        return pad_sequence(texts, batch_first=True)
+
+    def main():
+        torch.cuda.set_per_process_memory_fraction(LIMIT / torch.cuda.get_device_properties(0).total_memory)
+        model = GPT2LMHeadModel(GPT2Config(n_layer=4)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        for step, ids in enumerate(DataLoader(Texts(), batch_size=8, collate_fn=padded)):
+            if step == STEPS:
+                break
+            ids = ids.cuda()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    main()
+"""
+
+
+@pytest.mark.parametrize(("gib", "dies"), [(6, True), (24, False)])
+def test_the_longest_batch_is_reported_before_it_comes_and_only_if_it_will_not_fit(
+    tmp_path: Path, gib: int, dies: bool
+) -> None:
+    longest, batch = 500, 8
+    source = LONG_BATCH.replace("LIMIT", str(gib << 30)).replace("LONGEST", str(longest))
+    early = run(tmp_path, source.replace("STEPS", "40"))
+    found = [finding for finding in early["findings"] if finding["kind"] == "out_of_memory"]
+    assert [finding["projection"]["step"] for finding in found] == [longest // batch + 1] * dies
+    whole = run(tmp_path, source.replace("STEPS", "80"), expect=int(dies))
+    assert (whole["verdict"] == "out_of_memory") is dies
+    assert whole["steps"] == (longest // batch if dies else 80)
