@@ -1,8 +1,8 @@
 """A Llama in two parts, by tensor, by pipeline stage or by sequence: a build function, and what measures it.
 
 The environment variable PARALLEL_KIND names the way: `tp` (DTensor, with sequence parallel), `pp` (1F1B, four
-micro-batches), `gpipe`, `cp` (context parallel), `fsdp1` (bf16), `fsdp1-offload`, `selective` (FSDP2, selective
-checkpointing), or `zero1` to `zero3` (DeepSpeed).
+micro-batches), `gpipe`, `cp` (context parallel), `fsdp1` (bf16), `fsdp1-offload`, `selective` (FSDP2 with
+selective checkpointing), or `zero1` to `zero3` (DeepSpeed).
 
     parallel.py measure FOLDER              under torchrun: each rank writes KIND-RANK.json there
     parallel.py predict RANK                prints what is predicted for that rank, as JSON
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import peaks
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -277,18 +278,7 @@ def measure(folder: Path) -> None:
     dist.init_process_group("nccl", device_id=device)
     kind = os.environ["PARALLEL_KIND"]
     _, _, step = build(device)
-    steps = []
-    for _ in range(STEPS):
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        steps.append(
-            {
-                "peak_allocated": torch.cuda.max_memory_allocated(),
-                "peak_reserved": torch.cuda.max_memory_reserved(),
-                "end_allocated": torch.cuda.memory_allocated(),
-            }
-        )
+    steps = peaks.measured(step, STEPS)
     rank = dist.get_rank()
     (folder / f"{kind}-{rank}.json").write_text(json.dumps(steps))
     dist.barrier()
@@ -301,18 +291,7 @@ def predict(rank: int) -> None:
     prediction = memtriage.predict(
         build, steps=STEPS, gpu="h100", world_size=RANKS, rank=rank, torch_version="2.11.0"
     )
-    print(
-        json.dumps(
-            [
-                {
-                    "peak_allocated": step.peak_allocated,
-                    "peak_reserved": step.peak_reserved,
-                    "end_allocated": step.end_allocated,
-                }
-                for step in prediction.steps
-            ]
-        )
-    )
+    print(json.dumps(peaks.predicted(prediction)))
 
 
 def compare(folder: Path, kinds: list[str]) -> None:
@@ -331,15 +310,8 @@ def compare(folder: Path, kinds: list[str]) -> None:
                 print(f"{kind} rank {rank} failed: {failed[0][-3000:]}", flush=True)
                 continue
             steps = json.loads((folder / f"{kind}-{rank}.json").read_text())
-            for number, (promised, found) in enumerate(
-                zip(json.loads(prediction.result()[1].splitlines()[-1]), steps, strict=True), 1
-            ):
-                peaks = ", ".join(
-                    f"{name} {promised[name]:,} predicted, {found[name]:,} measured "
-                    f"({promised[name] / found[name] - 1:+.2%})"
-                    for name in ("peak_allocated", "peak_reserved")
-                )
-                print(f"{kind} rank {rank} step {number}: {peaks}", flush=True)
+            promised = json.loads(prediction.result()[1].splitlines()[-1])
+            peaks.print_differences(f"{kind} rank {rank}", promised, steps)
 
 
 def _run(kind: str, *command: str) -> tuple[int, str]:
