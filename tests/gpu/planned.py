@@ -28,6 +28,11 @@ from memtriage.planning.search import LadderSearch
 from memtriage.prediction.gpu_kinds import machine
 
 GPU = "h200"
+ON_REQUEST = {
+    "pointwise_chains": frozenset({"torch.compile"}),
+    "budgeted_blocks": frozenset({"torch.compile", "activation budget"}),
+}
+"""Rungs that are tried for a workload only when asked for."""
 TRAINED_STEPS = 3
 
 
@@ -70,6 +75,27 @@ def micro_batch(device, micro_batch=64):
 
 def narrow_blocks(device):
     return training(Blocks(1024, 8, torch.bfloat16), device, (64, 512, 1024), torch.bfloat16)
+
+
+class Gated(nn.Module):
+    """Products between chains of operators that are cheap to compute again."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + functional.softplus(torch.tanh(functional.silu(layer(x)) * x) + 1).sqrt()
+        return x
+
+
+def pointwise_chains(device):
+    return training(Gated(2048), device, (32768, 2048))
+
+
+def budgeted_blocks(device):
+    return narrow_blocks(device)
 
 
 def wide_layers(device):
@@ -135,6 +161,8 @@ WORKLOADS = {
     for each in (
         micro_batch,
         narrow_blocks,
+        pointwise_chains,
+        budgeted_blocks,
         wide_layers,
         kept_gradients,
         single_precision,
@@ -150,7 +178,7 @@ def make_plan(name, budget, path):
     room = int(budget * (1 - MARGIN)) - kind.outside
     evaluator = Evaluator(WORKLOADS[name], kind, parse_version(None), "", STEPS, room)
     facts = evaluator.facts()
-    found = LadderSearch(evaluator, ladder("", world_size=1), frozenset()).run(facts)
+    found = LadderSearch(evaluator, ladder("", world_size=1), ON_REQUEST.get(name, frozenset())).run(facts)
     cheaper = found.cheaper or ()
     path.write_bytes(
         pickle.dumps(
