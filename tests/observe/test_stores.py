@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
-from memtriage.observe.stores import Store, forget_sources, making_line, pack_hook, storing_line
+from memtriage.observe.store_statements import Store
+from memtriage.observe.stores import forget_sources, making_line, pack_hook, storing_line
 from support.paths import attribute, item, items_of, local, of_module
 
 SELF = local("main", "me")

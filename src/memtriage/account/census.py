@@ -14,7 +14,7 @@ from typing import Any
 
 from memtriage.account.group_details import GroupDetails, LineNamer, SiteOf
 from memtriage.account.held import HeldStorage, anchors_of_nodes, held_storages, holding_object
-from memtriage.account.holder_facts import holder_facts, program_files
+from memtriage.account.holder_facts import holder_facts, store_of
 from memtriage.account.holder_index import HolderIndex
 from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.paths import PathNamer
@@ -24,7 +24,7 @@ from memtriage.observe.autograd import created
 from memtriage.observe.heap import HeapWalk
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.identity import Identities, module_namespaces
-from memtriage.observe.stores import making_line, storing_line
+from memtriage.observe.stores import storing_line
 from memtriage.observe.tensors import end_bytes, is_pinned, is_shared, plain
 from memtriage.process.stdlib import time
 
@@ -147,9 +147,7 @@ class CensusView:
         """
         path = (*self._namer.path(position).anchor, ANY_ITEM)
         files = holder_facts(self._graph, position).files
-        store = storing_line(path, files, allocated_at)
-        if store is None and not files:
-            store = making_line(path, program_files(self._graph))
+        store = store_of(path, files, allocated_at)
         return None if store is None else named([(store.filename, store.line)])
 
     def stored_array(self, position: int, named: LineNamer) -> tuple[HolderPath, str | None]:

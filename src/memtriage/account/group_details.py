@@ -17,6 +17,7 @@ from memtriage.account.holder_facts import (
     leads_to,
     packs_itself,
     program_files,
+    store_of,
 )
 from memtriage.account.holder_index import HolderIndex
 from memtriage.account.owners import module_of_nodes
@@ -28,7 +29,8 @@ from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
-from memtriage.observe.stores import Store, forget_sources, making_line, pack_hook, storing_line
+from memtriage.observe.store_statements import Store
+from memtriage.observe.stores import forget_sources, pack_hook, storing_line
 from memtriage.observe.tensors import is_shared, storage_facts
 
 
@@ -160,14 +162,12 @@ class GroupDetails:
         if self._named is None:
             return
         if native:
-            store = pack_hook(program_files(graph)) if detail.packs_itself else None
+            store = pack_hook(program_files()) if detail.packs_itself else None
         else:
             # Nothing of the program leads to a context variable.
             of_context = anchor[0].kind is SegmentKind.CONTEXT_VARIABLE
-            files = program_files(graph) if of_context else facts.files
-            store = storing_line(anchor, files, detail.allocated_at)
-            if store is None and not facts.files:
-                store = making_line(anchor, program_files(graph))
+            files = program_files() if of_context else facts.files
+            store = store_of(anchor, files, detail.allocated_at)
         if nodes and ANY_ITEM not in anchor and not (store is not None and store.itself):
             detail.carrier, carrying = self._carrier(anchor, nodes)
             store = carrying or store

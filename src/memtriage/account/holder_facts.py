@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from memtriage.model.paths import HolderPath
 from memtriage.observe.classes import bases_of, instance_dict, module_of, name_of, qualified_name_of
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import MODULE, NODE, OPTIMIZER, TENSOR, FrameLocals
 from memtriage.observe.origin import CodeOrigin
+from memtriage.observe.store_statements import Store
+from memtriage.observe.stores import making_line, storing_line
 from memtriage.observe.tensors import plain
 
 _NODES_ASKED = 200
@@ -55,7 +58,17 @@ def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
     return HolderFacts(list(classes), [file for file in files if origin.is_user_file(file)])
 
 
-def program_files(graph: HeapGraph) -> list[str]:
+def store_of(anchor: HolderPath, files: Sequence[str], allocated: str | None = None) -> Store | None:
+    """Return the statement that stores into a holder, or the call that makes what a library keeps.
+
+    Args:
+        anchor, allocated: as for `storing_line`.
+        files: source files that the holder leads to; without any, those of the whole program count.
+    """
+    return storing_line(anchor, files, allocated) if files else making_line(anchor, program_files())
+
+
+def program_files() -> list[str]:
     """Return the source files of the program's own modules."""
     origin = CodeOrigin()
     files = dict.fromkeys(file for name in list(sys.modules) for file in _file_of_module(name))

@@ -1,0 +1,365 @@
+"""Statements of a source file that store under a name.
+
+These are `append` and the like, functions such as `heapq.heappush`, assignments to an item, an attribute or
+the variable, updates in place, `setattr` and `register_buffer`. Another name that a function gives the
+container (`store = self.seen`) counts as its own, and so does a call of a function that returns it. What only
+makes an empty container, or takes a part of what is there, is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from memtriage.model.paths import PathSegment, SegmentKind
+
+_GROWS: Final = frozenset(
+    ("append", "appendleft", "extend", "extendleft", "insert")
+    + ("add", "update", "put", "put_nowait", "setdefault")
+)
+_FILLS: Final = frozenset(("heappush", "insort", "insort_left", "insort_right"))
+"""Functions that add their second argument to the list that is their first."""
+_SETS: Final = frozenset(("register_buffer", "register_parameter", "add_module", "register_module"))
+_ADDS: Final = frozenset(("setattr", "register_parametrization"))
+"""Functions and methods that store under a name that one of their first two arguments gives. Those of `_ADDS`
+may keep what was there before."""
+_CONSTRUCTORS: Final = frozenset(("__init__", "__new__", "__post_init__"))
+_EMPTY: Final = frozenset(
+    ("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "Queue")
+)
+_VARIABLES: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.CONTEXT_VARIABLE))
+_LONGEST: Final = 60
+"""Characters of a stored value that a sentence can show."""
+_LARGEST: Final = 2_000_000
+"""Bytes of source that are parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A statement that stores.
+
+    Attributes:
+        filename, line: where it is.
+        value: source of what it stores; None where it is long, or no single expression.
+        itself: the value is made of what was stored before (`params = step(params)`).
+        constructs: it gives a new object its attribute.
+    """
+
+    filename: str
+    line: int
+    value: str | None
+    itself: bool = False
+    constructs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTarget:
+    """What a statement must store into.
+
+    Attributes:
+        segment: the last name of the holder path.
+        before: the name before it; None where there is none.
+        function: of whose variables it is one; None where it is no variable of a function.
+        shared: other functions refer to the variable too.
+        module: it is a variable of a module.
+        inside: it is a container of a library, and what the path names is inside: only what adds counts.
+        getters: functions of the file that return it.
+        aliases: other names that the function around a statement gives it.
+    """
+
+    segment: PathSegment
+    before: PathSegment | None
+    function: str | None
+    shared: bool
+    module: bool
+    inside: bool = False
+    getters: frozenset[str] = frozenset()
+    aliases: frozenset[str] = frozenset()
+
+
+@lru_cache(maxsize=16)
+def parsed(filename: str) -> ast.Module | None:
+    """Return what a file says; None where it cannot be read or is too large."""
+    try:
+        source = Path(filename).read_bytes()
+        return ast.parse(source) if len(source) <= _LARGEST else None
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def stores_into(filename: str, target: StoreTarget) -> Iterator[tuple[int, Store]]:
+    """(0 for what adds or 1 for what replaces, the statement) of each that stores into the target."""
+    tree = parsed(filename)
+    if tree is None:
+        return
+    target = replace(target, getters=frozenset(_getters(tree, target)))
+    aliases: dict[ast.AST, frozenset[str]] = {}
+    for functions, node in _with_functions(tree, ()):
+        if not _in_scope(functions, target):
+            continue
+        around = functions[-1] if functions else tree
+        if around not in aliases:
+            aliases[around] = frozenset(_aliases(around, target))
+        for rank, value in _stored_by(node, replace(target, aliases=aliases[around])):
+            if isinstance(value, ast.Subscript) and _matches(value.value, target):
+                continue  # a part of what is there
+            itself = value is not None and _carries(value, target, around)
+            line = getattr(node, "lineno", 0)
+            itself = itself and not _begins_anew(tree, line, target)
+            constructs = getattr(around, "name", None) in _CONSTRUCTORS
+            yield (0 if itself else rank), Store(filename, line, short_source(value), itself, constructs)
+
+
+def _getters(tree: ast.AST, target: StoreTarget) -> Iterator[str]:
+    """Yield the names of functions that return the target, and nothing else."""
+    for functions, node in _with_functions(tree, ()):
+        if isinstance(node, ast.FunctionDef) and _in_scope((*functions, node), target):
+            returned = [each.value for each in _own_nodes(node) if isinstance(each, ast.Return)]
+            if returned and all(_matches(value, target) for value in returned):
+                yield node.name
+
+
+def _aliases(function: ast.AST, target: StoreTarget) -> Iterator[str]:
+    """Yield other names that a function gives the target, or what `setdefault` returns of it."""
+    for node in _own_nodes(function):
+        if isinstance(node, ast.Assign) and (
+            _matches(node.value, target) or (_is_default(node.value) and _holds_in(node.value, target))
+        ):
+            yield from (part.id for part in node.targets if isinstance(part, ast.Name))
+
+
+def _carries(value: ast.AST, target: StoreTarget, function: ast.AST) -> bool:
+    """Whether a value is made of the target: of an attribute also by way of variables of the function.
+
+    Variables are not followed to a variable: a loss depends on the loss before, by way of the gradients.
+    """
+    if any(_matches(each, target) for each in ast.walk(value)):
+        return True
+    if target.segment.kind in _VARIABLES:
+        return False
+    made = [node for node in _own_nodes(function) if isinstance(node, ast.Assign)]
+    names, followed = _names(value), set[str]()
+    while names:
+        name = names.pop()
+        followed.add(name)
+        for node in made:
+            assigned = (part for destination in node.targets for part in _parts(destination))
+            if any(isinstance(part, ast.Name) and part.id == name for part in assigned):
+                if any(_matches(each, target) for each in ast.walk(node.value)):
+                    return True
+                names |= _names(node.value) - followed
+    return False
+
+
+def _names(value: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+
+
+def _begins_anew(tree: ast.AST, line: int, target: StoreTarget) -> bool:
+    """Whether the loop around a line gives the target a value of its own in each iteration."""
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+    ]
+    if not loops:
+        return False
+    loop = max(loops, key=lambda node: node.lineno)
+    if not isinstance(loop, ast.While) and any(_matches(part, target) for part in _parts(loop.target)):
+        return True
+    return any(
+        any(_matches(part, target) for destination in node.targets for part in _parts(destination))
+        and not any(_matches(each, target) for each in ast.walk(node.value))
+        for statement in loop.body
+        for node in [statement, *_own_nodes(statement)]
+        if isinstance(node, ast.Assign) and node.lineno < line
+    )
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def _with_functions(
+    node: ast.AST, functions: tuple[_Function, ...]
+) -> Iterator[tuple[tuple[_Function, ...], ast.AST]]:
+    """Every node below one, with the functions around it, outermost first."""
+    for child in ast.iter_child_nodes(node):
+        yield functions, child
+        inside = (*functions, child) if isinstance(child, _Function) else functions
+        yield from _with_functions(child, inside)
+
+
+def _in_scope(functions: tuple[_Function, ...], target: StoreTarget) -> bool:
+    """Whether the target's variable goes by its name there."""
+    if target.segment.kind not in _VARIABLES:
+        return True
+    name = target.segment.name
+    names = [getattr(function, "name", "<lambda>") for function in functions]
+    if target.module:
+        return not any(_binds(function, name) for function in functions)
+    if target.function is None:
+        return False
+    if target.function in names:
+        inner = functions[names.index(target.function) + 1 :]
+        return not any(_binds(function, name) for function in inner)
+    # A variable of the function around the one that the path names.
+    return target.shared and bool(functions) and _binds(functions[-1], name)
+
+
+def _binds(function: _Function, name: str) -> bool:
+    """Whether a name is a variable of the function itself."""
+    arguments = function.args
+    parameters = [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]
+    if any(argument is not None and argument.arg == name for argument in parameters):
+        return True
+    if isinstance(function, ast.Lambda):
+        return False
+    bound = False
+    for node in _own_nodes(function):
+        if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
+            return False
+        bound = bound or (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+    return bound
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, _Function):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _stored_by(node: ast.AST, target: StoreTarget) -> Iterator[tuple[int, ast.expr | None]]:
+    """(0 for what adds or 1 for what replaces, the value) for each store into the target by a node."""
+    if isinstance(node, ast.Call):
+        yield from _stored_by_call(node, target)
+    elif isinstance(node, ast.AugAssign) and not target.inside:
+        if _matches(node.target, target) or _holds_in(node.target, target):
+            yield 0, node.value
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for each in (part for destination in targets for part in _parts(destination)):
+            if _matches(each, target):
+                if not (target.inside or _is_empty(node.value)):
+                    yield 1, node.value
+            elif isinstance(each, ast.Subscript) and _holds_in(each, target):
+                yield 0, node.value
+
+
+def _stored_by_call(node: ast.Call, target: StoreTarget) -> Iterator[tuple[int, ast.expr | None]]:
+    name, values = called(node.func), node.args
+    if isinstance(node.func, ast.Attribute):
+        held = node.func.value
+        if name in _GROWS and values and (_matches(held, target) or _holds_in(held, target)):
+            if name != "setdefault" or not _is_empty(values[-1]):
+                yield 0, values[-1]
+        elif name.endswith("_") and not (name.endswith("__") or target.inside) and _matches(held, target):
+            yield 0, None
+    if name in _FILLS and len(values) > 1 and (_matches(values[0], target) or _holds_in(values[0], target)):
+        yield 0, values[1]
+    registers = name in _SETS | _ADDS and target.segment.kind is SegmentKind.ATTRIBUTE and len(values) > 1
+    if registers and any(_text(value) == target.segment.name for value in values[:2]):
+        yield (0 if "*" in target.segment.name or name in _ADDS else 1), values[-1]
+
+
+def _parts(target: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for elt in target.elts:
+            yield from _parts(elt)
+    else:
+        yield target.value if isinstance(target, ast.Starred) else target
+
+
+def _matches(node: ast.AST | None, target: StoreTarget) -> bool:
+    """Whether an expression goes by the target's name."""
+    segment = target.segment
+    if isinstance(node, ast.Call) and called(node.func) in target.getters:
+        return True
+    if segment.kind in _VARIABLES:
+        return isinstance(node, ast.Name) and node.id == segment.name
+    if segment.kind is SegmentKind.ITEM:
+        return isinstance(node, ast.Subscript) and _is_key(node.slice, segment.name)
+    return isinstance(node, ast.Attribute) and node.attr == segment.name
+
+
+def _is_key(key: ast.expr, name: str) -> bool:
+    return isinstance(key, ast.Constant) and repr(key.value) == name
+
+
+def _container(node: ast.expr) -> ast.expr:
+    """`x` of `x[key]`, `x[a][b]` and `x.setdefault(key, [])`."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("setdefault", "get")
+        ):
+            node = node.func.value
+        else:
+            return node
+
+
+def _holds_in(node: ast.expr, target: StoreTarget) -> bool:
+    """Whether an expression is the target under another name, or a container inside it."""
+    container = _container(node)
+    is_alias = isinstance(container, ast.Name) and container.id in target.aliases
+    return is_alias or (container is not node and _matches(container, target))
+
+
+def _is_default(value: ast.expr) -> bool:
+    """Whether a value is `x.setdefault(key, ...)`."""
+    return isinstance(value, ast.Call) and called(value.func) == "setdefault"
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """Whether a value is a constant or a container without entries."""
+    if isinstance(value, ast.Constant):
+        return True
+    if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return all(_is_empty(entry) for entry in value.values)
+    return isinstance(value, ast.Call) and called(value.func) in _EMPTY and not any(map(_holds, value.args))
+
+
+def _holds(value: ast.expr) -> bool:
+    return not isinstance(value, (ast.Name, ast.Lambda)) and not _is_empty(value)
+
+
+def called(function: ast.expr) -> str:
+    """Return the name of a function or method; "" where it has none."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _text(value: ast.expr) -> str | None:
+    """A string's text, with numbers and what an f-string puts in as `*`."""
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return value.value
+    if isinstance(value, ast.JoinedStr):
+        parts = (str(p.value) if isinstance(p, ast.Constant) else "*" for p in value.values)
+        return re.sub(r"[\d*]+", "*", "".join(parts))
+    return None
+
+
+def short_source(value: ast.expr | None) -> str | None:
+    """Return the source of an expression that a sentence can show."""
+    if value is None:
+        return None
+    text = ast.unparse(value)
+    return text if len(text) <= _LONGEST and "\n" not in text else None
