@@ -1,8 +1,9 @@
 """A Llama in two parts, by tensor, by pipeline stage or by sequence: a build function, and what measures it.
 
 The environment variable PARALLEL_KIND names the way: `tp` (DTensor, with sequence parallel), `pp` (1F1B, four
-micro-batches), `gpipe`, `cp` (context parallel), `fsdp1` (bf16), `fsdp1-offload`, `selective` (FSDP2 with
-selective checkpointing), or `zero1` to `zero3` (DeepSpeed).
+micro-batches), `fsdp-tp` and `pp-fsdp` (both with FSDP2, on four GPUs), `gpipe`, `cp` (context parallel),
+`fsdp1` (bf16), `fsdp1-offload`, `selective` (FSDP2 with selective checkpointing), or `zero1` to `zero3`
+(DeepSpeed).
 
     parallel.py measure FOLDER              under torchrun: each rank writes KIND-RANK.json there
     parallel.py predict RANK                prints what is predicted for that rank, as JSON
@@ -31,7 +32,8 @@ WIDTH, FEED, HEADS, LAYERS, WORDS = 2048, 5632, 16, 8, 32000
 BATCH, LENGTH = 4, 2048
 MICRO_BATCHES = 4
 STEPS = 3
-RANKS = 2
+PARTS = 2
+"""Into which tensors, stages or sequences are split."""
 AT_A_TIME = 3
 """Kinds that share the GPUs: each takes up to 20 GiB."""
 
@@ -105,9 +107,8 @@ def build_tp(device: Any) -> Any:
         parallelize_module,
     )
 
-    mesh = init_device_mesh("cuda", (RANKS,), mesh_dim_names=("tp",))
-    with torch.device(device):
-        model = Llama().to(torch.bfloat16)
+    mesh = init_device_mesh("cuda", (dist.get_world_size() // PARTS, PARTS), mesh_dim_names=("dp", "tp"))
+    model, sharded, mesh = _llama(device), mesh["dp"], mesh["tp"]
     parallelize_module(
         model,
         mesh,
@@ -136,7 +137,23 @@ def build_tp(device: Any) -> Any:
                 "feed.down": RowwiseParallel(output_layouts=Shard(1)),
             },
         )
-    return trained(model, device)
+    return trained(_sharded(model, sharded), device)
+
+
+def _llama(device: Any, **parts: bool) -> Llama:
+    with torch.device(device):
+        return Llama(**parts).to(torch.bfloat16)
+
+
+def _sharded(model: Llama, mesh: Any) -> nn.Module:
+    """FSDP2 along a mesh of more than one rank."""
+    from torch.distributed.fsdp import fully_shard
+
+    if mesh.size() == 1:
+        return model
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def trained(model: nn.Module, device: Any) -> Any:
@@ -155,15 +172,18 @@ def build_pp(device: Any, schedule_name: str = "Schedule1F1B") -> Any:
     from torch.distributed import pipelining
     from torch.distributed.pipelining import PipelineStage
 
-    rank = dist.get_rank()
-    with torch.device(device):
-        model = Llama(first=rank == 0, last=rank == RANKS - 1).to(torch.bfloat16)
+    mesh = init_device_mesh("cuda", (PARTS, dist.get_world_size() // PARTS), mesh_dim_names=("pp", "dp"))
+    rank = mesh["pp"].get_local_rank()
+    model = _sharded(_llama(device, first=rank == 0, last=rank == PARTS - 1), mesh["dp"])
     # Given, as the stages would otherwise ask each other at run time.
     ids = torch.empty(BATCH, LENGTH // 2, dtype=torch.int64, device="meta")
     hidden = torch.empty(BATCH, LENGTH // 2, WIDTH, dtype=torch.bfloat16, device="meta", requires_grad=True)
     logits = torch.empty(BATCH, LENGTH // 2, WORDS, dtype=torch.bfloat16, device="meta")
     given, returned = (ids, hidden) if rank == 0 else (hidden, logits)
-    stage = PipelineStage(model, rank, RANKS, device, input_args=(given,), output_args=(returned,))
+    group = mesh["pp"].get_group()
+    stage = PipelineStage(
+        model, rank, PARTS, device, input_args=(given,), output_args=(returned,), group=group
+    )
     schedule = getattr(pipelining, schedule_name)(stage, n_microbatches=MICRO_BATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -183,13 +203,13 @@ def build_cp(device: Any) -> Any:
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    mesh = init_device_mesh("cuda", (RANKS,), mesh_dim_names=("cp",))
+    mesh = init_device_mesh("cuda", (PARTS,), mesh_dim_names=("cp",))
     with torch.device(device):
         model = Llama().to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
-        ids = torch.randint(0, WORDS, (BATCH, LENGTH * RANKS), device=device)
+        ids = torch.randint(0, WORDS, (BATCH, LENGTH * PARTS), device=device)
         with (
             context_parallel(mesh, buffers=[ids], buffer_seq_dims=[1]),
             sdpa_kernel(SDPBackend.FLASH_ATTENTION),
@@ -258,7 +278,9 @@ def build_zero(device: Any, stage: int) -> Any:
 
 BUILDS = {
     "tp": build_tp,
+    "fsdp-tp": build_tp,
     "pp": build_pp,
+    "pp-fsdp": build_pp,
     "gpipe": functools.partial(build_pp, schedule_name="ScheduleGPipe"),
     "cp": build_cp,
     "fsdp1": build_fsdp1,
@@ -266,6 +288,13 @@ BUILDS = {
     "selective": build_selective,
     **{f"zero{stage}": functools.partial(build_zero, stage=stage) for stage in (1, 2, 3)},
 }
+
+RANKS = {"fsdp-tp": 2 * PARTS, "pp-fsdp": 2 * PARTS}
+"""Of the kinds with a mesh of two dimensions; the others have as many as parts."""
+
+
+def ranks_of(kind: str) -> int:
+    return RANKS.get(kind, PARTS)
 
 
 def build(device: Any) -> Any:
@@ -289,20 +318,29 @@ def predict(rank: int) -> None:
     import memtriage
 
     prediction = memtriage.predict(
-        build, steps=STEPS, gpu="h100", world_size=RANKS, rank=rank, torch_version="2.11.0"
+        build,
+        steps=STEPS,
+        gpu="h100",
+        world_size=ranks_of(os.environ["PARALLEL_KIND"]),
+        rank=rank,
+        torch_version="2.11.0",
     )
     print(json.dumps(peaks.predicted(prediction)))
 
 
 def compare(folder: Path, kinds: list[str]) -> None:
     """Measure some kinds at a time, predict all meanwhile, and print a line for each rank and step."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--standalone"]
-    with ThreadPoolExecutor(AT_A_TIME) as gpus, ThreadPoolExecutor(len(kinds) * RANKS) as cores:
-        real = {kind: gpus.submit(_run, kind, *launcher, __file__, "measure", str(folder)) for kind in kinds}
+    kinds = [kind for kind in kinds if ranks_of(kind) <= torch.cuda.device_count()]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    with ThreadPoolExecutor(AT_A_TIME) as gpus, ThreadPoolExecutor(4 * len(kinds)) as cores:
+        real = {
+            kind: gpus.submit(_run, kind, *launcher, str(ranks_of(kind)), __file__, "measure", str(folder))
+            for kind in kinds
+        }
         predicted = {
             (kind, rank): cores.submit(_run, kind, __file__, "predict", str(rank))
             for kind in kinds
-            for rank in range(RANKS)
+            for rank in range(ranks_of(kind))
         }
         for (kind, rank), prediction in predicted.items():
             failed = [text for status, text in (real[kind].result(), prediction.result()) if status]
