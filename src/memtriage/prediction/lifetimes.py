@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ class TracedBlock:
         recorded: whether autograd was recording when it was made.
         owner: a fixed owner (workspace), or None: inferred from what it becomes.
         stream: number of the stream that was current.
+        state_of: number of the optimizer that made it as one of its states; None for none. Those that make
+            them apart from the rest of their step are counted from 0, by their first steps.
     """
 
     size: int
@@ -44,6 +47,7 @@ class TracedBlock:
     recorded: bool
     owner: str | None = None
     stream: int = DEFAULT_STREAM
+    state_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Lifetimes:
         phase, step: where the program is.
         stream: number of the current stream.
         owner: the owner of what is allocated now, where it is fixed; None: inferred from what it becomes.
+        state_of: number of the optimizer that makes its states now; None while none does.
         live: bytes asked for and not freed.
         highest: the most that `live` has been.
         over: called before each operator that makes a tensor from or on the device, once the last step is
@@ -132,6 +137,7 @@ class Lifetimes:
         self.step = -1
         self.stream = DEFAULT_STREAM
         self.owner: str | None = None
+        self.state_of: int | None = None
         self._used_beside: set[int] = set()
         self.freed: Callable[[int], None] = lambda identity: None
         self.allocated: Callable[[int], None] = lambda block: None
@@ -207,6 +213,15 @@ class Lifetimes:
         if stream in self._used_beside and self._open:
             self.recording.uses.append(StreamUse(len(self.recording.events), stream, None))
 
+    @contextmanager
+    def states_of(self, optimizer: int) -> Iterator[None]:
+        """What is allocated inside are states of this optimizer."""
+        self.state_of = optimizer
+        try:
+            yield
+        finally:
+            self.state_of = None
+
     def cache_emptied(self) -> None:
         """`torch.cuda.empty_cache()` was called."""
         self.recording.releases.append(len(self.recording.events))
@@ -219,7 +234,9 @@ class Lifetimes:
         block = len(self.recording.blocks)
         if not block:
             self.begun()
-        self.recording.blocks.append(TracedBlock(size, op, self.phase, self._grad_on(), owner, self.stream))
+        self.recording.blocks.append(
+            TracedBlock(size, op, self.phase, self._grad_on(), owner, self.stream, self.state_of)
+        )
         if size and self._open:
             self.recording.events.append(LifetimeEvent(block, size))
             self.live += size

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from memtriage.allocator.requests import RequestLog, Requests, StepRequests
 from memtriage.prediction.lifetimes import AllocationTrace
 from memtriage.prediction.simulate import Replay, step_starts
 from memtriage.prediction.trace import Trace
 
 
-def requests_of(trace: Trace, device_memory: int) -> Requests:
+def requests_of(
+    trace: Trace, device_memory: int, pools: Mapping[int, int] = MappingProxyType({})
+) -> Requests:
     """What a traced program asks for large blocks of the default stream.
 
     Args:
         device_memory: bytes of the device.
+        pools: as in `Replay`: what is made there is not among the requests.
     """
     recording = trace.recording
     log = RequestLog(trace.settings)
-    replay = Replay(recording, trace.settings, device_memory, hook=log)
+    replay = Replay(recording, trace.settings, device_memory, hook=log, pools=pools)
     starts = [*step_starts(recording, trace.steps), len(recording.events)]
     releases = iter([*recording.releases, len(recording.events) + 1])
     release = next(releases)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 from typing import Final
 
 from memtriage.allocator.blocks import SimBlock
@@ -12,6 +13,7 @@ from memtriage.allocator.events import Hook
 from memtriage.allocator.priming import Blocks, prime
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.simulator import Simulator
+from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.prediction.lifetimes import FREE, AllocationTrace
 
 
@@ -32,6 +34,8 @@ class Replay:
         limit: bytes that the process may reserve; None for no limit.
         hook: called with every event of the allocator.
         primed: sizes of the blocks that are allocated and freed first.
+        pools: by number of an optimizer (`TracedBlock.state_of`), the size of the block that a pool for its
+            states is primed with.
 
     Attributes:
         simulator: the allocator.
@@ -47,7 +51,9 @@ class Replay:
         limit: int | None = None,
         hook: Hook | None = None,
         primed: Blocks = (),
+        pools: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
+        self._pools = pools
         self.simulator = Simulator(settings, device_memory=device_memory, limit=limit, hook=hook)
         prime(self.simulator, primed)
         self.position = self.peak = self.peak_event = 0
@@ -73,10 +79,21 @@ class Replay:
             if event.size == FREE:
                 simulator.free(live.pop(event.block))
             else:
-                live[event.block] = simulator.malloc(event.size, recording.blocks[event.block].stream)
+                block = recording.blocks[event.block]
+                pool = self._pool(block.state_of) if block.state_of in self._pools else DEFAULT_POOL
+                live[event.block] = simulator.malloc(event.size, block.stream, pool)
                 if simulator.allocated > self.peak:
                     self.peak, self.peak_event = simulator.allocated, self.position
             self.position += 1
+
+    def _pool(self, optimizer: int | None) -> tuple[int, int]:
+        """The pool for its states, primed where it is new. Nobody uses it for anything else."""
+        assert optimizer is not None, "only optimizers have such pools"
+        pool = (0, optimizer + 1)
+        if pool not in self.simulator.pools():
+            self.simulator.free(self.simulator.malloc(self._pools[optimizer], pool=pool))
+            self.simulator.release_pool(pool)
+        return pool
 
     def settle(self) -> None:
         """Do what comes before the next event: emptied caches, uses by other streams."""
@@ -163,17 +180,19 @@ def replay(
     steps: int,
     limit: int | None = None,
     primed: Blocks = (),
+    pools: Mapping[int, int] = MappingProxyType({}),
 ) -> list[StepCounters]:
     """The counters of each step of a recording.
 
     Args:
         limit: bytes that the process may reserve; None for no limit.
         primed: sizes of the blocks that are allocated and freed first.
+        pools: as in `Replay`.
 
     Raises:
         memtriage.allocator.events.OutOfMemory: the limit is too small, even after the cache was flushed.
     """
-    fed = Replay(recording, settings, device_memory, limit, primed=primed)
+    fed = Replay(recording, settings, device_memory, limit, primed=primed, pools=pools)
     simulator = fed.simulator
     begins = step_starts(recording, steps)
     counters: list[StepCounters] = []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.observe.hooks import TrainingHooks
+from memtriage.observe.states import StateMaking, parameter_bytes
 from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.build import EXPECTED, Build, BuildError, Built, check_built, check_done, failure
 from memtriage.prediction.compiled.entry import Compiler
@@ -59,6 +61,7 @@ class Trace:
         convolves: whether there were convolutions.
         compile_trials: bytes that trials of kernels held at once; None where nothing was compiled or tried.
         host: the host's timeline; None unless asked for.
+        optimizers: bytes of the parameters of those that `TracedBlock.state_of` counts.
     """
 
     recording: AllocationTrace
@@ -76,6 +79,7 @@ class Trace:
     convolves: bool = False
     compile_trials: int | None = None
     host: HostTrace | None = None
+    optimizers: list[int] = field(default_factory=list)
 
 
 class BuildFunction(TracedProgram):
@@ -172,6 +176,13 @@ def trace(
     if progress is not None:
         watch.progress = progress
     hooks = TrainingHooks(watch)
+    optimizers: list[int] = []
+
+    def states_begin(optimizer: Any) -> Callable[[], AbstractContextManager[None]]:
+        optimizers.append(parameter_bytes(optimizer))
+        return partial(lifetimes.states_of, len(optimizers) - 1)
+
+    states = StateMaking(states_begin, lambda: None)
     memory = HostMemory() if host else None
     imports = Imports()
     allocator = LiveReplay(lifetimes.recording, lambda: conf.use()[1], machine.memory)
@@ -194,6 +205,8 @@ def trace(
         stack.enter_context(autocast.cache_kept())
         stack.callback(hooks.remove)
         hooks.install()
+        stack.callback(states.remove)
+        states.install()
         if memory is not None:
             watch.host = memory
             interpreter.host = HostNotes(memory)
@@ -234,4 +247,5 @@ def trace(
         convolves=scratch.convolved,
         compile_trials=compile_trials,
         host=None if memory is None else memory.trace,
+        optimizers=optimizers,
     )
