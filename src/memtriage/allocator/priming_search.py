@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -38,6 +38,7 @@ class PrimingPolicy:
     Attributes:
         requests: how many requests are simulated at most while searching: a million take about a second.
         more_requests: how many under each of the other settings.
+        pool_requests: how many with pools.
         patience: after so many without a better choice the search ends.
         near: a choice that reserves at most this share more than is alive at the peak is good enough.
         grid: sizes of a single block that are tried first, as fractions of the peak.
@@ -46,20 +47,24 @@ class PrimingPolicy:
         horizon: steps of the trace that a choice must pass; issue reports of fragmentation speak of tens.
         tolerance: by this share a choice may be worse than none on a perturbed trace.
         least_gain: blocks that save less of what is reserved do not help.
-        settings_gain: other settings that save less than that beyond blocks do not help. They also act on
-            memory that was not predicted, such as workspaces of libraries.
+        settings_gain: other settings or pools that save less than that beyond blocks do not help. Settings
+            also act on memory that was not predicted, such as workspaces of libraries.
         workspace: size of a workspace at the peak of each step of a program with convolutions, as a part of
             the peak. With it a choice must not be worse than none without it: a U-Net that was primed
             reserved 4 % more than predicted.
         shares: lengths of other batches, as shares of the longest.
         kept: blocks of an evaluation that are alive at the same time.
-        searched_under: circumstances under which each choice is tried; its worst outcome counts.
+        searched_under: circumstances under which each choice is tried; the first is as predicted.
+        predicted: how much what is reserved as predicted counts; what is reserved under the other
+            circumstances shares the rest.
+        excess: how much each byte counts by which a trial is worse than without blocks.
         checked_under: those that each choice better than all before must pass.
         warmest: by how much worse a choice the search may go on from, as a share, at its beginning.
     """
 
     requests: int = 60_000_000
     more_requests: int = 8_000_000
+    pool_requests: int = 30_000_000
     patience: int = 20_000_000
     near: float = 0.004
     grid: int = 140
@@ -79,6 +84,8 @@ class PrimingPolicy:
         Circumstance(2, 20 * MIB),
         Circumstance(unpredicted=4 * MIB),
     )
+    predicted: float = 0.6
+    excess: float = 1.0
     checked_under: tuple[Circumstance, ...] = (
         Circumstance(),
         Circumstance(unpredicted=8 * MIB),
@@ -93,6 +100,8 @@ class PrimingPolicy:
 POLICY: Final = PrimingPolicy()
 BRIEF: Final = PrimingPolicy(requests=1_000_000, patience=400_000, grid=40)
 """A search of a second or two: a recording may have a million requests, and a plan has many programs."""
+POOLS: Final = "states in pools"
+"""The name of what is tried with pools."""
 _SEED: Final = 0
 """A search gives the same blocks each time."""
 
@@ -106,6 +115,19 @@ class CheckedTrace:
     after: int
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A program of which a part is made in pools of its own.
+
+    Attributes:
+        requests: the rest.
+        pools: bytes of the pools: they count from the beginning.
+    """
+
+    requests: Requests
+    pools: int
+
+
 @dataclass(slots=True)
 class PrimingChoice:
     """What a search found.
@@ -113,14 +135,16 @@ class PrimingChoice:
     Attributes:
         blocks: to allocate and free; empty where nothing helps.
         settings: the name of the other settings that they are for; empty for the program's own.
+        apart: whether they are for a part of the program, with pools for the rest.
         checks: the traces that it was checked on.
-        tried: what the best blocks come to under the program's settings (without a name) and under the
-            others; where none pass the checks, `after` is that of the program as it is.
+        tried: what the best blocks come to under the program's settings (without a name), under the others
+            and with `POOLS`; where none pass the checks, `after` is that of the program as it is.
         rejected: choices that were better on the trace itself, but failed a check.
     """
 
     blocks: Blocks = ()
     settings: str = ""
+    apart: bool = False
     checks: list[CheckedTrace] = field(default_factory=list)
     tried: list[CheckedTrace] = field(default_factory=list)
     rejected: int = 0
@@ -131,6 +155,7 @@ def choose(
     settings: AllocatorSettings,
     policy: PrimingPolicy = POLICY,
     others: Mapping[str, AllocatorSettings] = MappingProxyType({}),
+    apart: Apart | None = None,
 ) -> PrimingChoice:
     """The blocks that help most, checked on traces like this one; none where nothing helps.
 
@@ -140,30 +165,55 @@ def choose(
         policy: how much is tried.
         others: settings that the blocks may be chosen for instead, by name. They are tried in their order as
             long as memory does not pack closely.
+        apart: the same with pools, which are tried after that, under the program's settings.
     """
     checks = _checks(requests, policy)
     trial = PackingTrial(_unlimited(settings))
     for check in checks:
         against = check.requests if check.against is None else check.against
         check.before = trial.run(against, (), under=check.under) or 0
-    searched = compressed(_searched(requests, policy).all())
-    before = trial.run(searched, ()) or 0
+    cases = _cases(requests, policy)
+    for case in cases:
+        case.before = trial.run(case.requests, (), under=case.under) or 0
     best = PrimingChoice()
     tried: list[CheckedTrace] = []
-    for name, each in {"": settings, **others}.items():
-        search = _BlockSearch(searched, _unlimited(each), policy, checks, before)
+
+    def search(name: str, found_by: _BlockSearch, most: int) -> bool:
+        """Keep what it finds if that is better by enough; returns whether nothing else need be tried."""
+        nonlocal best
         if name:
-            search.try_no_blocks()
-        found = search.run(policy.more_requests if name else policy.requests)
-        found.settings = name
+            found_by.try_no_blocks()
+        found = found_by.run(most)
         after = found.checks[0].after
-        tried.append(CheckedTrace(name, search.without_blocks(), after))
+        tried.append(CheckedTrace(name, found_by.without_blocks(), after))
         if not name or after < best.checks[0].after - policy.settings_gain * checks[0].before:
             best = found
-        if search.packs_closely:
-            break
+            best.settings, best.apart = ("", True) if name == POOLS else (name, False)
+        return found_by.packs_closely or after - found_by.peak < policy.settings_gain * checks[0].before
+
+    enough = False
+    for name, each in {"": settings, **others}.items():
+        if not enough:
+            most = policy.more_requests if name else policy.requests
+            enough = search(name, _BlockSearch(cases, _unlimited(each), policy, checks), most)
+    if apart is not None and not enough:
+        rest = _BlockSearch(
+            _as_before(_cases(apart.requests, policy), cases),
+            _unlimited(settings),
+            policy,
+            _as_before(_checks(apart.requests, policy), checks),
+            apart.pools,
+        )
+        search(POOLS, rest, policy.pool_requests)
     best.tried = tried
     return best
+
+
+def _as_before(parts: list[_Traced], whole: Sequence[_Traced]) -> list[_Traced]:
+    """Traces of a part of a program, compared with the whole program without blocks."""
+    for part, each in zip(parts, whole, strict=True):
+        part.before = each.before
+    return parts
 
 
 def _unlimited(settings: AllocatorSettings) -> AllocatorSettings:
@@ -217,6 +267,45 @@ def _checks(requests: Requests, policy: PrimingPolicy) -> list[_Check]:
     return checks
 
 
+@dataclass(slots=True)
+class _TriedTrace:
+    """A trace that each choice is tried on.
+
+    Attributes:
+        weight: how much what is reserved counts.
+        before: bytes of segments that this makes without blocks, under the program's settings.
+    """
+
+    requests: list[Request]
+    under: Circumstance = field(default_factory=Circumstance)
+    weight: float = 0.0
+    before: int = 0
+
+
+def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
+    """What each choice is tried on; first the program as predicted.
+
+    With shorter batches and in another order a choice must only not be worse. A search that did not look at
+    them found choices that none of its checks let pass.
+    """
+    searched = _searched(requests, policy)
+    own = compressed(searched.all())
+    first, *others = policy.searched_under
+    cases = [_TriedTrace(own, first, policy.predicted if others else 1.0)]
+    cases += [_TriedTrace(own, under, (1 - policy.predicted) / len(others)) for under in others]
+    if len(requests.steps) < 2:
+        return cases
+    other = reordered(requests, _SEED)
+    if other is not None:
+        cases.append(_TriedTrace(compressed(other.all())))
+    few = repeated(requests, 2 * policy.searched_steps)
+    cases.append(_TriedTrace(compressed(shortened(few, policy.shares).all())))
+    return cases
+
+
+_Traced = TypeVar("_Traced", _TriedTrace, _Check)
+
+
 class _BlockSearch:
     """Single blocks of many sizes first; then several, changed at random from the best.
 
@@ -225,38 +314,42 @@ class _BlockSearch:
     it does not, the search still continues from it, and checks all that it finds there.
 
     Args:
-        requests: what is searched, compressed.
+        cases: what choices are tried on.
         settings: under which.
         checks: what a choice must pass.
-        before: bytes of segments of what is searched, without blocks under the program's settings.
+        pools: bytes of segments that count in addition.
     """
 
     def __init__(
         self,
-        requests: list[Request],
+        cases: Sequence[_TriedTrace],
         settings: AllocatorSettings,
         policy: PrimingPolicy,
         checks: Sequence[_Check],
-        before: int,
+        pools: int = 0,
     ) -> None:
+        self._pools = pools
         self._trial = PackingTrial(settings)
-        self._requests = requests
-        self._before = before
-        self._peak = peak_live(requests)
+        self._cases = list(cases)
+        self._peak = peak_live(cases[0].requests) + pools
         self._policy = policy
         self._random = Random(_SEED)
-        self._hardest_first = list(policy.searched_under)
         self._checking = PackingTrial(settings)
         self._checks = checks
         self._shortest_first = sorted(range(len(checks)), key=lambda at: len(checks[at].requests))
         self._rejected: set[Blocks] = set()
         self._best: Blocks = ()
         self._after = [check.before for check in checks]
-        sizes = Counter(_up(size) for _, size in self._requests if size >= OWN_SEGMENT)
+        sizes = Counter(_up(size) for _, size in cases[0].requests if size >= OWN_SEGMENT)
         self._sizes = sorted(sizes, reverse=True)[:_MOST_SIZES]
-        self._lowest = self._leading = before
+        self._lowest = self._leading = sum(case.weight * case.before for case in cases)
         self._leader: Blocks = ()
         self._found = 0
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that are alive at once, with pools."""
+        return self._peak
 
     @property
     def packs_closely(self) -> bool:
@@ -265,11 +358,12 @@ class _BlockSearch:
 
     def without_blocks(self) -> int:
         """Bytes of segments of the first check."""
-        return self._checking.run(self._checks[0].requests, (), under=self._checks[0].under) or 0
+        check = self._checks[0]
+        return (self._checking.run(check.requests, (), under=check.under) or 0) + self._pools
 
     def try_no_blocks(self) -> None:
         """Settings alone may save enough."""
-        self._try((), self._before)
+        self._try((), self._leading)
 
     def run(self, most: int) -> PrimingChoice:
         """The best choice that passes all checks.
@@ -288,38 +382,50 @@ class _BlockSearch:
         return PrimingChoice(self._best, checks=checked, rejected=len(self._rejected))
 
     @property
-    def _enough(self) -> int:
-        return int(self._peak * (1 + self._policy.near))
+    def _enough(self) -> float:
+        return self._peak * (1 + self._policy.near)
 
-    def _try(self, blocks: Blocks, limit: int) -> int | None:
-        reserved = 0
-        for under in self._hardest_first:
-            outcome = self._trial.run(self._requests, blocks, min(limit, self._before), under)
+    def _try(self, blocks: Blocks, limit: float) -> float | None:
+        """What choices are compared by: bytes of segments, weighted, and what they are worse by; None above
+        the limit."""
+        value = 0.0
+        rest = 1.0
+        passes = True
+        for at, case in enumerate(self._cases):
+            rest -= case.weight
+            allowed = case.before * (1 + self._policy.tolerance)
+            left = limit - value - rest * self._peak - case.weight * allowed
+            most = allowed + left / (case.weight if left < 0 else case.weight + self._policy.excess)
+            outcome = self._trial.run(case.requests, blocks, int(most) - self._pools, case.under)
             if outcome is None:
-                self._hardest_first.remove(under)
-                self._hardest_first.insert(0, under)
+                if at > 1:  # what fails is tried earlier the next time
+                    self._cases.insert(at - 1, self._cases.pop(at))
                 return None
-            reserved = max(reserved, outcome)
-        if reserved < self._leading:
-            self._leader, self._leading, self._found = blocks, reserved, self._trial.simulated
-        if reserved < self._lowest and blocks not in self._rejected:
-            self._check(blocks, reserved)
-        return reserved
+            outcome += self._pools
+            value += case.weight * outcome + self._policy.excess * max(0.0, outcome - allowed)
+            passes = passes and outcome <= allowed
+        if value < self._leading:
+            self._leader, self._leading, self._found = blocks, value, self._trial.simulated
+        if value < self._lowest and blocks not in self._rejected:
+            if passes:
+                self._check(blocks, value)
+            else:
+                self._rejected.add(blocks)
+        return value
 
-    def _check(self, blocks: Blocks, reserved: int) -> None:
+    def _check(self, blocks: Blocks, value: float) -> None:
         """Keep blocks as the best if they pass the checks."""
         after = [0] * len(self._checks)
         for at in self._shortest_first:
             check = self._checks[at]
             share = self._policy.tolerance if at else -self._policy.least_gain
-            now = self._checking.run(check.requests, blocks, int(check.before * (1 + share)), check.under)
+            most = int(check.before * (1 + share)) - self._pools
+            now = self._checking.run(check.requests, blocks, most, check.under)
             if now is None:
                 self._rejected.add(blocks)
                 return
-            after[at] = now
-        reserved = max(reserved, after[0])
-        if reserved < self._lowest:
-            self._lowest, self._best, self._after = reserved, blocks, after
+            after[at] = now + self._pools
+        self._lowest, self._best, self._after = value, blocks, after
 
     def _single(self) -> None:
         for part in range(1, self._policy.grid + 1):
@@ -327,25 +433,25 @@ class _BlockSearch:
                 return
             size = _up(self._peak * 21 * part // (20 * self._policy.grid))
             if size >= OWN_SEGMENT:
-                self._try((size,), self._leading + int(self._leading * self._policy.warmest))
+                self._try((size,), self._leading * (1 + self._policy.warmest))
 
     def _several(self) -> None:
         random, policy = self._random, self._policy
-        now, reserved = self._leader, self._leading
+        now, value = self._leader, self._leading
         while self._lowest > self._enough and self._sizes:
             if self._trial.simulated >= min(self._most, self._found + policy.patience):
                 return
             self._trial.simulated += 1
             left = 1 - self._trial.simulated / self._most
             blocks = self._changed(now)
-            if blocks == now or not blocks or sum(blocks) > self._lowest:
+            if blocks == now or not blocks or sum(blocks) + self._pools > self._lowest:
                 continue
             warmth = policy.warmest * left**2 * random.random() ** 2
-            found = self._try(blocks, int(reserved * (1 + warmth)))
+            found = self._try(blocks, value * (1 + warmth))
             if found is not None:
-                now, reserved = blocks, found
+                now, value = blocks, found
             elif random.random() < _RETURN:
-                now, reserved = self._leader, self._leading
+                now, value = self._leader, self._leading
 
     def _changed(self, blocks: Blocks) -> Blocks:
         random = self._random
