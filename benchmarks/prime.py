@@ -12,8 +12,8 @@ has of an earlier run is not done again. Needs transformers and peft.
     python benchmarks/prime.py --plan NAME     the choice for one workload, as JSON; no GPU
     python benchmarks/prime.py --what-adds [NAME...]
 
-prints, from simulation alone, what blocks save under each of several settings, and where what lives for
-several steps (weights, states of the optimizer) has a pool of its own.
+prints, from simulation alone, what blocks save, under each of several settings and where the states of the
+optimizer have a pool of their own.
 """
 
 from __future__ import annotations
@@ -76,8 +76,6 @@ def _plan(name: str, gpu: str) -> str:
 def what_adds(names: list[str], gpu: str) -> int:
     """Print what each means adds: highest reserved by highest allocated bytes of large blocks."""
     from memtriage.allocator.priming import peak_live
-    from memtriage.allocator.priming_search import choose
-    from memtriage.allocator.settings import parse_conf
     from memtriage.planning.priming import STEPS, priming_of_trace
     from memtriage.prediction.gpu_kinds import machine
     from memtriage.prediction.requests import requests_of
@@ -93,40 +91,8 @@ def what_adds(names: list[str], gpu: str) -> int:
             f"{each.name or 'as it is'} {each.before / alive:.3f} {each.after / alive:.3f}"
             for each in priming_of_trace(traced, kind).tried
         ]
-        apart, pooled = _without_long_lived(requests)
-        rest = choose(apart, parse_conf("", version)).checks[0]
-        found.append(f"pool {(rest.before + pooled) / alive:.3f} {(rest.after + pooled) / alive:.3f}")
         print(f"{name:<18}", "; ".join(found), flush=True)
     return 0
-
-
-def _without_long_lived(requests: Any) -> tuple[Any, int]:
-    """The requests without blocks that live for several steps, and the bytes of segments that a pool needs
-    for these."""
-    from memtriage.allocator.priming import peak_reserved
-    from memtriage.allocator.requests import Requests, StepRequests
-    from memtriage.allocator.settings import parse_conf
-
-    born: dict[int, int] = {}
-    for number, part in enumerate([requests.before, *(step.requests for step in requests.steps)]):
-        for block, size in part:
-            if size:
-                born[block] = number
-            elif block in born and number - born[block] < 3:
-                del born[block]
-    long_lived = {block for block, number in born.items() if number <= len(requests.steps) - 3}
-
-    def rest(part: Any) -> Any:
-        return tuple(request for request in part if request[0] not in long_lived)
-
-    steps = tuple(
-        StepRequests(
-            rest(step.requests), None if step.forward is None else len(rest(step.requests[: step.forward]))
-        )
-        for step in requests.steps
-    )
-    pooled = [request for request in requests.all() if request[0] in long_lived]
-    return Requests(rest(requests.before), steps), peak_reserved(pooled, parse_conf("", (2, 11))) or 0
 
 
 class Benchmark:
@@ -179,9 +145,8 @@ class Benchmark:
         if "failed" not in earlier or time.monotonic() - self._begun > self._options.within:
             return
         chosen = plan.result() if mode == "primed" else {}
-        blocks, settings = chosen.get("blocks", []), chosen.get("settings", "")
         try:
-            found = measured(groundtruth.workload(name), mode, steps, blocks, settings)
+            found = measured(groundtruth.workload(name), mode, steps, chosen)
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
         self._keep(name, key or mode, found)
@@ -237,14 +202,19 @@ def _difference(losses: list[float], others: list[float]) -> float:
     return max(abs(loss - other) / max(abs(loss), 1e-9) for loss, other in zip(losses, others, strict=True))
 
 
-def measured(build: Any, mode: str, steps: int, blocks: list[int], settings: str = "") -> dict[str, Any]:
-    """What a workload takes in one mode. Sizes are bytes."""
+def measured(build: Any, mode: str, steps: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """What a workload takes in one mode, primed as planned. Sizes are bytes."""
     import torch
 
+    from memtriage.model.priming import StatePool
     from memtriage.treat.priming import CudaBlocks, allocate
+    from memtriage.treat.state_pools import CudaPools, StatePools
 
-    clean = _emptied(mode, settings)
+    clean = _emptied(mode, plan.get("settings", ""))
+    blocks = plan.get("blocks", [])
     failure = allocate(blocks, CudaBlocks(0)) if blocks else None
+    pools = StatePools([StatePool(**pool) for pool in plan.get("pools", [])], CudaPools(0))
+    pools.install()
     torch.manual_seed(0)
     losses: list[float] = []
     by_step: list[int] = []
@@ -270,6 +240,7 @@ def measured(build: Any, mode: str, steps: int, blocks: list[int], settings: str
         "not_primed": failure,
         "gpu": torch.cuda.get_device_name(),
     }
+    pools.remove()
     del model, optimizer, step
     return found
 

@@ -14,7 +14,10 @@ import torch.multiprocessing as multiprocessing
 from tests.support.primed_training import build, priming_of
 
 import memtriage
+from memtriage.model.priming import StatePool
+from memtriage.observe.states import parameter_bytes
 from memtriage.treat.priming import CudaBlocks, allocate, prime_device
+from memtriage.treat.state_pools import CudaPools, StatePools, pools_possible
 
 MIB = 1 << 20
 SIZES = [64 * MIB, 40 * MIB, 20 * MIB]
@@ -114,6 +117,108 @@ def test_parking_gives_primed_memory_back_and_brings_values_back() -> None:
     memtriage.unpark()
     assert torch.equal(model.weight.detach().cpu(), weight)
     memtriage.release_parking()
+
+
+WIDTH = 2048
+STATES = 2 * 4 * WIDTH * WIDTH
+
+
+def adam_with_a_pool() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A layer whose states are to be made in a pool, before its first step."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(WIDTH, WIDTH, bias=False, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    pool = StatePool(size=STATES, parameters=parameter_bytes(optimizer))
+    StatePools([pool], CudaPools(0)).install()
+    return model, optimizer
+
+
+def trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[float]:
+    found = []
+    for _ in range(steps):
+        loss = model(torch.ones(16, WIDTH, device="cuda")).square().mean()
+        loss.backward()
+        found.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def private_segments() -> list[int]:
+    return [
+        segment["total_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) != (0, 0) and segment["segment_type"] == "large"
+    ]
+
+
+needs_pools = pytest.mark.skipif(not pools_possible(), reason="this torch has no pools for a single thread")
+
+
+@needs_pools
+def test_states_fill_one_segment_of_their_own_and_what_was_primed_stays() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(WIDTH, WIDTH, bias=False, device="cuda")
+    expected = trained(plain, torch.optim.AdamW(plain.parameters()))
+    del plain
+    give_all_back()
+    assert allocate(SIZES, CudaBlocks(0)) is None
+    model, optimizer = adam_with_a_pool()
+    before = torch.cuda.memory_reserved()
+    assert trained(model, optimizer) == expected
+    assert private_segments() == [STATES]
+    reserved = torch.cuda.memory_stats()["reserved_bytes.large_pool.current"]
+    assert reserved == sum(SIZES) + STATES >= before
+    assert "_init_group" not in vars(optimizer)
+    state = optimizer.state[model.weight]
+    low = min(state["exp_avg"].data_ptr(), state["exp_avg_sq"].data_ptr())
+    assert abs(state["exp_avg"].data_ptr() - state["exp_avg_sq"].data_ptr()) == STATES // 2
+    (segment,) = [each for each in torch.cuda.memory_snapshot() if each["address"] == low]
+    assert segment["total_size"] == STATES
+    del model, optimizer, state, segment
+    give_all_back()
+    assert torch.cuda.memory_reserved() == 0
+
+
+@needs_pools
+def test_without_memory_for_a_pool_states_are_made_as_ever() -> None:
+    model = torch.nn.Linear(WIDTH, WIDTH, bias=False, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    free, _ = torch.cuda.mem_get_info()
+    StatePools([StatePool(size=2 * free, parameters=parameter_bytes(optimizer))], CudaPools(0)).install()
+    trained(model, optimizer)
+    assert private_segments() == []
+    assert len(optimizer.state) == 1
+
+
+@needs_pools
+def test_parking_gives_states_of_a_pool_back_and_brings_them_back() -> None:
+    model, optimizer = adam_with_a_pool()
+    trained(model, optimizer)
+    average = optimizer.state[model.weight]["exp_avg"].detach().cpu()
+    give_all_back()
+    memtriage.park(model, optimizer)
+    torch.cuda.empty_cache()
+    assert private_segments() == []
+    memtriage.unpark()
+    assert torch.equal(optimizer.state[model.weight]["exp_avg"].detach().cpu(), average)
+    memtriage.release_parking()
+
+
+@needs_pools
+def test_another_process_reads_states_of_a_pool_by_ipc() -> None:
+    model, optimizer = adam_with_a_pool()
+    trained(model, optimizer)
+    shared_state = torch.full_like(optimizer.state[model.weight]["exp_avg"], 1.0)
+    optimizer.state[model.weight]["exp_avg"].fill_(1.0)
+    context = multiprocessing.get_context("spawn")
+    shared, sums = context.Queue(), context.Queue()
+    reader = context.Process(target=_sum, args=(shared, sums))
+    reader.start()
+    shared.put([optimizer.state[model.weight]["exp_avg"], shared_state])
+    assert sums.get(timeout=TIME_LIMIT_S) == [WIDTH * WIDTH] * 2
+    reader.join(TIME_LIMIT_S)
+    assert reader.exitcode == 0
 
 
 def test_run_primes_a_script_before_its_first_allocation(tmp_path: Path) -> None:

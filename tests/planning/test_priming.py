@@ -12,15 +12,19 @@ import pytest
 import torch
 from torch import nn
 
+from memtriage.allocator.priming_search import BRIEF, POOLS
 from memtriage.model.recording import Recording
-from memtriage.planning.priming import other_settings, priming_of_recording
+from memtriage.planning.priming import other_settings, priming_of_recording, priming_of_trace
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.requests import requests_of
+from memtriage.prediction.simulate import replay
 from memtriage.prediction.trace import Trace, trace
+from memtriage.prediction.watch import OPTIMIZER_STATE
 from memtriage.snapshots.read import load_snapshot
 from support.recordings import recording, training
 
 KIND = machine("h200")
+MIB = 1 << 20
 
 
 def traced(layer: Callable[[], nn.Module], *shape: int, conf: str = "") -> Trace:
@@ -60,6 +64,60 @@ def test_settings_of_the_program_are_not_tried_otherwise() -> None:
     assert list(tried) == ["large_segment_size_mb:512"]
     settings = tried["large_segment_size_mb:512"]
     assert (settings.large_segment_size, settings.max_split_size) == (512 << 20, 1024 << 20)
+
+
+def traced_adam(**options: Any) -> Trace:
+    """A layer of 4 MiB and a bias, trained by AdamW in two groups."""
+
+    def build(device: Any) -> Any:
+        model = nn.Linear(1024, 1024).to(device)
+        groups = [{"params": [model.weight]}, {"params": [model.bias]}]
+        optimizer = torch.optim.AdamW(groups, **options)
+
+        def step() -> None:
+            model(torch.randn(512, 1024, device=device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    return trace(build, KIND, (2, 11), 3, allocator_conf="")
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}])
+def test_states_are_told_from_what_else_the_step_of_an_optimizer_makes(options: dict[str, Any]) -> None:
+    found = traced_adam(**options)
+    assert found.optimizers == [4 * (1024 * 1024 + 1024)]
+    blocks = found.recording.blocks
+    states = [number for number, block in enumerate(blocks) if block.state_of == 0]
+    assert [blocks[number].size for number in states if blocks[number].size > 4096] == [4 * MIB] * 2
+    freed = {event.block for event in found.recording.events if not event.size}
+    assert freed.isdisjoint(states)
+    assert all(found.owners.get(number) == OPTIMIZER_STATE for number in states)
+
+
+def test_in_a_pool_states_are_not_among_the_requests() -> None:
+    found = traced_adam()
+    whole, rest = requests_of(found, KIND.memory), requests_of(found, KIND.memory, {0: 8 * MIB})
+    states = [size for _, size in whole.steps[0].requests if size]
+    for _, size in rest.steps[0].requests:
+        if size:
+            states.remove(size)
+    assert states == [4 * MIB] * 2
+    assert rest.steps[1:] and [len(step.requests) for step in rest.steps[1:]] == [
+        len(step.requests) for step in whole.steps[1:]
+    ]
+    (plain, *_), (pooled, *_) = (
+        replay(found.recording, found.settings, KIND.memory, 3, pools=pools) for pools in ({}, {0: 20 * MIB})
+    )
+    assert pooled.end_allocated == plain.end_allocated
+    assert 0 <= pooled.peak_reserved - plain.peak_reserved <= 22 * MIB  # with 2 MiB for what is small
+
+
+def test_an_optimizer_whose_states_need_no_segment_of_their_own_gets_no_pool() -> None:
+    priming = priming_of_trace(traced_adam(), KIND, replace(BRIEF, requests=10_000, pool_requests=10_000))
+    assert priming.pools == []
+    assert POOLS not in [each.name for each in priming.tried]
 
 
 @pytest.fixture(scope="module")

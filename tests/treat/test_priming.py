@@ -17,7 +17,7 @@ import memtriage
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
-from memtriage.model.priming import Priming, PrimingCheck, no_priming
+from memtriage.model.priming import Priming, PrimingCheck, StatePool, no_priming
 from memtriage.planning import priming as planning
 from memtriage.treat import priming as treat
 from memtriage.treat.priming import FILE, allocate, begin_primed, read_priming
@@ -165,6 +165,26 @@ def test_settings_are_changed_along_with_the_blocks(monkeypatch: pytest.MonkeyPa
     fits = capacity > 84 * MIB
     assert priming.primed == fits
     assert done == ([both] if fits else [both, own])
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_pools_come_along_with_the_blocks_or_nothing_does(
+    monkeypatch: pytest.MonkeyPatch, possible: bool
+) -> None:
+    source = SimulatedBlocks(1 << 30)
+    installed: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    monkeypatch.setattr(treat, "CudaBlocks", lambda index: source)
+    monkeypatch.setattr(treat, "pools_possible", lambda: possible)
+    monkeypatch.setattr(treat.StatePools, "install", lambda self: installed.append(self))
+    priming = chosen()
+    priming.pools = [StatePool(size=30 * MIB, parameters=15 * MIB)]
+    treat.prime_device(priming, 0)
+    assert priming.primed == possible
+    assert len(installed) == possible
+    assert source.simulator.reserved == (84 * MIB if possible else 0)
+    assert "2 blocks of 84.0 MiB in all and 30.0 MiB for the optimizer's states" in priming.in_words()
 
 
 def test_settings_alone_help() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from memtriage.model.units import size
+
+POOLS_BY_THREAD: Final = (2, 8)
+"""Version of torch from which a pool serves only the thread that asks for it."""
 
 
 class PrimingCheck(msgspec.Struct, kw_only=True, frozen=True):
@@ -22,6 +27,18 @@ class PrimingCheck(msgspec.Struct, kw_only=True, frozen=True):
     after: int
 
 
+class StatePool(msgspec.Struct, kw_only=True, frozen=True):
+    """A pool for the states of an optimizer.
+
+    Attributes:
+        size: bytes of its segment.
+        parameters: bytes of the optimizer's parameters, by which it is known again.
+    """
+
+    size: int
+    parameters: int
+
+
 class Priming(msgspec.Struct, kw_only=True):
     """The blocks to allocate and free before the model is built, and what is expected of them.
 
@@ -35,8 +52,10 @@ class Priming(msgspec.Struct, kw_only=True):
         checks: the traces that the choice was simulated on. Without a choice, `after` equals `before`.
         settings: what is to be set for the allocator along with the blocks, in the words of
             `PYTORCH_CUDA_ALLOC_CONF`; empty where that would not help more.
-        tried: what the best blocks come to under the program's settings (without a name) and under others;
-            where none pass the checks, `after` is that of the program as it is.
+        pools: for the states of optimizers, in the order of their first steps; empty where they would not
+            help more.
+        tried: what the best blocks come to under the program's settings (without a name), under others and
+            with pools; where none pass the checks, `after` is that of the program as it is.
         reason: why priming would not help; None where it does.
         allocator_conf: the program's own settings of the allocator.
         seconds: how long prediction and search took.
@@ -55,13 +74,14 @@ class Priming(msgspec.Struct, kw_only=True):
     seconds: float
     notes: list[str]
     settings: str = ""
+    pools: list[StatePool] = []
     tried: list[PrimingCheck] = []
     primed: bool = False
 
     @property
     def helps(self) -> bool:
         """Whether there is something to do."""
-        return bool(self.blocks or self.settings)
+        return bool(self.blocks or self.settings or self.pools)
 
     def in_words(self) -> str:
         """One line: what is done and expected, or why nothing is."""
@@ -69,7 +89,9 @@ class Priming(msgspec.Struct, kw_only=True):
             return f"priming would not help: {self.reason}"
         count = len(self.blocks)
         blocks = f"{count} block{'s' if count > 1 else ''} of {size(sum(self.blocks))} in all"
-        done = " and ".join(filter(None, (blocks if count else "", self.settings)))
+        pooled = size(sum(pool.size for pool in self.pools))
+        pools = f"{pooled} for the optimizer's states" if self.pools else ""
+        done = " and ".join(filter(None, (blocks if count else "", pools, self.settings)))
         return (
             f"{done}; expected reserved {size(self.reserved_after)} "
             f"instead of {size(self.reserved_before)} ({self._ratio(self.reserved_after)} instead of "

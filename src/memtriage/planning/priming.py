@@ -6,11 +6,20 @@ import time
 from typing import Final
 
 from memtriage.allocator.priming import peak_reserved
-from memtriage.allocator.priming_search import POLICY, PrimingChoice, PrimingPolicy, choose
-from memtriage.allocator.requests import Requests
-from memtriage.allocator.settings import AllocatorSettings, ConfError, join_conf, parse_conf, parse_version
+from memtriage.allocator.priming_search import POLICY, Apart, PrimingChoice, PrimingPolicy, choose
+from memtriage.allocator.requests import DEFAULT_STREAM, Requests
+from memtriage.allocator.settings import (
+    OWN_SEGMENT,
+    SEGMENT_STEP,
+    SMALL_LIMIT,
+    AllocatorSettings,
+    ConfError,
+    join_conf,
+    parse_conf,
+    parse_version,
+)
 from memtriage.allocator.what_if import prime_recording, settings_of
-from memtriage.model.priming import Priming, PrimingCheck
+from memtriage.model.priming import POOLS_BY_THREAD, Priming, PrimingCheck, StatePool
 from memtriage.model.recording import Recording
 from memtriage.model.units import size
 from memtriage.observe.driver import first_device_name
@@ -70,31 +79,60 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
     requests = requests_of(traced, kind.memory)
     large = peak_reserved(requests.all(), traced.settings) or 0
     others = reserved - large
+    pools = _pools(traced)
+    sizes = {number: pool.size for number, pool in pools.items()}
+    apart = Apart(requests_of(traced, kind.memory, sizes), sum(sizes.values())) if pools else None
     if traced.settings.expandable_segments:
         choice = PrimingChoice()
         reason: str | None = _EXPANDABLE
     else:
         allowed = others + int(policy.least_gain * large)
-        choice = choose(requests, traced.settings, policy, other_settings(traced, kind, requests, allowed))
+        settings = other_settings(traced, kind, requests, allowed)
+        choice = choose(requests, traced.settings, policy, settings, apart)
         reason = _reason(choice, kind, requests)
+    if choice.apart and apart is not None and reason is None:
+        counters = replay(traced.recording, traced.settings, kind.memory, traced.steps, pools=sizes)
+        rest = peak_reserved(apart.requests.all(), traced.settings) or 0
+        others_after = max(counter.peak_reserved for counter in counters) - rest - apart.pools
+    else:
+        others_after = others
     before = choice.checks[0].before if choice.checks else large
     after = choice.checks[0].after if choice.checks and reason is None else before
     return Priming(
         blocks=[] if reason is not None else list(choice.blocks),
         allocated=allocated,
         reserved_before=others + before,
-        reserved_after=others + after,
+        reserved_after=others_after + after,
         steps=max(traced.steps, policy.horizon) if requests.steps else 0,
         checks=[
             PrimingCheck(name=check.name, before=check.before, after=check.after) for check in choice.checks
         ],
         settings=choice.settings if reason is None else "",
+        pools=list(pools.values()) if choice.apart and reason is None else [],
         tried=[PrimingCheck(name=each.name, before=each.before, after=each.after) for each in choice.tried],
         reason=reason,
         allocator_conf=traced.conf,
         seconds=0.0,
         notes=list(traced.notes),
     )
+
+
+def _pools(traced: Trace) -> dict[int, StatePool]:
+    """A pool for the states of each optimizer that makes them apart and needs a segment of its own for them,
+    by number of the optimizer."""
+    if traced.settings.torch_version < POOLS_BY_THREAD or traced.settings.expandable_segments:
+        return {}
+    sizes: dict[int, int] = {}
+    for block in traced.recording.blocks:
+        if block.state_of is not None and block.stream == DEFAULT_STREAM:
+            rounded = traced.settings.round_size(block.size)
+            if rounded > SMALL_LIMIT:
+                sizes[block.state_of] = sizes.get(block.state_of, 0) + rounded
+    return {
+        number: StatePool(size=-(-size // SEGMENT_STEP) * SEGMENT_STEP, parameters=traced.optimizers[number])
+        for number, size in sorted(sizes.items())
+        if size >= OWN_SEGMENT
+    }
 
 
 def other_settings(
@@ -124,11 +162,11 @@ def other_settings(
 def _reason(choice: PrimingChoice, kind: GpuKind, requests: Requests) -> str | None:
     if not any(size for _, size in requests.all()):
         return "there is no block of more than 1 MiB"
-    if not choice.blocks and not choice.settings:
+    if not choice.blocks and not choice.settings and not choice.apart:
         if choice.rejected:
             return "what helps on the predicted steps does not with other lengths, orders or workspaces"
         return _NOTHING
-    if sum(choice.blocks) + kind.outside > kind.memory:
+    if sum(choice.blocks) + kind.outside > kind.memory:  # pools come later, and can do without
         return f"the blocks take {size(sum(choice.blocks))}, more than {kind.name} has"
     return None
 

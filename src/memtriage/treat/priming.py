@@ -18,6 +18,7 @@ from memtriage.allocator.settings import join_conf
 from memtriage.model.priming import Priming
 from memtriage.observe.hooks import TorchImport
 from memtriage.process.stdlib import os
+from memtriage.treat.state_pools import CudaPools, StatePools, pools_possible
 
 if TYPE_CHECKING:
     from memtriage.model.recording import Recording
@@ -36,8 +37,9 @@ def prime(
 
     The blocks are chosen by simulation, on the steps of the program and on variations of them. Their segments
     stay in the allocator's cache and serve what comes after. Where that saves more, settings of the allocator
-    are changed too. Call it first: before the model, and before anything else is on the GPU. Results of the
-    program do not change. Sizes are bytes.
+    are changed too, or the states of optimizers are made in a pool of their own, in their first step. Call it
+    first: before the model, and before anything else is on the GPU. Results of the program do not change.
+    Sizes are bytes.
 
     Args:
         build: returns `(model, optimizer, step)`, as for `memtriage.predict`; six steps are predicted.
@@ -87,6 +89,9 @@ def prime_device(priming: Priming, device: int | None = None) -> Priming:
     reserved = torch.cuda.memory_reserved(index)
     if reserved:
         priming.notes.append(f"{reserved} bytes were reserved before: the figures do not hold for them")
+    if priming.pools and not pools_possible():
+        priming.notes.append("this torch has no pools for a single thread: nothing was allocated")
+        return priming
     if priming.settings:
         set_allocator(priming.settings, priming.allocator_conf)
     failure = allocate(priming.blocks, CudaBlocks(index))
@@ -95,6 +100,8 @@ def prime_device(priming: Priming, device: int | None = None) -> Priming:
         if priming.settings:
             set_allocator("", priming.allocator_conf)
         priming.notes.append(f"memory does not suffice for the blocks ({failure}): nothing is primed")
+    elif priming.pools:
+        StatePools(priming.pools, CudaPools(index)).install()
     return priming
 
 

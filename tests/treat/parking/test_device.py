@@ -15,6 +15,7 @@ from memtriage.treat.compaction.one_device import PRIVATE, REGISTERED
 from memtriage.treat.compaction.storages import FIXED, GRAPH, NOT_OURS, StorageFinder
 from memtriage.treat.device.cuda import CudaDevice
 from memtriage.treat.device.layout import DeviceLayout, layout_of_raw
+from memtriage.treat.parking import device
 from memtriage.treat.parking.device import CudaWays, spots_in
 
 MIB = 1 << 20
@@ -49,6 +50,12 @@ def test_private_pools_registered_and_foreign_memory_stay(graphs: bool) -> None:
     spots = spots_in(layout, ADDRESSES, graphs=graphs)
     assert [spot.reason for spot in spots] == expected
     assert [spot.stream for spot in spots[:2]] == [0, 0]
+
+
+def test_a_pool_that_nobody_allocates_from_any_more_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of_raw(SEGMENTS, 0, AllocatorSettings())
+    monkeypatch.setattr(device, "DROPPED", {(0, 3)})
+    assert [spot.reason for spot in spots_in(layout, ADDRESSES[:3], graphs=False)] == [None] * 3
 
 
 def test_a_captured_graph_may_have_any_address() -> None:

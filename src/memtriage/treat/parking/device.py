@@ -17,6 +17,7 @@ from memtriage.treat.device.cuda import CudaDevice
 from memtriage.treat.device.layout import DeviceLayout
 from memtriage.treat.offload.pipeline import lane_to
 from memtriage.treat.parking.arena import Home
+from memtriage.treat.state_pools import DROPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def _spot(layout: DeviceLayout, index: int, address: int) -> Spot:
     if index < 0 or address >= layout.places[index].address + layout.places[index].size:
         return Spot(NOT_OURS)
     place = layout.places[index]
-    if place.pool != DEFAULT_POOL:
+    if place.pool != DEFAULT_POOL and place.pool not in DROPPED:
         return Spot(PRIVATE)
     return Spot(REGISTERED if place.registered else None, place.stream)
 

@@ -1,0 +1,105 @@
+"""Pools for the states of optimizers, made while they are: states pin no segment of what comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Final, Protocol
+
+from memtriage.model.priming import StatePool
+from memtriage.observe.states import Around, StateMaking, parameter_bytes
+
+DROPPED: Final[set[tuple[int, int]]] = set()
+"""Ids of pools that nobody can allocate from any more: what leaves them can go back to the driver."""
+
+
+class PoolSource(Protocol):
+    """What pools are made by."""
+
+    def make(self, size: int) -> Any:
+        """A pool with one free segment of this size; None where it cannot be had now."""
+
+    def inside(self, pool: Any) -> AbstractContextManager[object]:
+        """What this thread allocates inside comes from the pool."""
+
+
+class CudaPools:
+    """Pools of PyTorch's allocator on a device.
+
+    Nobody but the states uses such a pool. When it is dropped, its states stay where they are, and their
+    segment is given back once they are gone and the cache is emptied.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def make(self, size: int) -> Any:
+        """See `PoolSource`."""
+        import torch
+
+        cuda = torch.cuda
+        if (
+            cuda.current_device() != self._device
+            or cuda.is_current_stream_capturing()
+            or cuda.current_stream() != cuda.default_stream()
+        ):
+            return None
+        pool = cuda.MemPool()
+        try:
+            with self.inside(pool):
+                cuda.caching_allocator_delete(cuda.caching_allocator_alloc(size, self._device, 0))
+        except RuntimeError:  # also torch.OutOfMemoryError: in a pool, nothing is flushed for it
+            return None
+        DROPPED.add(pool.id)
+        return pool
+
+    def inside(self, pool: Any) -> AbstractContextManager[object]:
+        """See `PoolSource`."""
+        import torch
+
+        context: AbstractContextManager[object] = torch.cuda.use_mem_pool(pool, self._device)
+        return context
+
+
+def pools_possible() -> bool:
+    """Whether this torch can let a single thread allocate from a pool."""
+    import torch
+
+    return hasattr(torch.cuda, "use_mem_pool") and hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
+
+
+class StatePools:
+    """Makes the states of the optimizers that were predicted in pools of their own.
+
+    An optimizer is known again by the bytes of its parameters: states of others might not fit. The hook is
+    gone when the last of them has its states.
+    """
+
+    def __init__(self, pools: Sequence[StatePool], source: PoolSource) -> None:
+        self._wanted = list(pools)
+        self._source = source
+        self._pool: Any = None
+        self._making = StateMaking(self._begins, self._ends)
+
+    def install(self) -> None:
+        """Wait for the optimizers."""
+        self._making.install()
+
+    def remove(self) -> None:
+        """Wait no longer. Not to be called in a hook of a step."""
+        self._making.remove()
+
+    def _begins(self, optimizer: Any) -> Around | None:
+        parameters = parameter_bytes(optimizer)
+        wanted = next((pool for pool in self._wanted if pool.parameters == parameters), None)
+        if wanted is None:
+            return None
+        self._wanted.remove(wanted)
+        self._pool = self._source.make(wanted.size)
+        return nullcontext if self._pool is None else partial(self._source.inside, self._pool)
+
+    def _ends(self) -> None:
+        self._pool = None
+        if not self._wanted:
+            self.remove()
