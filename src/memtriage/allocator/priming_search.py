@@ -47,8 +47,10 @@ class PrimingPolicy:
         horizon: steps of the trace that a choice must pass; issue reports of fragmentation speak of tens.
         tolerance: by this share a choice may be worse than none on a perturbed trace.
         least_gain: blocks that save less of what is reserved do not help.
-        settings_gain: other settings or pools that save less than that beyond blocks do not help. Settings
-            also act on memory that was not predicted, such as workspaces of libraries.
+        settings_gain: other settings that save less than that beyond blocks do not help. They also act on
+            memory that was not predicted, such as workspaces of libraries. Where less than that could be
+            saved, neither settings nor pools are tried.
+        pool_gain: pools that save less than that beyond blocks do not help.
         workspace: size of a workspace at the peak of each step of a program with convolutions, as a part of
             the peak. With it a choice must not be worse than none without it: a U-Net that was primed
             reserved 4 % more than predicted.
@@ -73,6 +75,7 @@ class PrimingPolicy:
     tolerance: float = 0.005
     least_gain: float = 0.005
     settings_gain: float = 0.02
+    pool_gain: float = 0.003
     workspace: float = 0.04
     shares: tuple[float, ...] = (0.75, 0.5, 0.9, 1.0, 0.6)
     kept: int = 6
@@ -186,7 +189,8 @@ def choose(
         found = found_by.run(most)
         after = found.checks[0].after
         tried.append(CheckedTrace(name, found_by.without_blocks(), after))
-        if not name or after < best.checks[0].after - policy.settings_gain * checks[0].before:
+        gain = policy.pool_gain if name == POOLS else policy.settings_gain
+        if not name or after < best.checks[0].after - gain * checks[0].before:
             best = found
             best.settings, best.apart = ("", True) if name == POOLS else (name, False)
         return found_by.packs_closely or after - found_by.peak < policy.settings_gain * checks[0].before
