@@ -177,7 +177,8 @@ def choose(
         check.before = trial.run(against, (), under=check.under) or 0
     cases = _cases(requests, policy)
     for case in cases:
-        case.before = trial.run(case.requests, (), under=case.under) or 0
+        against = case.requests if case.against is None else case.against
+        case.before = trial.run(against, (), under=case.under) or 0
     best = PrimingChoice()
     tried: list[CheckedTrace] = []
 
@@ -277,20 +278,22 @@ class _TriedTrace:
 
     Attributes:
         weight: how much what is reserved counts.
+        against: as of `_Check`.
         before: bytes of segments that this makes without blocks, under the program's settings.
     """
 
     requests: list[Request]
     under: Circumstance = field(default_factory=Circumstance)
     weight: float = 0.0
+    against: list[Request] | None = None
     before: int = 0
 
 
 def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
     """What each choice is tried on; first the program as predicted.
 
-    With shorter batches and in another order a choice must only not be worse. A search that did not look at
-    them found choices that none of its checks let pass.
+    With shorter batches or other workspaces and in another order a choice must only not be worse. A search
+    that did not look at them found choices that none of its checks let pass.
     """
     searched = _searched(requests, policy)
     own = compressed(searched.all())
@@ -303,6 +306,9 @@ def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
     if other is not None:
         cases.append(_TriedTrace(compressed(other.all())))
     few = repeated(requests, 2 * policy.searched_steps)
+    if requests.convolves:
+        taken = with_workspaces(few, policy.workspace)
+        cases.append(_TriedTrace(compressed(taken.all()), against=few.all()))
     cases.append(_TriedTrace(compressed(shortened(few, policy.shares).all())))
     return cases
 
