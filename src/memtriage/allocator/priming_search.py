@@ -38,7 +38,7 @@ class PrimingPolicy:
     Attributes:
         requests: how many requests are simulated at most while searching: a million take about a second.
         more_requests: how many under each of the other settings.
-        pool_requests: how many with pools.
+        pool_requests: how many with pools, in each of several searches: one that cools slowly ends elsewhere.
         patience: after so many without a better choice the search ends.
         near: a choice that reserves at most this share more than is alive at the peak is good enough.
         grid: sizes of a single block that are tried first, as fractions of the peak.
@@ -66,8 +66,8 @@ class PrimingPolicy:
 
     requests: int = 60_000_000
     more_requests: int = 8_000_000
-    pool_requests: int = 30_000_000
-    patience: int = 20_000_000
+    pool_requests: tuple[int, ...] = (30_000_000, 60_000_000)
+    patience: int = 40_000_000
     near: float = 0.004
     grid: int = 140
     searched_steps: int = 4
@@ -201,7 +201,9 @@ def choose(
         if not enough:
             most = policy.more_requests if name else policy.requests
             enough = search(name, _BlockSearch(cases, _unlimited(each), policy, checks), most)
-    if apart is not None and not enough:
+    for most in policy.pool_requests:
+        if apart is None or enough:
+            break
         rest = _BlockSearch(
             _as_before(_cases(apart.requests, policy), cases),
             _unlimited(settings),
@@ -209,7 +211,7 @@ def choose(
             _as_before(_checks(apart.requests, policy), checks),
             apart.pools,
         )
-        search(POOLS, rest, policy.pool_requests)
+        enough = search(POOLS, rest, most)
     best.tried = tried
     return best
 
