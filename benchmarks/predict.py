@@ -1,4 +1,4 @@
-"""Predicted against measured: the peaks of the workloads that an H200 measured, one process a workload.
+"""Predicted against measured: the peaks of the workloads that a GPU measured, one process a workload.
 
     python benchmarks/predict.py [--compiled] [--families] [--workers N] [NAME...]
 
@@ -38,20 +38,19 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="how many are predicted at the same time")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    kind = "_".join(kind for kind in ("compiled", "families") if getattr(options, kind)) or "measured"
     if options.one:
-        print(json.dumps(_one(options.one, options.compiled)))
+        print(json.dumps(_one(options.one, options.compiled, groundtruth.gpu(kind))))
         return 0
-    kinds = [kind for kind in ("compiled", "families") if getattr(options, kind)]
-    measured = groundtruth.measured("_".join(kinds) or "measured")
+    measured = groundtruth.measured(kind)
     print(
         f"{'workload':<18}{'allocated':>10}{'error':>9}{'reserved':>11}{'error':>9}{'seconds':>9}{'MiB':>7}"
     )
 
     def predicted(name: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, __file__, "--one", name]
-        return subprocess.run(
-            command + ["--compiled"] * options.compiled, capture_output=True, text=True, check=False
-        )
+        command += ["--compiled"] * options.compiled + ["--families"] * options.families
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     errors: list[tuple[float, float]] = []
     names = options.names or list(measured)
@@ -79,10 +78,11 @@ def main() -> int:
     return 0
 
 
-def _one(name: str, compiled: bool) -> dict[str, Any]:
+def _one(name: str, compiled: bool, gpu: str) -> dict[str, Any]:
     import memtriage
 
-    prediction = memtriage.predict(groundtruth.workload(name, compiled=compiled), torch_version=MEASURED_WITH)
+    build = groundtruth.workload(name, compiled=compiled)
+    prediction = memtriage.predict(build, gpu=gpu, torch_version=MEASURED_WITH)
     return {
         "peak_allocated": prediction.peak_allocated,
         "peak_reserved": prediction.peak_reserved,

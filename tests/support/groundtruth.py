@@ -16,7 +16,17 @@ VARYING = ("gpt2-lengths", "opt-lengths")
 
 def measured(kind: str) -> dict[str, Any]:
     """By workload, what was measured: `kind` is "measured", "families", "compiled" or "compiled_families"."""
-    return {load["name"]: load for load in json.loads((GROUND_TRUTH / f"{kind}_h200.json").read_text())}
+    return {load["name"]: load for load in json.loads(_file(kind).read_text())}
+
+
+def gpu(kind: str) -> str:
+    """The kind of GPU that measured it."""
+    return _file(kind).stem.removeprefix(f"{kind}_")
+
+
+def _file(kind: str) -> Path:
+    (file,) = GROUND_TRUTH.glob(f"{kind}_h*.json")
+    return file
 
 
 def workload(name: str, *, compiled: bool = False) -> Callable[[Any], Any]:
