@@ -157,7 +157,7 @@ def trace(
     scratch = Scratch(machine, version, lifetimes)
     composites = Composites(machine, version, notes)
     collectives = Collectives(lifetimes)
-    trials = KernelTrials(lifetimes, machine.l2_cache)
+    trials = KernelTrials(lifetimes, machine.l2_cache, scratch.workspaces)
     compiler = Compiler(machine, version, notes, trials)
     interpreter = Interpreter(
         lifetimes,

@@ -56,6 +56,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (trace_rules, "get_tensor_method", _with_replaced_methods(trace_rules.get_tensor_method)),
         (proxy_tensor, "unset_fake_temporarily", _on_host_inside(proxy_tensor.unset_fake_temporarily)),
         (torch._C, "_conv_determine_backend_memory_format", _convolution_layout),
+        (functional_tensor.FunctionalTensor, "tolist", _listed),
         (fake_tensor, "init_gpu_context", lambda *args: None),
         (fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda self: True)),
         (
@@ -90,6 +91,11 @@ def _with_replaced_methods(original: Any) -> Callable[[], frozenset[Any]]:
 def _convolution_layout(source: torch.Tensor, weight: torch.Tensor, backend: object) -> torch.memory_format:
     """The layout of a convolution's results; C++ knows that of kernels for the host, as it is told no GPU."""
     return memory_format(source, weight)
+
+
+def _listed(tensor: torch.Tensor) -> Any:
+    """`FunctionalTensor.tolist`, which takes what C++ wraps apart: its parts would be on another device."""
+    return [_listed(part) for part in tensor.unbind()] if tensor.dim() else tensor.item()
 
 
 def _on(kind: str) -> property:

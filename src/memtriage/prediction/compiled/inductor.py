@@ -321,7 +321,8 @@ def _padding(paddings: Paddings, pad_mm: ModuleType, trials: KernelTrials) -> Ca
         if not pad_mm.is_mm_compute_bound(rows, inner, columns, left.dtype):
             return False
         if not paddings.known(product):
-            trials.pad(product.operands(), product.result(), *product.padded())
+            args = (left, right) if input is None else (input, left, right)
+            trials.pad(op.default, args, product.operands(), product.result(), *product.padded())
         return paddings.is_padded(product)
 
     return should_pad

@@ -38,7 +38,7 @@ class Slowdown:
 _SLOWDOWNS: Final = {
     8: Slowdown(1.4, 2.0, 2.7),
     4: Slowdown(1.6, 2.0, 2.7),
-    2: Slowdown(2.8, 4.0, 8.0),
+    2: Slowdown(2.9, 3.2, 3.5),
 }
 """By the bytes of which all unaligned lengths are multiples.
 

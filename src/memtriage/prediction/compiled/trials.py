@@ -8,15 +8,19 @@ product is timed at compile time, with operands of its own (`_should_pad` in fx_
 
 from __future__ import annotations
 
-import inspect
+import functools
+import linecache
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 
+from memtriage.prediction.compiled.registers import MOST, registers
 from memtriage.prediction.lifetimes import Lifetimes
+from memtriage.prediction.scratch.products import Workspaces
 
 OPERATOR: Final = "inductor::trial"
 """What blocks of trials are called."""
@@ -29,15 +33,16 @@ class KernelTrials:
         most: bytes that they have held at once.
     """
 
-    def __init__(self, lifetimes: Lifetimes, l2_cache: int) -> None:
+    def __init__(self, lifetimes: Lifetimes, l2_cache: int, workspaces: Workspaces) -> None:
         self.most = 0
         self._lifetimes = lifetimes
+        self._workspaces = workspaces
         self._flushed = l2_cache
         self._held = 0
 
     def time(self, needed: list[int]) -> None:
         """Time something that allocates these sizes in every run."""
-        self.call(lambda: self._run(needed), self._flushed)
+        self._time(needed, lambda: None)
 
     def call(self, function: Callable[[], Any], cleared: int) -> None:
         """Run a function before, and with, a buffer of so many bytes, which is cleared between its runs."""
@@ -45,23 +50,36 @@ class KernelTrials:
         with self._holding([cleared]):
             function()
 
-    def pad(self, operands: list[int], product: int, padded_beforehand: list[int], padded: list[int]) -> None:
-        """Time a matrix product as it is and padded.
+    def pad(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        operands: list[int],
+        product: int,
+        padded_beforehand: list[int],
+        padded: list[int],
+    ) -> None:
+        """Time a matrix product as it is and padded; the first product of a thread makes its workspaces.
 
         Args:
+            func, args: the operator.
             operands: sizes of the operands.
             product: size of the result.
             padded_beforehand: sizes of padded operands that are made once.
             padded: sizes of padded operands that every run makes, and of its result.
         """
         with self._holding(operands):
-            self.time([product])
+            multiply = functools.partial(self._workspaces.keep, func, args)
+            self._time([product], multiply)
             with self._holding(padded_beforehand):
-                self.time(padded)
+                self._time(padded, multiply)
 
-    def _run(self, needed: list[int]) -> None:
-        with self._holding(needed):
-            pass
+    def _time(self, needed: list[int], launch: Callable[[], None]) -> None:
+        def run() -> None:
+            with self._holding(needed):
+                launch()
+
+        self.call(run, self._flushed)
 
     @contextmanager
     def _holding(self, sizes: list[int]) -> Iterator[None]:
@@ -116,25 +134,43 @@ class _Tuned:
     spares_memory: bool
 
 
-class _Jitted:
-    """Stands for `triton.jit`: the heuristics look at the parameters alone."""
-
-    def __init__(self, function: Any) -> None:
-        self.fn = function
-        self.__name__ = function.__name__
-        self.arg_names = list(inspect.signature(function).parameters)
-
-
 def _tuned(name: str, source: str) -> _Tuned:
-    space: dict[str, Any] = {"__file__": f"{name}.py", "__name__": name, "_Jitted": _Jitted}
-    exec(compile(source.replace("@triton.jit", "@_Jitted"), f"<{name}>", "exec"), space)
-    tuner = space[name]
+    tuner = _tuner(name, source)
     return _Tuned(
-        len(tuner.configs),
+        len(tuner.configs) if len(tuner.configs) > 1 else _with_smaller_blocks(tuner),
         tuple(tuner.fn.arg_names),
         frozenset(tuner.mutated_arg_names),
         bool(tuner.optimize_mem),
     )
+
+
+def _tuner(name: str, source: str) -> Any:
+    """The kernel's `CachingAutotuner`."""
+    file = f"<{name}>"
+    # Triton reads the source of a function that it compiles.
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    space: dict[str, Any] = {"__file__": f"{name}.py", "__name__": name}
+    exec(compile(source, file, "exec"), space)
+    return space[name]
+
+
+def _with_smaller_blocks(tuner: Any) -> int:
+    """The configurations of a kernel that has one, with what Inductor adds if it uses many registers."""
+    (config,) = tuner.configs
+    if _scaled(tuner, MOST) == 1:
+        return 1
+    used = registers(tuner, config)
+    return _scaled(tuner, MOST if used is None else used)
+
+
+def _scaled(tuner: Any, used: int) -> int:
+    """The configurations after `_dynamic_scale_rblock`, were this many registers used."""
+    kernel = SimpleNamespace(n_regs=used)
+    tuner.compile_results = [SimpleNamespace(config=config, kernel=kernel) for config in tuner.configs]
+    tuner._precompile_config = lambda config: SimpleNamespace(config=config, kernel=kernel)
+    tuner._make_launchers = lambda: None
+    tuner._dynamic_scale_rblock()
+    return len(tuner.compile_results)
 
 
 def _copied(tuned: _Tuned, args: tuple[Any, ...]) -> list[int]:
