@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import memtriage
-from memtriage.prediction.compiled import inductor
+from memtriage.prediction.compiled import inductor, trials
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Inductor needs Triton to compile for GPUs"
@@ -188,6 +188,38 @@ def test_factories_are_calls_of_the_graph(made):
     graphs = inductor.graphs()
     memtriage.predict(of_function(scaled, compiled=True))
     assert inductor.graphs() == graphs + 1  # no break of the graph
+
+
+def test_a_graph_that_no_backend_can_compile_is_broken():
+    """Its backward reads values on the host, like experts of transformers in single precision."""
+
+    @torch.library.custom_op("memtriage_test::grouped", mutates_args=())
+    def grouped(values: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    grouped.register_fake(lambda values, ends: torch.empty_like(values))
+    grouped.register_autograd(
+        lambda ctx, gradient: (gradient * len(ctx.ends.tolist()), None),
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "ends", inputs[1]),
+    )
+
+    def experts(values, weight):
+        return chain(grouped(values, torch.ones(3, device=values.device, dtype=torch.int64)), weight)
+
+    assert memtriage.predict(of_function(experts, compiled=True)).peak_allocated >= 2 * VALUES
+
+
+def test_registers_of_a_reduction_are_counted(monkeypatch):
+    counted = []
+    counts = trials.registers
+    monkeypatch.setattr(trials, "registers", lambda *args: counted.append(counts(*args)) or counted[-1])
+
+    def normalized(values, weight):
+        return F.cross_entropy(values @ weight, torch.zeros(ROWS, device=values.device, dtype=torch.int64))
+
+    memtriage.predict(of_function(normalized, compiled=True, shape=(WIDTH, 32_000)))
+    assert counted
+    assert all(16 <= count <= 255 for count in counted)
 
 
 @pytest.mark.parametrize("decorated", [False, True])

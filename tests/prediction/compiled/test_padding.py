@@ -7,7 +7,7 @@ import torch
 from memtriage.prediction.compiled.padding import MatrixProduct, Paddings
 from memtriage.prediction.gpu_kinds import machine
 
-H200 = machine("h200")
+H100, H200 = machine("h100"), machine("h200")
 ROWS, WIDTH, WORDS, MORE = 8192, 768, 50257, 3
 
 
@@ -39,6 +39,18 @@ def test_a_large_operand_that_lies_in_columns_is_not_copied():
 def test_an_operand_that_can_be_made_padded_costs_nothing():
     gradient = product(WORDS, ROWS, WIDTH, (MORE, 0, 0), in_rows=(False, True), made_padded=(True, True))
     assert gradient.is_faster_padded(H200)
+
+
+def test_the_gradient_of_an_embedding_is_padded_where_an_h100_does():
+    for rows, width, padded in ((4096, 1024, True), (4096, WIDTH, False), (5600, WIDTH, False)):
+        gradient = product(
+            *(WORDS, rows, width, (7, 0, 0)),
+            dtype=torch.bfloat16,
+            in_rows=(False, True),
+            made_padded=(False, True),
+        )
+        assert gradient.is_faster_padded(H100) is padded
+        assert not gradient.is_sure(H100)
 
 
 def test_a_small_product_is_not_padded():

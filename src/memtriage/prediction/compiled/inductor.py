@@ -28,7 +28,7 @@ from memtriage.process.collector import collector_paused
 _NEEDED: Final = {
     "torch._dynamo.device_interface": ("CudaInterface", "caching_worker_device_properties"),
     "torch._dynamo": ("callback_handler",),
-    "torch._dynamo.trace_rules": ("_allowed_callable_ids",),
+    "torch._dynamo.trace_rules": ("get_torch_obj_rule_map",),
     "torch._dynamo.variables.optimizer": ("OptimizerVariable", "_is_static_for_cudagraphs"),
     "torch._inductor.async_compile": ("AsyncCompile",),
     "torch._inductor.constant_folding": ("ConstantFolder",),
@@ -138,17 +138,20 @@ def _uncollected() -> Iterator[None]:
 def _in_graphs(functions: Iterable[Any]) -> Iterator[None]:
     """In the block Dynamo puts calls of these stand-ins into graphs, as it does those of what they stand for.
 
-    It would follow their own code otherwise.
+    It would follow their own code otherwise. By `torch.compiler.allow_in_graph` they would count as the
+    program's own: Dynamo then refuses a graph that a backend cannot compile, instead of leaving it eager.
     """
-    allowed = torch._dynamo.trace_rules._allowed_callable_ids
-    added = [key for key in map(id, functions) if key not in allowed]
-    for key in added:
-        allowed.add(key)
+    from torch._dynamo.variables import TorchInGraphFunctionVariable
+
+    rules = torch._dynamo.trace_rules.get_torch_obj_rule_map()
+    added = [function for function in functions if function not in rules]
+    for function in added:
+        rules[function] = TorchInGraphFunctionVariable
     try:
         yield
     finally:
-        for key in added:
-            allowed.remove(key)
+        for function in added:
+            del rules[function]
 
 
 def _drop_compiled() -> None:

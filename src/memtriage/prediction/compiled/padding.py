@@ -38,13 +38,15 @@ class Slowdown:
 _SLOWDOWNS: Final = {
     8: Slowdown(1.4, 2.0, 2.7),
     4: Slowdown(1.6, 2.0, 2.7),
-    2: Slowdown(2.9, 3.2, 3.5),
+    2: Slowdown(2.8, 3.2, 8.0),
 }
 """By the bytes of which all unaligned lengths are multiples.
 
 The tensor memory accelerator wants 16 bytes; asynchronous copies into shared memory (`cp.async`, PTX ISA)
 move at least 4. Beyond the bounds of 4 and 2 bytes, products of GPT-2, with a vocabulary of 50,257, would be
-decided otherwise than an H200 did. At 8 bytes Ampere's kernels run, at most 0.7 of Hopper's rate.
+decided otherwise than an H200 did. At 2 bytes an H100 pads the gradient of its embedding if it is 1,024 wide,
+not if it is 768 wide: the slowdown is between 2.9 and 3.5. At 8 bytes Ampere's kernels run, at most 0.7 of
+Hopper's rate.
 """
 _REACHED: Final = 0.7
 """Share of the peak rate that a large product is assumed to reach."""
