@@ -90,7 +90,7 @@ def test_copies_that_would_raise_the_peak_go_to_the_host(monkeypatch):
 
 
 class Tuner:
-    """A reduction with one configuration, to which Inductor adds one where more than 32 registers are used."""
+    """A reduction with one configuration, to which Inductor adds one above 32 registers."""
 
     configs = ("one",)
 
