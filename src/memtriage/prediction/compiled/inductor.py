@@ -8,9 +8,10 @@ Known limitations: pools of CUDA graphs and kernels chosen by trial (`max_autotu
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, Final
@@ -98,9 +99,9 @@ def without_gpu(
             *fakes.replacements(),
             *_replacements(machine, trials, paddings),
             *_of_optimizers(mode, states_made),
+            _in_graphs([getattr(torch, name) for name in FACTORIES]),
         ):
             stack.enter_context(replaced(owner, name, value))
-        stack.enter_context(_in_graphs([getattr(torch, name) for name in FACTORIES]))
         # Workers would not know the stand-ins; caches would keep code for a GPU that is not there.
         stack.enter_context(config.patch(compile_threads=1, force_disable_caches=True))
         stack.enter_context(_uncollected())
@@ -134,24 +135,23 @@ def _uncollected() -> Iterator[None]:
             handler.remove_end_callback(ended)
 
 
-@contextmanager
-def _in_graphs(functions: Iterable[Any]) -> Iterator[None]:
-    """In the block Dynamo puts calls of these stand-ins into graphs, as it does those of what they stand for.
+def _in_graphs(functions: list[Any]) -> tuple[Any, str, Any]:
+    """What makes Dynamo put calls of these stand-ins into graphs, as it does those of what they stand for.
 
     It would follow their own code otherwise. By `torch.compiler.allow_in_graph` they would count as the
     program's own: Dynamo then refuses a graph that a backend cannot compile, instead of leaving it eager.
     """
+    from torch._dynamo import trace_rules
     from torch._dynamo.variables import TorchInGraphFunctionVariable
 
-    rules = torch._dynamo.trace_rules.get_torch_obj_rule_map()
-    added = [function for function in functions if function not in rules]
-    for function in added:
-        rules[function] = TorchInGraphFunctionVariable
-    try:
-        yield
-    finally:
-        for function in added:
-            del rules[function]
+    original = trace_rules.get_torch_obj_rule_map
+
+    @functools.cache
+    def rules() -> dict[Any, Any]:
+        # Neither from its cache nor into it.
+        return {**original.__wrapped__(), **dict.fromkeys(functions, TorchInGraphFunctionVariable)}
+
+    return trace_rules, original.__name__, rules
 
 
 def _drop_compiled() -> None:
