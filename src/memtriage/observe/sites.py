@@ -23,7 +23,6 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from memtriage.observe import cuda
@@ -34,6 +33,7 @@ from memtriage.observe.malloc import malloc_info
 from memtriage.observe.modes import AnomalyMode, Tracing
 from memtriage.observe.objects import instances
 from memtriage.observe.origin import package_folder
+from memtriage.observe.source_files import parse_file
 from memtriage.observe.tensors import plain, storage_facts
 
 _FRAMES = 24
@@ -274,12 +274,9 @@ def enclosing_function(filename: str, line: int) -> str:
 
 @lru_cache(maxsize=64)
 def _functions(filename: str) -> list[tuple[int, int, str]]:
-    try:
-        tree = ast.parse(Path(filename).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
+    tree = parse_file(filename)
     return [
         (node.lineno, node.end_lineno or node.lineno, node.name)
-        for node in ast.walk(tree)
+        for node in (() if tree is None else ast.walk(tree))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from memtriage.model.paths import PathSegment, SegmentKind
+from memtriage.observe.source_files import parse_file
 
 _GROWS: Final = frozenset(
     ("append", "appendleft", "extend", "extendleft", "insert")
@@ -35,8 +35,6 @@ _EMPTY: Final = frozenset(
 _VARIABLES: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.CONTEXT_VARIABLE))
 _LONGEST: Final = 60
 """Characters of a stored value that a sentence can show."""
-_LARGEST: Final = 2_000_000
-"""Bytes of source that are parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +80,7 @@ class StoreTarget:
     aliases: frozenset[str] = frozenset()
 
 
-@lru_cache(maxsize=16)
-def parsed(filename: str) -> ast.Module | None:
-    """Return what a file says; None where it cannot be read or is too large."""
-    try:
-        source = Path(filename).read_bytes()
-        return ast.parse(source) if len(source) <= _LARGEST else None
-    except (OSError, SyntaxError, ValueError):
-        return None
+parsed = lru_cache(maxsize=16)(parse_file)
 
 
 def stores_into(filename: str, target: StoreTarget) -> Iterator[tuple[int, Store]]:
