@@ -20,6 +20,8 @@ class World:
     def __init__(self) -> None:
         self.now = 100.0
         self.cost = FAST
+        self.waits = 0.0
+        self.waited = 0.0
         self.in_use = 0
         self.malloc_reads = 0
         self.reserved: dict[int, int | None] = {}
@@ -29,7 +31,8 @@ class World:
     def malloc(self) -> Any:
         self.malloc_reads += 1
         self.in_use += 1
-        self.now += self.cost
+        self.waited += self.waits
+        self.now += self.cost + self.waits
         return SimpleNamespace(in_use=self.in_use, from_kernel=10 * self.in_use)
 
     def device(self, device: int) -> DeviceCounters:
@@ -44,6 +47,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(counters.time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(counters.time, "thread_time", lambda: made.now - made.waited)
     monkeypatch.setattr(counters.malloc, "malloc_info", made.malloc)
     monkeypatch.setattr(counters.cuda, "initialized", lambda: bool(made.reserved))
     monkeypatch.setattr(counters.cuda, "devices", lambda: list(made.reserved))
@@ -120,6 +124,13 @@ def test_one_slow_reading_is_chance(world: World) -> None:
     cpu(reader)
     world.cost = FAST
     assert cpu(reader).allocated == world.in_use
+
+
+def test_waiting_for_the_processor_is_no_cost(world: World) -> None:
+    reader = warmed_up(world)
+    world.waits = SLOW
+    for _ in range(10):
+        assert cpu(reader).allocated == world.in_use
 
 
 def test_another_library_for_malloc(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
