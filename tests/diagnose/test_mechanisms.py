@@ -191,6 +191,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "train.collecting -> generator collector(): collected gets new tensors",
         ["clear collected when", "deque(maxlen=...)"],
     ),
+    "generator that collects pairs": (
+        "def mixed():\n    earlier = []\n    while True: earlier.append(((yield T()), 0))\n"
+        "mixing = mixed(); [mixing.send(each) for each in (None, T(), T())]",
+        "train.mixing -> generator mixed(): earlier gets new tensors",
+        ["clear earlier when", "deque(maxlen=...)"],
+    ),
     "default argument": (
         "def remember_all(x, store=[]):\n    store.append(x)\nremember_all(T())",
         "default argument is made once and kept for ever: train.remember_all -> default argument of",
@@ -220,6 +226,14 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "trained = net(); optimizer = torch.optim.Adam(trained.parameters())\n"
         "trained(torch.ones(4)).sum().backward()\n"
         "optimizer.step(); [made(state['exp_avg']) for state in optimizer.state.values()]",
+        "the optimizer gets new parameters",
+        ["optimizer.state"],
+    ),
+    "parameters that the optimizer alone keeps": (
+        "def trained():\n    optimizer = torch.optim.Adam([leaf()])\n"
+        "    for _ in range(2):\n        added = made(leaf())\n        added.grad = torch.ones_like(added)\n"
+        "        optimizer.add_param_group({'params': [added]})\n        optimizer.step()\n"
+        "    optimizer.param_groups.clear()\n    return optimizer\nadapting = trained()",
         "the optimizer gets new parameters",
         ["optimizer.state"],
     ),
@@ -388,10 +402,11 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
 SAME_FIX = {
     "garbage with a graph", "lengthens with a graph", "gradient with a graph", "hook with a graph",
     "hook object", "list that a hook fills", "hook of a tensor", "cache of graphs", "keyword default",
-    "buffer", "parameter groups", "a model of several", "carried by a module",
+    "buffer", "parameter groups", "parameters that the optimizer alone keeps", "a model of several",
+    "carried by a module",
     "shared with a graph", "hook with a context", "attribute", "closure",
     "keys alike", "key that is no name", "objects with a tensor each", "context variable",
-    "generator that collects",
+    "generator that collects", "generator that collects pairs",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""
 

@@ -475,7 +475,9 @@ def _generators_pile_up(held: Held) -> bool:
     kinds = [segment.kind for segment in held.anchor]
     if SegmentKind.GENERATOR not in kinds:
         return False
-    return held.holders_multiply or ANY_ITEM not in held.anchor[kinds.index(SegmentKind.GENERATOR) :]
+    inside = held.anchor[kinds.index(SegmentKind.GENERATOR) :]
+    of_last = inside[:-1] if inside[-1].kind is SegmentKind.ITEM else inside
+    return ANY_ITEM not in (of_last if held.holders_multiply else inside)
 
 
 def _threads_pile_up(held: Held) -> bool:
@@ -514,8 +516,10 @@ def _in_hook(held: Held) -> bool:
 
 
 def _in_optimizer(held: Held) -> bool:
-    return (
-        held.owner == "optimizer state" or PathSegment(SegmentKind.ATTRIBUTE, "param_groups") in held.anchor
+    of_optimizer = any(name.startswith("torch.optim.") for name in held.classes)
+    parts = ("param_groups", "state") if of_optimizer else ("param_groups",)
+    return held.owner == "optimizer state" or any(
+        PathSegment(SegmentKind.ATTRIBUTE, part) in held.anchor for part in parts
     )
 
 
