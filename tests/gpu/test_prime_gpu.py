@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +12,18 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
-from tests.support.primed_training import build, priming_of
 
 import memtriage
 from memtriage.model.priming import StatePool
 from memtriage.observe.states import parameter_bytes
 from memtriage.treat.priming import CudaBlocks, allocate, prime_device
 from memtriage.treat.state_pools import CudaPools, StatePools, pools_possible
+from support.primed_training import build, priming_of
 
 MIB = 1 << 20
 SIZES = [64 * MIB, 40 * MIB, 20 * MIB]
 TIME_LIMIT_S = 300
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -225,7 +227,7 @@ def test_run_primes_a_script_before_its_first_allocation(tmp_path: Path) -> None
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"
-        "from tests.support.primed_training import build\n"
+        "from support.primed_training import build\n"
         "model, optimizer, step = build(torch.device('cuda'), [])\n"
         "for _ in range(8):\n"
         "    step()\n"
@@ -233,6 +235,7 @@ def test_run_primes_a_script_before_its_first_allocation(tmp_path: Path) -> None
     )
     done = subprocess.run(
         [sys.executable, "-m", "memtriage", "run", "--prime", "-o", str(tmp_path / "run"), str(script)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))},
         capture_output=True,
         text=True,
         timeout=TIME_LIMIT_S,
