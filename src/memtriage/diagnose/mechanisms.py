@@ -516,7 +516,7 @@ def _in_hook(held: Held) -> bool:
 
 
 def _in_optimizer(held: Held) -> bool:
-    of_optimizer = any(module.startswith("torch.optim.") for module in held.classes)
+    of_optimizer = any(klass.startswith("torch.optim.") for klass in held.classes)
     parts = ("param_groups", "state") if of_optimizer else ("param_groups",)
     return held.owner == "optimizer state" or any(
         PathSegment(SegmentKind.ATTRIBUTE, part) in held.anchor for part in parts

@@ -145,7 +145,7 @@ class CounterReader:
         started = time.thread_time()  # a busy machine makes it wait, which is no cost of its own
         info = malloc.malloc_info()
         before, self._malloc_took = self._malloc_took, time.thread_time() - started
-        self._malloc_cost = min(before, self._malloc_took)  # one alone may have waited for the processor
+        self._malloc_cost = min(before, self._malloc_took)  # one slow one may be chance
         self._malloc_readings += 1
         self._malloc_spent += self._malloc_took
         self._malloc_due = now + self._malloc_cost / MALLOC.step_share
