@@ -60,10 +60,11 @@ class GpuKind:
 # less the allocator's segments was 751 to 771 MiB; 767 MiB is the median.
 _H200_OUTSIDE: Final = 767 * MIB
 
-# Capabilities, multiprocessors and L2 caches: NVIDIA's data sheets and the CUDA programming guide.
+# Capabilities, multiprocessors and L2 caches: NVIDIA's data sheets and the CUDA programming guide; memory and
+# L2 caches of the H200 and the H100: `torch.cuda.get_device_properties` (torch 2.11.0+cu130).
 GPU_KINDS: Final[dict[str, GpuKind]] = {
-    "h200": GpuKind("NVIDIA H200", (9, 0), 132, 150109880320, _H200_OUTSIDE, 50 * MIB, measured=True),
-    "h100": GpuKind("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * _GIB, _H200_OUTSIDE, 50 * MIB),
+    "h200": GpuKind("NVIDIA H200", (9, 0), 132, 150109880320, _H200_OUTSIDE, 60 * MIB, measured=True),
+    "h100": GpuKind("NVIDIA H100 80GB HBM3", (9, 0), 132, 85017493504, _H200_OUTSIDE, 50 * MIB),
     "h100-pcie": GpuKind("NVIDIA H100 PCIe", (9, 0), 114, 80 * _GIB, _H200_OUTSIDE, 50 * MIB),
     "b200": GpuKind("NVIDIA B200", (10, 0), 148, 192 * _GIB, _H200_OUTSIDE, 126 * MIB),
     "a100": GpuKind("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * _GIB, _H200_OUTSIDE, 40 * MIB),
