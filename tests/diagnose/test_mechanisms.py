@@ -237,6 +237,19 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "the optimizer gets new parameters",
         ["optimizer.state"],
     ),
+    "parameters that a wrapper of optimizers keeps": (
+        "class FlatOptimizer:\n    def __init__(self): self.state = {}\n    def step(self): pass\n"
+        "    def zero_grad(self): pass\n"
+        "flat = FlatOptimizer()\nfor _ in 'ab': flat.state[made(leaf())] = {'steps': 1}",
+        "the optimizer gets new parameters",
+        ["optimizer.state"],
+    ),
+    "state of a scheduler": (
+        "class Warmup(torch.optim.lr_scheduler.LRScheduler):\n    def __init__(self): self.state = []\n"
+        "warmup = Warmup(); warmup.state += [T(), T()]",
+        "train.warmup.state gets new tensors",
+        ["clear state when"],
+    ),
     "parameter groups": (
         "added = torch.optim.SGD([leaf()], lr=0.1)\n"
         "added.add_param_group({'params': [made(nn.Parameter(torch.ones(100)))]})",
@@ -403,10 +416,10 @@ SAME_FIX = {
     "garbage with a graph", "lengthens with a graph", "gradient with a graph", "hook with a graph",
     "hook object", "list that a hook fills", "hook of a tensor", "cache of graphs", "keyword default",
     "buffer", "parameter groups", "parameters that the optimizer alone keeps", "a model of several",
-    "carried by a module",
+    "carried by a module", "parameters that a wrapper of optimizers keeps",
     "shared with a graph", "hook with a context", "attribute", "closure",
     "keys alike", "key that is no name", "objects with a tensor each", "context variable",
-    "generator that collects", "generator that collects pairs",
+    "generator that collects", "generator that collects pairs", "state of a scheduler",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""
 

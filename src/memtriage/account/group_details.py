@@ -140,7 +140,7 @@ class GroupDetails:
         sample = max(group, key=lambda held: held.facts.nbytes)
         holder, element = self._holders.holder_of(sample.position)
         facts = holder_facts(graph, holder)
-        detail.classes = facts.classes
+        detail.classes, detail.in_optimizer = facts.classes, facts.in_optimizer
         if ANY_ITEM in anchor:
             detail.collected = collects(
                 graph, [held.position for held in _from_the_ends(group)[: POLICY.sites]]

@@ -32,19 +32,23 @@ class HolderFacts:
     Attributes:
         classes: `module.Name` of their classes and base classes, the holder's first.
         files: source files of the program that define their functions, classes and modules.
+        in_optimizer: one of these objects is an optimizer.
     """
 
     classes: list[str]
     files: list[str]
+    in_optimizer: bool
 
 
 def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
     """Collect facts about a holder and the objects that lead to it."""
     classes: dict[str, None] = {}
     files: dict[str, None] = {}
+    in_optimizer = False
     at = holder
     while at >= 0:
         obj = graph.objects[at]
+        in_optimizer = in_optimizer or graph.kind(at) == OPTIMIZER
         for klass in bases_of(type(obj)):
             if module_of(klass) not in _PLAIN_MODULES:
                 classes[f"{module_of(klass)}.{qualified_name_of(klass)}"] = None
@@ -55,7 +59,8 @@ def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
             files.update(dict.fromkeys(_file_of_module(_module_of_root(graph.root_names[at], obj))))
         at = graph.parents[at]
     origin = CodeOrigin()
-    return HolderFacts(list(classes), [file for file in files if origin.is_user_file(file)])
+    own_files = [file for file in files if origin.is_user_file(file)]
+    return HolderFacts(list(classes), own_files, in_optimizer)
 
 
 def store_of(anchor: HolderPath, files: Sequence[str], allocated: str | None = None) -> Store | None:

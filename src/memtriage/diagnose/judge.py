@@ -206,6 +206,7 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, evidence: Evidence) -> He
         stored_by_hook=detail.stored_by_hook,
         carried=detail.carried,
         classes=tuple(detail.classes),
+        in_optimizer=detail.in_optimizer,
         collected=detail.collected,
         every=_every(evidence.scale),
     )

@@ -50,6 +50,7 @@ class Held:
         stored_by_hook: that line is in a hook of a module.
         carried: what it stores is made of what was there before.
         classes: classes of the objects on the way to the holder.
+        in_optimizer: one of these objects is an optimizer.
         collected: what it belongs to, where whole modules or optimizers are collected.
         ordinary: what grows is ordinary data, and no tensors.
         every: what it grows with, for the sentence.
@@ -74,6 +75,7 @@ class Held:
     stored_by_hook: bool = False
     carried: bool = False
     classes: tuple[str, ...] = ()
+    in_optimizer: bool = False
     collected: Literal["module", "optimizer"] | None = None
     ordinary: bool = False
     every: Literal["step", "backward", "second", "run"] = "step"
@@ -516,8 +518,7 @@ def _in_hook(held: Held) -> bool:
 
 
 def _in_optimizer(held: Held) -> bool:
-    of_optimizer = any(klass.startswith("torch.optim.") for klass in held.classes)
-    parts = ("param_groups", "state") if of_optimizer else ("param_groups",)
+    parts = ("param_groups", "state") if held.in_optimizer else ("param_groups",)
     return held.owner == "optimizer state" or any(
         PathSegment(SegmentKind.ATTRIBUTE, part) in held.anchor for part in parts
     )

@@ -155,6 +155,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
         carrier: path of another variable that leads to most of the graph, and that the program makes of what
             it was before; None where there is none, or where `carried`.
         classes: classes of the objects on the way to the holder, and their base classes, with their modules.
+        in_optimizer: one of these objects is an optimizer.
         anchor_owner: what the tensor is that the anchor names; None where it names none.
         differentiated: its graph has nodes that differentiate a gradient.
         backward_ran: most nodes of its graph have lost what they saved: a backward went through them.
@@ -180,6 +181,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     carried: bool = False
     carrier: HolderPath | None = None
     classes: list[str] = msgspec.field(default_factory=list)
+    in_optimizer: bool = False
     anchor_owner: Owner | None = None
     differentiated: bool = False
     backward_ran: bool = False
