@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -89,6 +90,13 @@ def test_a_rise_between_two_positions_is_measured_against_a_rate() -> None:
     assert not Counter("cpu").rose(MIB, 10, 50)
 
 
+def test_growth_is_steady_unless_it_seems_to_slow_down() -> None:
+    even = counter_of([at * MIB for at in range(60)])
+    assert even.steady(MIB // 2) and not even.steady(2 * MIB)
+    slower = counter_of([round(60 * (1 - math.exp(-at / 60)) * MIB) + at % 5 * 3 * MIB for at in range(60)])
+    assert slower.confirms(MIB // 4) and not slower.steady(MIB // 4)
+
+
 def test_growth_confirms_only_while_it_goes_on() -> None:
     going_on, stopped = counter_of(growing(300, MIB)), counter_of(growing(270, MIB) + 30 * [369 * MIB])
     assert going_on.confirms(MIB // 2) and not going_on.confirms(2 * MIB)
@@ -116,5 +124,6 @@ def test_a_question_to_a_counter_that_is_not_there_is_answered_no() -> None:
     names = [*counters, "none"]
     assert [counters.contradicts(name, MIB // 2, 3) for name in names] == [True, False, False, False]
     assert [counters.confirms(name, MIB // 2) for name in names] == [False, True, False, False]
+    assert [counters.steady(name, MIB // 2) for name in names] == [False, True, False, False]
     assert [counters.ended(name, MIB // 2) for name in names] == [False, False, True, False]
     assert [counters.rose(name, MIB, 10, 50) for name in names] == [False, True, True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -58,6 +59,7 @@ def judged(
         lambda name, rate: counter.ended(rate),
         lambda name, rate, start, end: counter.rose(rate, start, end),
         lambda name, rate, since: counter.flat(rate, since),
+        lambda name, rate: counter.steady(rate),
     )
     return {in_words(each.holding.group.anchor): each for each in grown}
 
@@ -124,6 +126,31 @@ def test_an_early_burst_is_a_doubt_where_half_of_the_time_is_looked_at() -> None
     history = holders({at: {"losses": size} for at, size in ((10, 10), (30, 110), (50, 210), (70, 220))})
     counter = counter_of([10 * step * MIB for step in range(1, 80)])
     assert judged(history, counter)["losses"].proof.certainty == "suspected"
+
+
+def test_a_burst_is_a_doubt_where_its_counter_slows_down_as_well() -> None:
+    """A cache with an entry for each of 17 shapes, in a run of 33 steps."""
+    seen = [0, 1, 2, 3, 4, 5, 5, 5, 6, 6, 6, 6, 7, 8, 8, 8, 8, 9, 9, 9, 9, 10, 11, 11, 11, 11, 11, 11, 11, 11]
+    seen += [12, 12, 12, 12]
+    history = holders({at: {"cache": seen[at]} for at in (3, 6, 10, 30)})
+    assert judged(history, counter_of([each * MIB for each in seen]))["cache"].proof.uneven
+
+
+@pytest.mark.parametrize(
+    ("counted", "certainty"),
+    [
+        pytest.param(lambda step: 1.1 * step, "proven", id="steadily"),
+        pytest.param(lambda step: 1.6 * step, "suspected", id="something else, too"),
+        pytest.param(lambda step: 60 * (1 - math.exp(-step / 50)), "suspected", id="slower and slower"),
+    ],
+)
+def test_what_slows_down_is_proven_where_it_is_all_that_its_counter_shows(
+    counted: Callable[[int], float], certainty: str
+) -> None:
+    history = holders({at: {"losses": size} for at, size in ((10, 10), (30, 38), (50, 60), (70, 76))})
+    counter = counter_of([100 * MIB + round(counted(step) * MIB) for step in range(1, 80)])
+    proof = judged(history, counter)["losses"].proof
+    assert (proof.certainty, proof.fills) == (certainty, certainty == "suspected")
 
 
 def backlog(counter: Counter) -> dict[str, HolderGrowth]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.growth.proof import Proof, prove
+from memtriage.diagnose.growth.proof import BY_TIME, POLICY, Proof, ProofPolicy, prove
 
 MIB = 1024**2
 
@@ -196,17 +196,40 @@ def test_every_interval_shows_its_share(sizes: tuple[float, ...], certainty: str
 
 
 @pytest.mark.parametrize(
-    ("grown", "certainty"),
+    ("sizes", "policy", "certainty"),
     [
-        pytest.param([6.5, 12.8, 12.9, 22.1, 28.3, 30.2, 38.2, 51.2, 62.1], "proven", id="at random"),
-        pytest.param(
-            [6.5, 12.8, 16.0, 28.0, 32.0, 36.0, 38.2, 40.2, 41.0], "suspected", id="ever more slowly"
-        ),
+        pytest.param((0, 20, 36, 48), POLICY, "proven", id="a rate that falls to six tenths"),
+        pytest.param((0, 20, 36, 47.9), POLICY, "suspected", id="lower"),
+        pytest.param((0, 20, 31, 42.9), POLICY, "proven", id="lower, but not in each interval"),
+        pytest.param((0, 20, 36, 46), BY_TIME, "proven", id="over seconds, to a half"),
+        pytest.param((0, 20, 36, 45.9), BY_TIME, "suspected", id="over seconds, lower"),
     ],
 )
-def test_of_many_censuses_a_few_even_intervals_are_enough(grown: list[float], certainty: str) -> None:
+def test_what_slows_down_in_each_interval_may_fill(
+    sizes: tuple[float, ...], policy: ProofPolicy, certainty: str
+) -> None:
+    proof = prove(by_tens(*sizes), policy=policy)
+    assert (proof.certainty, proof.fills) == (certainty, certainty == "suspected")
+
+
+def test_intervals_that_are_joined_do_not_hide_that_what_fills_slows_down() -> None:
+    """A cache with an entry for each shape, of 8 censuses of which 4 would be compared."""
+    at = (5.2, 10.2, 10.51, 11.16, 12.45, 14.03, 15.8, 18.53)
+    sizes = (24, 38, 39, 40, 43, 46, 48, 53)
+    proof = prove(list(zip(at, sizes, strict=True)))
+    assert (proof.certainty, proof.reason) == ("suspected", "it grows more and more slowly")
+
+
+@pytest.mark.parametrize(
+    ("grown", "uneven"),
+    [
+        pytest.param([6.5, 12.8, 12.9, 22.1, 28.3, 30.2, 38.2, 51.2, 62.1], False, id="at random"),
+        pytest.param([6.5, 12.8, 16.0, 28.0, 32.0, 36.0, 38.2, 40.2, 41.0], True, id="ever more slowly"),
+    ],
+)
+def test_of_many_censuses_a_few_even_intervals_are_enough(grown: list[float], uneven: bool) -> None:
     """A loop keeps one batch of four, of any length: of two in a row there may be none, or both."""
-    assert prove(list(zip((3, 6, 8, 17, 22, 30, 39, 51, 67), grown, strict=True))).certainty == certainty
+    assert prove(list(zip((3, 6, 8, 17, 22, 30, 39, 51, 67), grown, strict=True))).uneven == uneven
 
 
 @pytest.mark.parametrize(("last", "stops"), [(304.0, False), (303.9, True)])

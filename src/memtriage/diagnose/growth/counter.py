@@ -53,6 +53,10 @@ class Counter:
         growth = self.estimate()
         return growth.state == "growing" and growth.rate >= rate
 
+    def steady(self, rate: float) -> bool:
+        """Whether it grows by at least so many bytes per position, and does not seem to slow down."""
+        return self.confirms(rate) and not self.estimate().slows
+
     def rise(self, start: float, end: float) -> float | None:
         """Return the bytes by which it rose between two positions; None without readings or distance."""
         points = self.track.points()
@@ -107,6 +111,11 @@ class Counters(dict[str, Counter]):
         """As `Counter.confirms`."""
         counter = self.get(name)
         return counter is not None and counter.confirms(rate)
+
+    def steady(self, name: str, rate: float) -> bool:
+        """As `Counter.steady`."""
+        counter = self.get(name)
+        return counter is not None and counter.steady(rate)
 
     def ended(self, name: str, rate: float) -> bool:
         """As `Counter.ended`."""

@@ -210,6 +210,7 @@ def growths(
     ended: Confirms = lambda counter, rate: False,
     rose: Rose = lambda counter, rate, start, end: False,
     flat: Flat = lambda counter, rate, since: False,
+    steady: Confirms = lambda counter, rate: False,
     policy: ProofPolicy = POLICY,
 ) -> list[HolderGrowth]:
     """Judge holders, largest growth first; what a counter contradicts is left out.
@@ -226,6 +227,7 @@ def growths(
         ended: whether a counter grew and has stopped.
         rose: whether a counter rose over a stretch in which a holder may have stopped.
         flat: whether a counter has stopped growing between the last two censuses, if the last was at the end.
+        steady: whether a counter grows up to its last reading and does not seem to slow down.
         policy: thresholds of proof.
     """
     growing = []
@@ -239,8 +241,10 @@ def growths(
             contradicted = partial(_not_confirmed, confirms, counter)
         proof = prove(points, contradicted, policy, period, holding.fell)
         first, last = rising[0], rising[-1]
-        if proof.uneven and _has_the_counters_shape(points, counter, confirms, rose, policy):
-            proof = replace(proof, certainty="proven", reason=None, uneven=False)
+        if (proof.fills and _has_the_counters_rate(proof.rate, counter, steady)) or (
+            proof.uneven and _has_the_counters_shape(points, counter, steady, rose, policy)
+        ):
+            proof = replace(proof, certainty="proven", reason=None, uneven=False, fills=False)
         if len(rising) > 1 and not last.between:
             earlier = prove(points[:-1], policy=policy, period=period).rate
             near = last.position - rising[-2].position < HOLDER_POLICY.far
@@ -277,9 +281,9 @@ def _rate_to_the_end(proof: Proof, end: float, earlier: float, *, near: bool) ->
 
 
 def _has_the_counters_shape(
-    points: Sequence[tuple[float, float]], counter: str, confirms: Confirms, rose: Rose, policy: ProofPolicy
+    points: Sequence[tuple[float, float]], counter: str, steady: Confirms, rose: Rose, policy: ProofPolicy
 ) -> bool:
-    """Whether a counter that surely grows rose as a holder did in the last interval, most of the time.
+    """Whether a counter that grows steadily rose as a holder did in the last interval, most of the time.
 
     Censuses in a burst say little about how even growth is. The counter is read all the time.
     """
@@ -288,8 +292,14 @@ def _has_the_counters_shape(
         return False
     rate = (most - least) / (end - start)
     lowest, highest = (2 * part * rate for part in HOLDER_POLICY.explains)  # `rose` asks for half
-    grows = confirms(counter, policy.contradicts * rate)
+    grows = steady(counter, policy.contradicts * rate)
     return grows and rose(counter, lowest, start, end) and not rose(counter, highest, start, end)
+
+
+def _has_the_counters_rate(rate: float, counter: str, steady: Confirms) -> bool:
+    """Whether a holder is what a counter shows to grow steadily, although it looks as if it slowed down."""
+    lowest, highest = (part * rate for part in HOLDER_POLICY.explains)
+    return steady(counter, lowest) and not steady(counter, highest)
 
 
 def data_growths(

@@ -26,6 +26,8 @@ class ProofPolicy:
         begun: part of the others' rate below which growth began in the middle of the first interval. That one
             is left out where enough others follow, and always for the rate.
         slows: rate of the last interval, as a part of the first's, below which it may come to an end.
+        fills: the same where each interval has a lower rate than the one before: what fills gets fewer and
+            fewer new entries, what leaks is faster now and slower then.
         contradicts: part of the holder's rate that a counter would have to show, and does not.
         differs: times as far as intervals differ that the last one must fall short of what is expected.
         exact: part of the expected growth that it must fall short by where intervals do not differ at all.
@@ -41,6 +43,7 @@ class ProofPolicy:
     share: float = 0.3
     begun: float = 0.9
     slows: float = 0.5
+    fills: float = 0.6
     contradicts: float = 0.5
     differs: float = 4.0
     exact: float = 0.05
@@ -49,7 +52,7 @@ class ProofPolicy:
 
 
 POLICY: Final = ProofPolicy()
-BY_TIME: Final = ProofPolicy(share=0.15, slows=0.35, exact=0.5)
+BY_TIME: Final = ProofPolicy(share=0.15, slows=0.35, fills=0.5, exact=0.5)
 """Over seconds: a program is as fast as its machine and its input let it be."""
 
 
@@ -66,6 +69,7 @@ class Proof:
         stopped: it is proven, but the last interval shows less than those before, by more than these differ:
             the position in it at which it may have come to an end. None where it shows enough.
         uneven: it is not proven only because its intervals differ too much.
+        fills: it is not proven only because it slows down in each of them.
     """
 
     certainty: Certainty | None
@@ -75,6 +79,7 @@ class Proof:
     reason: str | None = None
     stopped: float | None = None
     uneven: bool = False
+    fills: bool = False
 
     def suspected(self, reason: str) -> Proof:
         """Return the same growth as a suspicion, for a reason."""
@@ -105,6 +110,7 @@ def prove(
         return Proof(None, 0.0, 0, points[-1][0] if points else 0.0, "it did not grow up to the last census")
     while len(rates) > needed and rates[0] < policy.begun * median(rates[1:]):
         del points[0], rates[0]
+    fills = _fills(_rates(_evenly(points, needed)), policy)
     points = _joined(points, needed, policy)
     rates = _rates(points)
     late = len(rates) > 1 and rates[0] < policy.begun * median(rates[1:])
@@ -118,11 +124,19 @@ def prove(
     if _is_uneven(rates, whole, policy) and _is_uneven(_rates(_evenly(points, needed)), whole, policy):
         reason = "it grows more and more slowly, or unevenly"
         return Proof("suspected", whole, grown, start, reason, uneven=True)
+    if fills:
+        return Proof("suspected", whole, grown, start, "it grows more and more slowly", fills=True)
     return Proof("proven", whole, grown, start, stopped=_stopped(points[late:], sizes, policy))
 
 
 def _is_uneven(rates: Sequence[float], whole: float, policy: ProofPolicy) -> bool:
     return min(rates) < policy.share * whole or rates[-1] < policy.slows * rates[0]
+
+
+def _fills(rates: Sequence[float], policy: ProofPolicy) -> bool:
+    """Whether each rate is lower than the one before, and the last one much lower than the first."""
+    falls = all(after < before for before, after in pairwise(rates))
+    return falls and rates[-1] < policy.fills * rates[0]
 
 
 def _evenly(points: Sequence[tuple[float, float]], intervals: int) -> list[tuple[float, float]]:

@@ -159,6 +159,8 @@ class GrowthEstimate:
         period: positions from one rise to the next, where rises are regular and none comes between.
         jumps: one or two single rises that are no growth: `(position, bytes)`.
         until: position at which growth ended, where it did; `rate` is then the rate before it.
+        slows: the last quarter shows less than the first, by so much that it may come to an end, but also by
+            so little that chance may have made the difference.
     """
 
     state: TrendState
@@ -169,6 +171,7 @@ class GrowthEstimate:
     period: float | None = None
     jumps: tuple[tuple[float, float], ...] = ()
     until: float | None = None
+    slows: bool = False
 
     def is_growth_of(self, rate: float, accuracy: float) -> bool:
         """Whether the counter grows by `rate`, within `accuracy` (a part of that rate)."""
@@ -321,7 +324,8 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     slower = policy.slows * quarters[0] - quarters[-1]
     if uncertain or slower > policy.differs * line.difference_of_quarters():
         return _by_regular_rises(points, replace(result, state="undecided"), policy)
-    return _by_single_rises(points, _by_total(points, replace(result, state="growing"), policy), policy)
+    growing = replace(result, state="growing", slows=bool(slower > 0))
+    return _by_single_rises(points, _by_total(points, growing, policy), policy)
 
 
 def _by_total(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:

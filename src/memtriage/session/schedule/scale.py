@@ -250,6 +250,7 @@ class ScaleScheduler:
             self.counters.ended,
             self.counters.rose,
             self.counters.flat,
+            self.counters.steady,
             self._proof,
         )
         return at_counters_rate(growing, self.counters)
