@@ -67,6 +67,24 @@ def test_two_numbered_keys_are_a_pair_and_three_fold():
     assert labels_of(["w1", "w2", "w3", "bias"]) == [item_segment("'w*'")] * 3 + [item_segment("'bias'")]
 
 
+@pytest.mark.parametrize(
+    ("texts", "label"),
+    [
+        pytest.param(
+            ["0ead1cbc-1dbd-4e0d-a8c5-40f9e8f8f4ce", "A0B61E69-F2A3-45AC-BCDE-AFEBD8C1DDEF"],
+            ANY_ITEM,
+            id="UUIDs",
+        ),
+        pytest.param(["9f86d081884c7d65", "fedcbaabcdef"], ANY_ITEM, id="hashes"),
+        pytest.param(["session-2c26b46b", "session-fcde2b2e"], item_segment("'session-*'"), id="in a name"),
+    ],
+)
+def test_hexadecimal_numbers_fold(texts: list[str], label: PathSegment) -> None:
+    third = texts[0].replace("1", "7").replace("2", "5")
+    assert labels_of([*texts, third, "facade"]) == [label] * 3 + [item_segment("'facade'")]
+    assert labels_of(texts) == [item_segment(repr(text)) for text in texts]
+
+
 def test_numbered_variables_fold_from_eight_on():
     seven, eight = [f"layer{at}" for at in range(7)], [f"layer{at}" for at in range(8)]
     assert labels_of(seven, namespace=True) == [attribute_segment(name) for name in seven]

@@ -32,10 +32,11 @@ _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_DICT_KEYS = 32
 """Entries up to which a dict is a record with names; with more its keys are data, and fold."""
 _ENOUGH = 3
-"""Keys that differ only in digits from which on they fold; two may be a pair, such as `w1` and `w2`."""
+"""Keys that differ only in numbers from which on they fold; two may be a pair, such as `w1` and `w2`."""
 _ENOUGH_VARIABLES = 8
 """The same for variables and attributes, which are written one by one: `layer1` to `layer4` are names."""
-_DIGITS = re.compile(r"\d+")
+_NUMBERS = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8,}|\d+", re.IGNORECASE)
+"""Numbers in names: UUIDs, hashes and other hexadecimal numbers of eight digits or more, decimal ones."""
 _COMMON_MODULES = ("builtins", "collections", "types", "functools")
 _OF_FUNCTION = (SegmentKind.CLOSURE, SegmentKind.HOOK_CLOSURE, SegmentKind.DEFAULT_ARGUMENT)
 """Kinds of segments that a function's own tuple or dict of values adds: the variable follows."""
@@ -115,14 +116,14 @@ def attribute_segment(name: str) -> PathSegment:
 def key_labels(keys: Sequence[tuple[str | None, int]], namespace: bool) -> dict[int, PathSegment]:
     """The segment of every key of a dict, by what identifies the key's value.
 
-    Keys that are no strings vary by nature (`[*]`). String keys that differ only in digits fold once there
+    Keys that are no strings vary by nature (`[*]`). String keys that differ only in numbers fold once there
     are enough of them, and a dict of many keys is a table, not a record.
 
     Args:
         keys: (text of the key, None if it is no string; what identifies the value).
         namespace: the keys are names of attributes.
     """
-    patterns = Counter(_DIGITS.sub("*", text) for text, _ in keys if text is not None)
+    patterns = Counter(_NUMBERS.sub("*", text) for text, _ in keys if text is not None)
     enough = _ENOUGH_VARIABLES if namespace else _ENOUGH
     many = not namespace and len(patterns) > _MAX_DICT_KEYS
     labels: dict[int, PathSegment] = {}
@@ -130,7 +131,7 @@ def key_labels(keys: Sequence[tuple[str | None, int]], namespace: bool) -> dict[
         if text is None or many:
             label = ANY_ITEM
         else:
-            pattern = _DIGITS.sub("*", text)
+            pattern = _NUMBERS.sub("*", text)
             if pattern != text and patterns[pattern] >= enough:
                 text = pattern
             if text == "*" or (namespace and text.isdigit()):
