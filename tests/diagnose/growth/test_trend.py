@@ -136,6 +136,19 @@ def test_growth_that_stopped_near_the_end_is_not_growing(steps: int, part: float
     assert growth.until == pytest.approx(part * steps, abs=0.1 * steps)
 
 
+@pytest.mark.parametrize("seed", [9, 15, 19])
+@pytest.mark.parametrize("part", [0.75, 0.8, 1.0])
+def test_growth_that_was_faster_now_and_slower_then_has_stopped_where_it_rests(
+    part: float, seed: int
+) -> None:
+    """A cache of 40 s that fills at another speed every 2 s; readings get rarer, as over time."""
+    speeds = np.random.default_rng(seed).uniform(0.5, 2, 20)
+    at = np.concatenate((np.arange(0.1, 10, 0.1), 10 * 1.01 ** np.arange(140)))
+    done = np.interp(at, np.arange(21) * 2.0, np.concatenate(([0], np.cumsum(speeds))))
+    values = np.minimum(done, part * done[-1]) * MIB
+    assert (estimate(Points(at, values, values), CUDA).state == "growing") == (part == 1)
+
+
 def test_rises_that_do_not_come_any_more_are_not_growing() -> None:
     assert judged(np.minimum(STEP, 240) // 20 * MIB + noise(100, 300)).state != "growing"
 

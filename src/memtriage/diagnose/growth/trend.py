@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memtriage.diagnose.growth.jumps import bend_to_flat, changes, without_jumps, without_releases
 from memtriage.diagnose.growth.line import POLICY as LINE
-from memtriage.diagnose.growth.line import fit, noise, quarter_rates, slopes
+from memtriage.diagnose.growth.line import fit, levels, noise, quarter_rates, slopes
 from memtriage.diagnose.growth.track import Floats, Points
 
 TrendState = Literal["too_short", "flat", "undecided", "growing"]
@@ -59,6 +59,10 @@ class TrendPolicy:
         stops: slope of the end, as a part of the smallest in any other stretch as long, below which growth
             has come to an end; and how many times further from the middle than that one it must be.
         ends: parts of the time that an end may take: one in so many.
+        rests: levels at the end without a rise of their own that end any growth which rose from each of the
+            earlier ones to the next. A program that is followed over time is faster now and slower then, so
+            that its end is no further from the middle than its slowest part. One in 10,000 series of 24
+            independent rises has its four smallest ones at the end.
         falls: fall within such an end, as part of what its time would have brought, that explains it.
         goes_on: part of the rate that growth beside that fall must show.
         differs: standard errors by which the last quarter must fall short of the first to be slower.
@@ -84,6 +88,7 @@ class TrendPolicy:
     steadier: float = 0.5
     stops: tuple[float, float] = (0.25, 3.0)
     ends: tuple[int, ...] = (8, 16, 32, 64, 128)
+    rests: int = 4
     falls: float = 0.25
     goes_on: float = 0.5
     differs: float = 2.0
@@ -356,7 +361,7 @@ def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
     for count in policy.ends:
         rates = slopes(at, values, count)
         if rates is None:
-            return None
+            break
         last, others = rates[-1], rates[:-2]
         least, middle = float(others.min()), float(np.median(others))
         flat = last < part * least and middle - last > apart * (middle - least)
@@ -365,7 +370,19 @@ def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
         end = float(at[-1] - span / count)
         if not _has_release(at[at >= end], values[at >= end], middle, policy):
             return end
-    return None
+    return _rest(at, values, policy)
+
+
+def _rest(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
+    """Return the position from which on a series rests that rose from each level to the next until then."""
+    at, values = levels(at, values, policy.windows)
+    rates = np.diff(values) / np.diff(at)
+    most = policy.stops[0] * float(np.median(rates))
+    resting = len(rates) - 1 - int(np.flatnonzero(rates >= most).max(initial=-1))
+    earlier = rates[: len(rates) - resting - 1]  # less the one in which it ended
+    if resting < policy.rests or len(earlier) < policy.rests or earlier.min() <= most:
+        return None
+    return float(at[-1 - resting])
 
 
 def _has_release(at: Floats, values: Floats, rate: float, policy: TrendPolicy) -> bool:
