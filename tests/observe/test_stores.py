@@ -70,6 +70,12 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "closure of a hook": (
         "def install(model):\n    kept = []\n    def grab(m, args, out):\n        kept.append(out)  # here",
         (*SELF, *CLOSURE, ANY_ITEM), "out"),
+    "closure that another function around which it is made fills": (
+        "def other():\n    kept = []\n    def put(x): kept.append(1 + x)\n"
+        "def watch():\n    kept = {}\n    def hook_for(name):\n        def hook(m, args, out):\n"
+        "            kept[name].append(out)  # here\n        return hook\n"
+        "    def grab(): return kept",
+        (*SELF, *CLOSURE, item("'act*'"), ANY_ITEM), "out"),
     "default argument": (
         "def remember(x, store=[]):\n    store.append(x)  # here", (*DEFAULT, ANY_ITEM), "x"),
     "cached function": (

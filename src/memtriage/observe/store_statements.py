@@ -191,7 +191,7 @@ def _in_scope(functions: tuple[_Function, ...], target: StoreTarget) -> bool:
     if target.segment.kind not in _VARIABLES:
         return True
     name = target.segment.name
-    names = [getattr(function, "name", "<lambda>") for function in functions]
+    names = list(map(_name_of, functions))
     if target.module:
         return not any(_binds(function, name) for function in functions)
     if target.function is None:
@@ -199,8 +199,16 @@ def _in_scope(functions: tuple[_Function, ...], target: StoreTarget) -> bool:
     if target.function in names:
         inner = functions[names.index(target.function) + 1 :]
         return not any(_binds(function, name) for function in inner)
-    # A variable of the function around the one that the path names.
-    return target.shared and bool(functions) and _binds(functions[-1], name)
+    # A variable of a function around the one that the path names, which others in it use, too.
+    binder = next((function for function in reversed(functions) if _binds(function, name)), None)
+    return target.shared and binder is not None and target.function in map(_name_of, ast.walk(binder))
+
+
+def _name_of(node: ast.AST) -> str | None:
+    """Return the name of a function; None for anything else."""
+    if isinstance(node, ast.Lambda):
+        return "<lambda>"
+    return node.name if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
 
 
 def _binds(function: _Function, name: str) -> bool:
