@@ -341,6 +341,26 @@ def test_a_census_while_a_tuple_is_being_built(program: Any) -> None:
     assert len(program["built"]) == 2
 
 
+def test_a_generator_of_a_loop_leads_to_the_line_that_stores_in_it(program: Any) -> None:
+    """Only the loop that runs it has it: none of the program's variables do."""
+    stored = []
+
+    def ask(view: CensusView) -> None:
+        (key,) = (group.key for group in view.census().groups if "earlier" in in_words(group.anchor))
+        stored.append(
+            view.details([key], lambda _: None, named=lambda stack: str(stack[0][1]))[key].stored_at
+        )
+
+    program.run(PRELUDE)
+    program.module.ask = ask
+    program.run(
+        "def batches(sizes):\n    earlier = []\n    for n in sizes:\n        earlier.append(torch.ones(n))\n"
+        "        yield n\ndef train():\n    for n in batches([4000]): look(ask)\ntrain()"
+    )
+    line = 1 + program.file.read_text().splitlines().index("        earlier.append(torch.ones(n))")
+    assert stored == [str(line)]
+
+
 def test_an_object_of_a_saved_tensor_whose_node_is_gone_is_not_read() -> None:
     """Reading it would crash the process: it refers to a place in the node, and does not keep it alive."""
     program = """

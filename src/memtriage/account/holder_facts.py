@@ -22,6 +22,11 @@ _NODES_ASKED = 200
 _NODES_FOLLOWED = 2_000
 _SEVERAL = 3
 """Modules or optimizers that belong together are fewer: two players, a model and its average."""
+_CODE = {
+    types.GeneratorType: "gi_code",
+    types.CoroutineType: "cr_code",
+    types.AsyncGeneratorType: "ag_code",
+}
 _PLAIN_MODULES = ("builtins", "collections", "types", "functools", "typing", "abc")
 
 
@@ -193,6 +198,8 @@ def _files_of(obj: Any) -> list[str]:
         return [obj.__code__.co_filename]
     if type(obj) is types.MethodType:
         return _files_of(obj.__func__)
+    if type(obj) in _CODE:
+        return [getattr(obj, _CODE[type(obj)]).co_filename]
     if issubclass(type(obj), type):
         return _file_of_module(module_of(obj))
     return [file for klass in bases_of(type(obj)) for file in _file_of_module(module_of(klass))]
