@@ -149,6 +149,13 @@ def count(number: int) -> int:
     return number
 
 
+def test_deep_size_counts_what_the_allocator_takes() -> None:
+    """It deals out units of 16 bytes: a float has 24."""
+    assert deep_size(small_graph(), float(count(1))) == 32
+    number = 2.0 ** count(40)
+    assert deep_size(small_graph(), (number,)) == 32 + sys.getsizeof((number,))
+
+
 def test_deep_size_of_arrays_is_that_of_their_memory() -> None:
     base = np.ones(10_000)
     assert deep_size(small_graph(), base) == base.nbytes
@@ -168,7 +175,7 @@ def test_deep_size_leaves_out_what_is_accounted_for_elsewhere() -> None:
 def test_deep_size_ends_on_cycles_and_large_structures() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
-    assert deep_size(small_graph(), cycle) == sys.getsizeof(cycle)
+    assert deep_size(small_graph(), cycle) == 96 == sys.getsizeof(cycle) + 8
     assert deep_size(small_graph(), [[number] for number in range(100_000)]) < 100_000 * 100
 
 

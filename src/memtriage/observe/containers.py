@@ -28,6 +28,7 @@ _ENDS = 256
 """Bytes of an array that are compared."""
 _LONG = 64 * 1024
 _MOST_ARRAYS = 20
+_UNIT = 16
 _UNSHARED_REFERENCES = 6
 """An entry's own atom is referred to by the entry, the walk's graph or queue, and the counting itself."""
 
@@ -319,6 +320,11 @@ def _added_by_each(graph: HeapGraph, container: Any, newest: Sequence[Any]) -> i
     return sum(added) // max(1, len(added))
 
 
+def _allocated(obj: Any) -> int:
+    """Return the bytes that Python's allocator, or malloc, takes for an object: multiples of 16."""
+    return -(-sys.getsizeof(obj, 0) // _UNIT) * _UNIT
+
+
 def _native_type(entry: Any) -> str | None:
     """Name of the C++ type (made by pybind11) of an entry, or of a part of it."""
     for part in entry if isinstance(entry, tuple) else (entry,):
@@ -356,8 +362,8 @@ def deep_size(graph: HeapGraph, obj: Any, seen: set[int] | None = None) -> int:
         elif issubclass(type(part), (str, bytes, bytearray, int, float, complex)):
             # Small numbers and interned words belong to everybody. What is asked for counts whoever has it.
             if part is obj or sys.getrefcount(part) <= _UNSHARED_REFERENCES:
-                total += sys.getsizeof(part)
+                total += _allocated(part)
         elif kind == PLAIN and type(part) not in (types.FunctionType, types.FrameType):
-            total += sys.getsizeof(part, 0)
+            total += _allocated(part)
             queue.extend(gc.get_referents(part))
     return total
