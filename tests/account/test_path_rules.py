@@ -75,13 +75,14 @@ def test_two_numbered_keys_are_a_pair_and_three_fold():
             ANY_ITEM,
             id="UUIDs",
         ),
-        pytest.param(["9f86d081884c7d65", "fedcbaabcdef"], ANY_ITEM, id="hashes"),
+        pytest.param(["9f86d081884c7d65", "fedcba4bcdef"], ANY_ITEM, id="hashes"),
         pytest.param(["session-2c26b46b", "session-fcde2b2e"], item_segment("'session-*'"), id="in a name"),
     ],
 )
 def test_hexadecimal_numbers_fold(texts: list[str], label: PathSegment) -> None:
     third = texts[0].replace("1", "7").replace("2", "5")
-    assert labels_of([*texts, third, "facade"]) == [label] * 3 + [item_segment("'facade'")]
+    words = [item_segment("'facade'"), item_segment("'deadbeef'")]
+    assert labels_of([*texts, third, "facade", "deadbeef"]) == [label] * 3 + words
     assert labels_of(texts) == [item_segment(repr(text)) for text in texts]
 
 

@@ -35,8 +35,12 @@ _ENOUGH = 3
 """Keys that differ only in numbers from which on they fold; two may be a pair, such as `w1` and `w2`."""
 _ENOUGH_VARIABLES = 8
 """The same for variables and attributes, which are written one by one: `layer1` to `layer4` are names."""
-_NUMBERS = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8,}|\d+", re.IGNORECASE)
-"""Numbers in names: UUIDs, hashes and other hexadecimal numbers of eight digits or more, decimal ones."""
+_NUMBERS = re.compile(
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)[0-9a-f]{8,}|\d+", re.IGNORECASE
+)
+"""Numbers in names: UUIDs, hashes and other hexadecimal numbers of eight digits or more, decimal ones.
+
+Eight letters are a word."""
 _COMMON_MODULES = ("builtins", "collections", "types", "functools")
 _OF_FUNCTION = (SegmentKind.CLOSURE, SegmentKind.HOOK_CLOSURE, SegmentKind.DEFAULT_ARGUMENT)
 """Kinds of segments that a function's own tuple or dict of values adds: the variable follows."""
