@@ -311,3 +311,27 @@ def test_a_place_that_differs_keeps_its_kind() -> None:
     hooks = [(*PARAMS, item("*"), PathSegment(SegmentKind.HOOKS, name), item("*")) for name in ("aa", "bb")]
     joined = common_holder(*hooks)
     assert joined is not None and joined[-2] == PathSegment(SegmentKind.HOOKS, "*")
+
+
+def test_names_with_one_letter_in_common_are_any_name() -> None:
+    parts = [(*EPISODES, *attribute(name)) for name in ("actions", "advantages")]
+    assert one_a_cause([leak(path) for path in parts])[0].holder == "frame main(): buffer.episodes[*].*"
+    parts = [(*EPISODES, *attribute(name)) for name in ("actions", "acts")]
+    assert one_a_cause([leak(path) for path in parts])[0].holder == "frame main(): buffer.episodes[*].act*"
+
+
+def test_entries_under_two_numbered_names_are_two_causes() -> None:
+    one, other = ((*X, *attribute(name, "weight")) for name in ("adapter_*", "head_*"))
+    assert common_holder(one, other) is None
+    assert common_holder(one, (*X, *attribute("head", "weight"))) is None
+
+
+def test_host_memory_that_grows_fastest_is_still_of_its_holders_device() -> None:
+    (found,) = one_a_cause([leak(X, 5, device="host"), leak(X, 4, device="cpu")])
+    assert (found.device, found.bytes_per_step) == ("cpu", 9)
+
+
+def test_the_only_line_that_stores_a_place_of_two_scales_is_its_line() -> None:
+    within = Finding(kind="leak", device="cpu", bytes_per_microbatch=70, holder_path=X, stored_at="a.py:2")
+    (found,) = one_a_cause([within, leak(X, 300)])
+    assert found.stored_at == "a.py:2"
