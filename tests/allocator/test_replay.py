@@ -17,8 +17,8 @@ from memtriage.allocator.replay_walk import rounded
 from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.allocator.simulator import OutOfMemory, Simulator
 from memtriage.allocator.trace_columns import TraceColumns
-from memtriage.model.blocks import Segment
-from memtriage.model.recording import EVENT_KINDS
+from memtriage.model.blocks import Block, BlockState, Segment
+from memtriage.model.recording import EVENT_KINDS, Action, FreeRange
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.one_of(
@@ -252,3 +252,136 @@ def test_blocks_older_than_the_trace_have_the_stack_of_the_snapshot() -> None:
     by_name = dict(zip(replayed.address.tolist(), replayed.stack.tolist(), strict=True))
     assert by_name[older] == 7
     assert by_name[freed] == 0, "what was freed meanwhile is not in the snapshot"
+
+
+# --- traces with entries missing ------------------------------------------------------------------------------
+
+BASE = 1 << 40
+
+
+def traced(*events: tuple[Action, int, int], blocks: str = "", page: int | None = None) -> ReplayedTrace:
+    """The replay of events at so many MiB, of so many MiB; the segment of the end has blocks such as `8 -12`.
+
+    Numbers are MiB, with `-` of a free block and `~` of one that awaits a stream.
+    """
+    made, address = [], BASE
+    for text in blocks.split():
+        state: BlockState = "free" if text[0] == "-" else "awaiting" if text[0] == "~" else "active"
+        size = int(text.lstrip("-~")) * MIB
+        made.append(Block(address=address, size=size, requested=size if state != "free" else 0, state=state))
+        address += size
+    segment = Segment(
+        device=0, address=BASE, size=address - BASE, stream=0, pool=(0, 0), expandable=page is not None,
+        blocks=tuple(made), page=page,
+    )  # fmt: skip
+    columns = TraceColumns(
+        time_us=np.arange(len(events), dtype=np.int64),
+        kind=np.array([EVENT_KINDS.index(kind) for kind, _, _ in events], np.uint8),
+        address=np.array([BASE + at * MIB for _, at, _ in events], np.int64),
+        size=np.array([size * MIB for _, _, size in events], np.int64),
+        stream=np.zeros(len(events), np.int64),
+        stack=np.zeros(len(events), np.int32),
+        device_free={},
+        pool={},
+    )
+    return replay(columns, [segment] if made else [], AllocatorSettings(), {})
+
+
+NEW, ALLOC, ASK, FREED, GONE = "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"
+MAP, UNMAP, OOM = "segment_map", "segment_unmap", "oom"
+
+BROKEN: dict[str, tuple[list[tuple[Action, int, int]], str, int, list[int], list[int], list[int]]] = {
+    # events, blocks of the end; index from which all is exact, allocated, active and releasable MiB after each
+    "a free is missing": (
+        [(NEW, 0, 20), (ALLOC, 0, 5), (ALLOC, 0, 8)], "8 -12", 3, [0, 5, 8], [0, 5, 8], [20, 0, 0],
+    ),
+    "so is one of a larger block": (
+        [(NEW, 0, 20), (ALLOC, 0, 8), (ALLOC, 5, 5)], "-5 5 -10", 3, [0, 8, 5], [0, 8, 5], [20, 0, 0],
+    ),
+    "a block is larger than what is free": (
+        [(NEW, 0, 20), (ALLOC, 0, 10), (ALLOC, 10, 8), (ASK, 0, 10), (FREED, 0, 10), (ALLOC, 0, 12)], "12 -8",
+        6, [0, 10, 18, 8, 8, 12], [0, 10, 18, 18, 8, 12], [20, 0, 0, 0, 0, 0],
+    ),
+    "a block is in the middle of a free one": (
+        [(NEW, 0, 40), (ALLOC, 15, 10)], "-15 10 -15", 2, [0, 10], [0, 10], [40, 0],
+    ),
+    "the completion of a free is missing": (
+        [(NEW, 0, 20), (ALLOC, 0, 12), (ASK, 0, 12), (ALLOC, 0, 10)], "10 -10",
+        4, [0, 12, 0, 10], [0, 12, 12, 10], [20, 0, 0, 0],
+    ),
+    "the request of a free is missing": (
+        [(NEW, 0, 20), (ALLOC, 0, 5), (FREED, 0, 5)], "-20", 0, [0, 5, 0], [0, 5, 0], [20, 0, 20],
+    ),
+    "a segment ends while its block is in use": (
+        [(NEW, 0, 20), (ALLOC, 0, 5), (GONE, 0, 20)], "", 3, [0, 5, 0], [0, 5, 0], [20, 0, 0],
+    ),
+    "a segment ends while its block awaits a stream": (
+        [(NEW, 0, 20), (ALLOC, 0, 5), (ASK, 0, 5), (GONE, 0, 20)], "",
+        4, [0, 5, 0, 0], [0, 5, 5, 0], [20, 0, 0, 0],
+    ),
+    "the end of a segment is missing": (
+        [(NEW, 0, 20), (ALLOC, 0, 5), (NEW, 0, 20)], "-20", 3, [0, 5, 0], [0, 5, 0], [20, 0, 20],
+    ),
+    "a block of the end is freed": ([(NEW, 0, 20), (ALLOC, 0, 5)], "-20", 2, [0, 0], [0, 0], [20, 0]),
+    "a block of the end awaits a stream": ([(NEW, 0, 20), (ALLOC, 0, 5)], "~5 -15", 2, [0, 0], [0, 5], [20, 0]),
+    "a block of the end has another size": ([(NEW, 0, 20), (ALLOC, 0, 5)], "6 -14", 2, [0, 6], [0, 6], [20, 0]),
+    "a freed block of the end has completed": (
+        [(NEW, 0, 20), (ALLOC, 0, 5), (ASK, 0, 5)], "-20", 3, [0, 5, 0], [0, 5, 0], [20, 0, 0],
+    ),
+    "nothing is missing, a block awaits a stream": (
+        [(NEW, 0, 20), (ALLOC, 0, 5), (ASK, 0, 5)], "~5 -15", 0, [0, 5, 0], [0, 5, 5], [20, 0, 0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("events", "blocks", "exact_from", "allocated", "active", "releasable"), BROKEN.values(), ids=BROKEN
+)
+def test_an_entry_that_is_missing_is_made_up_for(
+    events: list[tuple[Action, int, int]],
+    blocks: str,
+    exact_from: int,
+    allocated: list[int],
+    active: list[int],
+    releasable: list[int],
+) -> None:
+    replayed = traced(*events, blocks=blocks)
+    assert (replayed.lost > 0, replayed.exact_from) == (exact_from > 0, exact_from)
+    line = replayed.timeline
+    assert [(figures / MIB).tolist() for figures in (line.allocated, line.active, line.releasable)] == [
+        allocated, active, releasable,
+    ]  # fmt: skip
+
+
+def test_pages_that_are_unmapped_are_no_longer_free() -> None:
+    events = [(MAP, 0, 20), (ALLOC, 0, 5), (UNMAP, 8, 4), (OOM, 0, 90), (MAP, 8, 4)]
+    replayed = traced(*events, blocks="5 -15", page=2 * MIB)
+    assert replayed.lost == 0
+    # The block needs half of its third page: 14 MiB of whole pages are free, 10 without the two in the middle.
+    assert (replayed.timeline.releasable / MIB).tolist() == [20, 14, 10, 10, 14]
+    assert (replayed.timeline.reserved / MIB).tolist() == [20, 20, 16, 16, 20]
+    assert [((free.address - BASE) // MIB, free.size // MIB) for free in replayed.free_at_oom[3]] == [
+        (12, 8), (5, 3),
+    ]  # fmt: skip
+
+
+def test_pages_that_were_in_use_cannot_be_unmapped() -> None:
+    replayed = traced((MAP, 0, 20), (ALLOC, 0, 5), (UNMAP, 2, 8), blocks="5 -7", page=2 * MIB)
+    assert replayed.lost > 0
+    assert (replayed.timeline.releasable / MIB).tolist() == [20, 14, 14]
+
+
+def test_a_segment_without_blocks_is_whole_at_an_out_of_memory_error() -> None:
+    (free,) = traced((NEW, 0, 20), (OOM, 0, 90), blocks="-20").free_at_oom[1]
+    assert free == FreeRange(address=BASE, size=20 * MIB, stream=0, pool=(0, 0), segment=BASE, whole=True)
+
+
+def test_of_many_out_of_memory_errors_the_first_are_kept() -> None:
+    events = [(NEW, 0, 20), *[(OOM, 0, 90)] * 40]
+    assert list(traced(*events, blocks="-20").free_at_oom) == list(range(1, 33))
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(18, 18), (19, 20)])
+def test_a_rest_of_at_most_a_mebibyte_stays_with_its_block(asked: int, taken: int) -> None:
+    replayed = traced((NEW, 0, 20), (ALLOC, 0, asked), blocks="20" if taken == 20 else "18 -2")
+    assert (replayed.lost, replayed.size.tolist()) == (0, [taken * MIB])
