@@ -65,7 +65,7 @@ def test_a_private_pool_keeps_its_segments() -> None:
 def test_other_devices_freed_blocks_and_other_memory_pin_nothing() -> None:
     one = segment((1, "free"), (1, "active"))
     nothing = SegmentPinning(segments=0, nbytes=0, releasable=0)
-    assert pinned_by([one], [at(1, "cuda:1"), at(1, "cpu"), at(0), at(7), at(-3)]) == nothing
+    assert pinned_by([one], [at(1, "cuda:1"), at(1, "cpu"), at(0), at(2), at(7), at(-3)]) == nothing
 
 
 def test_an_address_in_the_middle_of_a_block_is_that_block() -> None:

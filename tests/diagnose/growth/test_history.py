@@ -447,3 +447,10 @@ def test_far_from_the_census_before_a_part_of_a_step_makes_no_difference() -> No
     history.add(point(112, group("losses", 112 * MIB, 112, token=1)), between=False)
     (growth,) = growths(history.growing(), lambda holding: "cpu", lambda counter, rate, since: False)
     assert growth.proof.rate == pytest.approx(MIB, rel=0.05)
+
+
+def test_what_is_still_at_its_place_is_not_found_again_elsewhere() -> None:
+    history = history_of({3: 3, 12: 12}, name="losses[*]")
+    both = [group(name, 14 * MIB, 14, token=1) for name in ("trainer.losses[*]", "losses[*]")]
+    history.add(point(14, *both))
+    assert list(growing(history, 2)) == ["losses[*]"]

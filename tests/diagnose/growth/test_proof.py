@@ -246,3 +246,15 @@ def test_two_intervals_are_too_few_to_see_that_growth_slows() -> None:
 def test_a_short_first_interval_is_joined_with_the_next() -> None:
     proof = prove(steadily(0, 1, 10, 20, 30))
     assert (proof.intervals, proof.since) == (3, 0)
+
+
+@pytest.mark.parametrize(("last", "stops"), [(149.5, False), (149.3, True)])
+def test_uneven_growth_has_stopped_when_four_times_its_unevenness_is_missing(last: float, stops: bool) -> None:
+    # Rises of 12 and 8 where 10 are expected: (2 x 2 / 10) twice. Of 200 expected that is a root of 0.8 x 200.
+    proof = prove([(0, 0), (10, 12), (20, 20), (220, 20 + last)])
+    assert (proof.certainty, proof.stopped is not None) == ("proven", stops)
+
+
+@pytest.mark.parametrize(("first", "rate"), [(9.0, 1.0), (8.9, 11 / 17)])
+def test_censuses_nine_tenths_of_a_period_apart_show_its_rate(first: float, rate: float) -> None:
+    assert prove([(0, 0), (first, 9), (13, 10), (17, 11)], period=10).rate == pytest.approx(rate)
