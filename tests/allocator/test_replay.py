@@ -254,7 +254,7 @@ def test_blocks_older_than_the_trace_have_the_stack_of_the_snapshot() -> None:
     assert by_name[freed] == 0, "what was freed meanwhile is not in the snapshot"
 
 
-# --- traces with entries missing ------------------------------------------------------------------------------
+# --- traces with entries missing ----------------------------------------------------------------------------
 
 BASE = 1 << 40
 
@@ -291,7 +291,7 @@ NEW, ALLOC, ASK, FREED, GONE = "segment_alloc", "alloc", "free_requested", "free
 MAP, UNMAP, OOM = "segment_map", "segment_unmap", "oom"
 
 BROKEN: dict[str, tuple[list[tuple[Action, int, int]], str, int, list[int], list[int], list[int]]] = {
-    # events, blocks of the end; index from which all is exact, allocated, active and releasable MiB after each
+    # events, blocks of the end; first event from which all is exact; allocated, active, releasable after each
     "a free is missing": (
         [(NEW, 0, 20), (ALLOC, 0, 5), (ALLOC, 0, 8)], "8 -12", 3, [0, 5, 8], [0, 5, 8], [20, 0, 0],
     ),
@@ -322,10 +322,10 @@ BROKEN: dict[str, tuple[list[tuple[Action, int, int]], str, int, list[int], list
     "the end of a segment is missing": (
         [(NEW, 0, 20), (ALLOC, 0, 5), (NEW, 0, 20)], "-20", 3, [0, 5, 0], [0, 5, 0], [20, 0, 20],
     ),
-    "a block of the end is freed": ([(NEW, 0, 20), (ALLOC, 0, 5)], "-20", 2, [0, 0], [0, 0], [20, 0]),
-    "a block of the end awaits a stream": ([(NEW, 0, 20), (ALLOC, 0, 5)], "~5 -15", 2, [0, 0], [0, 5], [20, 0]),
-    "a block of the end has another size": ([(NEW, 0, 20), (ALLOC, 0, 5)], "6 -14", 2, [0, 6], [0, 6], [20, 0]),
-    "a freed block of the end has completed": (
+    "a last block is free": ([(NEW, 0, 20), (ALLOC, 0, 5)], "-20", 2, [0, 0], [0, 0], [20, 0]),
+    "a last block awaits a stream": ([(NEW, 0, 20), (ALLOC, 0, 5)], "~5 -15", 2, [0, 0], [0, 5], [20, 0]),
+    "a last block has another size": ([(NEW, 0, 20), (ALLOC, 0, 5)], "6 -14", 2, [0, 6], [0, 6], [20, 0]),
+    "a last block that awaited a stream is free": (
         [(NEW, 0, 20), (ALLOC, 0, 5), (ASK, 0, 5)], "-20", 3, [0, 5, 0], [0, 5, 0], [20, 0, 0],
     ),
     "nothing is missing, a block awaits a stream": (
@@ -357,7 +357,7 @@ def test_pages_that_are_unmapped_are_no_longer_free() -> None:
     events = [(MAP, 0, 20), (ALLOC, 0, 5), (UNMAP, 8, 4), (OOM, 0, 90), (MAP, 8, 4)]
     replayed = traced(*events, blocks="5 -15", page=2 * MIB)
     assert replayed.lost == 0
-    # The block needs half of its third page: 14 MiB of whole pages are free, 10 without the two in the middle.
+    # The block needs half of its third page: 14 MiB of whole pages are free, 10 without two in the middle.
     assert (replayed.timeline.releasable / MIB).tolist() == [20, 14, 10, 10, 14]
     assert (replayed.timeline.reserved / MIB).tolist() == [20, 20, 16, 16, 20]
     assert [((free.address - BASE) // MIB, free.size // MIB) for free in replayed.free_at_oom[3]] == [

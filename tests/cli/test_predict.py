@@ -117,9 +117,6 @@ def test_a_run_is_compared(program, tmp_path, capsys):
     ("arguments", "said"),
     [
         (["{program}:build", "--", "--lr", "1"], "only a script or a module takes arguments"),
-        (["{program}:build", "--batch", "4"], "--batch needs --hf-config"),
-        ([], "nothing to trace"),
-        (["{program}:build", "--hf-config", "config.json"], "use only one of"),
         (["{program}:build", "-m", "package.train", "--hf-config", "config.json"], "use only one of"),
         (["nowhere.py:build"], "no such file"),  # found out by the child process
     ],

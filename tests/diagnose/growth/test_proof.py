@@ -249,8 +249,8 @@ def test_a_short_first_interval_is_joined_with_the_next() -> None:
 
 
 @pytest.mark.parametrize(("last", "stops"), [(149.5, False), (149.3, True)])
-def test_uneven_growth_has_stopped_when_four_times_its_unevenness_is_missing(last: float, stops: bool) -> None:
-    # Rises of 12 and 8 where 10 are expected: (2 x 2 / 10) twice. Of 200 expected that is a root of 0.8 x 200.
+def test_uneven_growth_has_stopped_when_four_times_that_is_missing(last: float, stops: bool) -> None:
+    # Rises of 12 and 8 where 10 are expected: 2 x 2 / 10, twice. Of 200 they differ by a root of 0.8 x 200.
     proof = prove([(0, 0), (10, 12), (20, 20), (220, 20 + last)])
     assert (proof.certainty, proof.stopped is not None) == ("proven", stops)
 
