@@ -1,6 +1,3 @@
-import pytest
-
-from memtriage.diagnose.ranks.killed import fate
 from memtriage.diagnose.ranks.merge import context, merge
 from memtriage.model.findings import Finding, Projection
 from memtriage.model.judged import DetectionLimit, Judged
@@ -173,20 +170,6 @@ class TestJudged:
 
 
 class TestKilled:
-    @pytest.mark.parametrize(
-        ("end", "alive", "live", "expected"),
-        [
-            ("clean", False, False, "ended"),
-            (None, False, False, "killed"),
-            (None, None, False, "killed"),
-            (None, True, False, "running"),
-            (None, None, True, "running"),
-            (None, False, True, "killed"),
-        ],
-    )
-    def test_fate(self, end, alive, live, expected):
-        assert fate(rank_record(end=end, alive=alive), live=live) == expected
-
     def test_no_end_and_gone_is_killed_whatever_was_known_so_far(self):
         report = merged(rank_record(end=None, alive=False, findings=[leak()]))
         assert report.verdict == "killed"
@@ -226,43 +209,14 @@ class TestKilled:
         assert [note.partition(" was killed")[0] for note in told] == ["rank 0", "rank 1", "rank 2"]
         assert rest == "6 more ranks were killed"
 
-    @pytest.mark.parametrize(
-        ("sample", "limit"),
-        [
-            (HostSampleLine(cgroup_usage=62 * GiB, cgroup_limit=64 * GiB), None),
-            (HostSampleLine(pss=50 * GiB, children_pss=12 * GiB), 64 * GiB),
-            (HostSampleLine(available=GiB), 64 * GiB),
-        ],
-    )
-    def test_a_full_host_is_evidence(self, sample, limit):
-        record = rank_record(end=None, alive=False, host=[sample], host_limit=limit)
+    def test_a_full_host_comes_first(self):
+        record = rank_record(end=None, alive=False, host=[HostSampleLine(available=GiB)], host_limit=64 * GiB)
         record.interim_findings = [leak(bytes_per_step=MiB)]
-        report = merged(record)
-        (finding,) = by_kind(report, "host_limit")
-        assert report.findings[0] is finding
-        assert finding.device == "host"
-        assert finding.playbook == "M3"
-        assert "who killed it is not in the record" in finding.mechanism
-        assert finding.evidence
-
-    def test_page_cache_does_not_fill_a_cgroup(self):
-        sample = HostSampleLine(cgroup_usage=63 * GiB, cgroup_limit=64 * GiB, cgroup_reclaimable=50 * GiB)
-        assert by_kind(merged(rank_record(end=None, alive=False, host=[sample])), "host_limit") == []
+        assert [finding.kind for finding in merged(record).findings] == ["host_limit", "leak"]
 
     def test_a_full_host_is_no_finding_for_a_rank_that_ended(self):
         sample = HostSampleLine(cgroup_usage=64 * GiB, cgroup_limit=64 * GiB)
         assert merged(rank_record(host=[sample])).findings == []
-
-    def test_oom_kill_seen_by_another_rank_of_the_machine(self):
-        killed = rank_record(0, world_size=3, end=None, alive=False, host=[HostSampleLine(oom_kill=1)] * 2)
-        same = rank_record(1, world_size=3, host=[HostSampleLine(oom_kill=1), HostSampleLine(oom_kill=2)])
-        other = rank_record(2, world_size=3, host=[HostSampleLine(oom_kill=7)])
-        killed.start.host = same.start.host = "node0"
-        other.start.host = "node1"
-        (finding,) = by_kind(merged(killed, same, other), "host_limit")
-        assert finding.rank == 0
-        assert "out-of-memory killer struck" in finding.mechanism
-        assert any("rose by 1" in line for line in finding.evidence)
 
 
 class TestRanks:
