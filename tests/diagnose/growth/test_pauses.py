@@ -62,3 +62,23 @@ def test_a_program_may_take_a_while_to_catch_up() -> None:
 )
 def test_what_is_not_sure_counts_as_lost(pauses: Pauses, points: Points) -> None:
     assert not pauses.made_up_for(points)
+
+
+@pytest.mark.parametrize(
+    ("readings", "seconds", "caught_up", "made_up"),
+    [
+        pytest.param(20, 1.0, 1.0, True, id="a twentieth of the time are pauses"),
+        pytest.param(20, 0.99, 0.99, False, id="less is no difference"),
+        pytest.param(9, 1.0, 1.0, True, id="nine readings"),
+        pytest.param(8, 1.0, 1.0, False, id="eight readings"),
+        pytest.param(20, 1.0, 0.7, True, id="most is made up for"),
+        pytest.param(20, 1.0, 0.6, False, id="much is lost"),  # more than 20 of 58 parts
+    ],
+)
+def test_pauses_count_from_their_thresholds_on(
+    readings: int, seconds: float, caught_up: float, made_up: bool
+) -> None:
+    """A program that grows by 1 per second catches up at once after a pause at its first reading."""
+    at = np.arange(readings, dtype=float)
+    values = at + caught_up * (at > 0)
+    assert pauses_of((0.0, seconds)).made_up_for(Points(at, values, values)) is made_up
