@@ -121,7 +121,7 @@ def test_a_policy_may_have_its_least_and_its_most(settings: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}, {"floor": -1}, {"findings": 0}])
 def test_a_policy_beyond_them_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="floor is at least 0 .* share between 0 and 1"):
+    with pytest.raises(ValueError, match=r"floor is at least 0 .* share between 0 and 1"):
         ResiduePolicy(**settings)
 
 

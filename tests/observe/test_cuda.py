@@ -103,6 +103,7 @@ def test_without_cuda_all_is_unknown_and_nothing_initialized() -> None:
     assert cuda.counters(0) == DeviceCounters()
     assert (cuda.backend(), cuda.capacity(0), cuda.per_process_limit(0)) == (None, None, None)
     assert not cuda.has_context(0) and not cuda.capturing()
+    assert cuda.devices() == [] == cuda.segments()
     assert not AllocationHistory().start()
     assert not cuda.attach_oom_observer(print)
     assert not torch.cuda.is_initialized()
@@ -449,3 +450,24 @@ def test_a_backend_without_observers_gets_none(install: Callable[..., FakeCuda])
     fake = install(backend="cudaMallocAsync")
     assert not cuda.attach_oom_observer(Watcher().on_oom)
     assert fake.observers == []
+
+
+def test_without_a_probe_the_current_device_has_a_context(install: Callable[..., FakeCuda]) -> None:
+    fake = install(devices=2, contexts=())
+    del fake.torch._C._cuda_hasPrimaryContext
+    assert cuda.has_context(0) is True
+    assert cuda.has_context(1) is False
+
+
+@pytest.mark.parametrize(("hip", "is_rocm"), [(None, False), ("6.4", True)])
+def test_a_build_for_rocm_is_told_by_its_version(
+    install: Callable[..., FakeCuda], hip: str | None, is_rocm: bool
+) -> None:
+    install().torch.version = SimpleNamespace(hip=hip)
+    assert cuda.is_rocm() is is_rocm
+
+
+def test_frames_of_the_user_are_those_that_are_nobody_elses() -> None:
+    assert cuda.is_of_user(frame("/home/u/train.py"), "/home/u")
+    assert not cuda.is_of_user(frame(f"{SITE}/transformers/b.py"), "/home/u")
+    assert cuda.is_of_user(frame(f"{SITE}/mypkg/train.py"), f"{SITE}/mypkg")

@@ -205,6 +205,7 @@ def test_values_text_for_text() -> None:
     assert equality([["1", "2"], ["1", "2"]], [["1", "2"]]).verdict == "met"
     row = equality([["1", "2"], ["1", "2.0"]], [["1", "2"]])
     assert (row.verdict, row.why) == ("missed", "value 2 is 2.0, not 2 (round 2)")
+    assert row.limit_text == "base"
     assert "is nothing, not 2" in equality([["1"]], [["1", "2"]]).why
     assert "is 3, not nothing" in equality([["1", "3"]], [["1"]]).why
 

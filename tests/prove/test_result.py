@@ -116,6 +116,8 @@ def test_trials_under_other_conditions_are_noted(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b")
     state = ComparisonState(tmp_path / "out", trials)
     write_trial(state, "a", 0, [1.0] * 3, host="one", devices="0", started=100.0)
+    write_trial(state, "b", 0, [1.0] * 3, host="one", devices="0", started=200.0)
+    assert not any("different" in note for note in make_report(trials, state).notes)
     write_trial(state, "b", 0, [1.0] * 3, host="two", devices="1", started=200.0)
     notes = " ".join(make_report(trials, state).notes)
     assert "different machines (one, two)" in notes
@@ -131,7 +133,9 @@ def test_values_that_differ(tmp_path: Path) -> None:
     write_trial(state, "a", 0, [1.0] * 3, log="loss 2\nloss 1\n")
     write_trial(state, "b", 0, [1.0] * 3, log="loss 2\nloss 1\n")
     write_trial(state, "b", 1, [1.0] * 3, log="loss 2\nloss 1.1\n")
-    values = make_report(trials, state).variants[1].values["loss"]
+    baseline, other = make_report(trials, state).variants
+    assert baseline.values["loss"].same_as_baseline is None
+    values = other.values["loss"]
     assert (values.same_in_all_trials, values.same_as_baseline, values.first_difference) == (False, False, 1)
     assert (values.first, values.last, values.count) == ("2", "1", 2)
 
@@ -156,6 +160,14 @@ def test_few_trials_say_that_their_intervals_are_over_steps(tmp_path: Path) -> N
     memory = report.variants[1].figures["allocated"].against_baseline
     assert memory is not None
     assert (memory.spread, memory.within_noise) == (None, None)
+
+
+def test_a_variant_that_has_not_run_says_nothing_of_the_number_of_trials(tmp_path: Path) -> None:
+    trials = trials_of(tmp_path, "a", "b")
+    state = ComparisonState(tmp_path / "out", trials)
+    assert not any("over steps" in note for note in make_report(trials, state).notes)
+    write_trial(state, "a", 0, [1.0] * 3)
+    assert any("over steps" in note for note in make_report(trials, state).notes)
 
 
 @pytest.mark.parametrize("rounds", [5, 6])

@@ -47,6 +47,7 @@ def test_everything_that_is_written_is_read(write_rank):
     assert rank.end == End(verdict="clean", steps=3, time_s=3.0)
     assert rank.cut_lines == 0
     assert rank.last_time_s == 3.0
+    assert (rank.number, rank.name) == (2, "rank 2")
 
 
 def test_steps_and_limits_of_a_record_come_from_its_last_lines(write_rank):
@@ -187,10 +188,11 @@ def test_ranks_of_an_earlier_run_in_the_directory_are_ignored(tmp_path, write_ra
     assert all("earlier run" in note for note in run.notes)
 
 
-def test_a_rank_long_silent_when_the_others_started_is_left_out(tmp_path, write_rank):
+@pytest.mark.parametrize(("time", "ranks"), [(9_396.0, [0]), (9_398.0, [0, 1])])
+def test_a_rank_silent_for_ten_minutes_when_the_others_started_is_left_out(tmp_path, write_rank, time, ranks):
     write_rank(0, world_size=2, time=10_000.0)
-    write_rank(1, world_size=2, time=1_000.0)
-    assert [rank.start.rank for rank in read_run([tmp_path / "runs"]).ranks] == [0]
+    write_rank(1, world_size=2, time=time)  # its last line is three seconds later
+    assert [rank.start.rank for rank in read_run([tmp_path / "runs"]).ranks] == ranks
 
 
 def test_of_two_records_of_a_rank_the_newer_is_taken(tmp_path, write_rank):
