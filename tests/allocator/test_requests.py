@@ -152,3 +152,41 @@ def test_a_log_has_the_large_blocks_of_the_default_stream() -> None:
         log(AllocatorEvent(action, address, size, stream, (0, 0)))  # type: ignore[arg-type]
     log.emptied()
     assert log.requests == [(0, 2 * MIB), (0, FREE), (1, 3 * MIB), (EMPTIED, FREE)]
+
+
+def test_a_free_counts_when_it_takes_effect() -> None:
+    log = RequestLog(parse_conf("", "2.11"))
+    for action in ("alloc", "free_requested"):
+        log(AllocatorEvent(action, 1, 2 * MIB, 0, (0, 0)))  # type: ignore[arg-type]
+    assert log.requests == [(0, 2 * MIB)]
+
+
+def test_the_first_steps_played_again_are_as_they_were() -> None:
+    """They free what was there before them, once, and empty the cache."""
+    before = ((0, WEIGHT), (1, WEIGHT), (2, WEIGHT), (2, FREE))
+    steps = (
+        StepRequests(((10, ACTIVATION), (0, FREE), (10, FREE))),
+        *(StepRequests(((n, ACTIVATION), (EMPTIED, FREE), (n, FREE))) for n in (20, 30)),
+    )
+    longer = repeated(Requests(before, steps), 5)
+    assert longer.before == before
+    assert [
+        [(EMPTIED if block == EMPTIED else 0, size) for block, size in one.requests] for one in longer.steps
+    ] == [
+        [(0, ACTIVATION), (0, FREE), (0, FREE)],
+        *[[(0, ACTIVATION), (EMPTIED, FREE), (0, FREE)]] * 4,
+    ]
+    assert (0, FREE) in longer.steps[0].requests
+    assert balance(longer) == WEIGHT
+
+
+def test_steps_that_are_enough_or_too_few_to_repeat_stay_as_they_are() -> None:
+    one, three = Requests((), (step(10),)), alike()
+    assert repeated(one, 9) is one
+    assert repeated(three, 3) is three and repeated(three, 2) is three
+
+
+def test_all_requests_come_in_order_and_the_first_steps_can_be_taken() -> None:
+    three = alike()
+    assert three.all()[:2] == [(0, WEIGHT), (10, ACTIVATION)] and len(three.all()) == 1 + 5 + 4 + 4
+    assert three.first(1).steps == three.steps[:1] and three.first(1).before == three.before

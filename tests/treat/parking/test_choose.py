@@ -119,16 +119,26 @@ def test_what_cannot_be_parked_is_refused_by_name() -> None:
     assert choose([[3, torch.ones(2)]]).storages[0].owner == "tensor"  # in a container it is passed over
 
 
-def nested(value: Any, levels: int) -> Any:
+def nested(value: Any, levels: int, *, mapped: bool) -> Any:
     for _ in range(levels):
-        value = [value]
+        value = {"inside": value} if mapped else [value]
     return value
 
 
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize(("levels", "found"), [(4, 1), (5, 1), (6, 0)])
-def test_containers_are_searched_five_levels_deep(levels: int, found: int) -> None:
-    assert len(choose([nested(torch.ones(2), levels)]).storages) == found
-    assert len(choose([Trainer(nested(torch.ones(2), levels))]).storages) == found
+def test_containers_are_searched_five_levels_deep(levels: int, found: int, mapped: bool) -> None:
+    assert len(choose([nested(torch.ones(2), levels, mapped=mapped)]).storages) == found
+    assert len(choose([Trainer(nested(torch.ones(2), levels, mapped=mapped))]).storages) == found
+
+
+def test_each_tensor_on_a_storage_is_known_once() -> None:
+    weight = torch.ones(3)
+    view = weight.view(-1)
+    (chosen,) = choose([weight, view, weight]).storages
+    assert same(chosen.tensors, weight, view)
+    (wrapped,) = choose([outer := Hollow(weight), outer]).storages
+    assert same(wrapped.tensors, outer, weight)
 
 
 def test_every_kind_of_container_is_looked_through() -> None:
