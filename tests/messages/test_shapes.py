@@ -114,3 +114,40 @@ def test_logits_of_an_unknown_number_of_tokens() -> None:
 )
 def test_large_requests_are_rounded_up_to_2_mib(rows: int, request_size: int, known: bool) -> None:
     assert (factor_request(request_size, {"a": rows, "b": 2048}) is not None) == known
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shapes", "found"),
+    [
+        pytest.param(4, {"batch": 1}, False, id="a size of one says nothing"),
+        pytest.param(101**2 * 4, {"a": 101}, True, id="a size used twice"),
+        pytest.param(101**3 * 4, {"a": 101}, False, id="a size used three times"),
+        pytest.param(101 * 103 * 107 * 109 * 4, dict.fromkeys("abcd", 0), False, id="unknown sizes"),
+        pytest.param(101 * 103 * 107 * 109 * 4, dict(zip("abcd", (101, 103, 107, 109), strict=True)), True,
+                     id="four sizes"),
+        pytest.param(11 * 13 * 17 * 19 * 23 * 4, dict(zip("abcde", (11, 13, 17, 19, 23), strict=True)), False,
+                     id="five sizes"),
+    ],
+)  # fmt: skip
+def test_a_product_has_at_most_four_sizes(nbytes: int, shapes: dict[str, int], found: bool) -> None:
+    assert (factor(nbytes, shapes, [4]) is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "vocabulary", "tokens"),
+    [
+        pytest.param(24 * MIB, 2 * MIB, 3, id="a whole number of tokens"),
+        pytest.param(26 * MIB, 2 * MIB, 3, id="rounded up by 2 MiB"),
+        pytest.param(26 * MIB + 1, 2 * MIB, None, id="by more than the allocator rounds"),
+        pytest.param(24 * MIB, 3_145_853, None, id="tokens that need more than was asked for"),
+        pytest.param(25_166_001, 3_145_853, None, id="an exact request is not rounded by printing"),
+        pytest.param(32 * MIB, 8 * MIB, None, id="a single token is no batch"),
+    ],
+)
+def test_tokens_fit_within_the_rounding_of_a_request(
+    nbytes: int, vocabulary: int, tokens: int | None
+) -> None:
+    told = as_logits(nbytes, {"vocab": vocabulary})
+    assert (told is not None) == (tokens is not None)
+    if told is not None:
+        assert told.endswith(f"{tokens} x {vocabulary:,} x 4 bytes: fp32 logits of {tokens} tokens")
