@@ -260,3 +260,53 @@ def test_what_is_no_mark_is_kept_as_the_reader_keeps_it(tmp_path: Path, write_ra
         file.write(line("end", verdict="clean"))
     following.read()
     assert following.record.end == End(verdict="clean")
+
+
+def test_a_longer_file_that_replaces_one_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path, other = tmp_path / "rank-00000.jsonl", tmp_path / "other"
+    path.write_bytes(mark_line(1))
+    following = RankTail(path)
+    following.read()
+    other.write_bytes(mark_line(7) + mark_line(8))
+    other.rename(path)
+    following.read()
+    assert [found.step for found in following.as_record().marks] == [7, 8]
+
+
+def test_a_start_that_cannot_be_read_is_a_line_that_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(mark_line(1) + line("start", time="yesterday") + mark_line(2))
+    following = RankTail(path)
+    following.read()
+    assert following.record.cut_lines == 1
+    assert [found.step for found in following.as_record().marks] == [1, 2]
+
+
+def test_of_the_host_the_latest_eight_samples_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(b"".join(line("host", time_s=float(at), rss=1) for at in range(11)))
+    following = RankTail(path)
+    following.read()
+    assert [sample.time_s for sample in following.record.host] == list(range(3, 11))
+
+
+def test_names_of_marks_beyond_32_share_one_course(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(b"".join(mark_line(step, name=f"batch {step}") for step in range(34)))
+    following = RankTail(path)
+    following.read()
+    assert [found.step for found in following.course("batch 31", "cpu")] == [31]
+    assert following.course("batch 32", "cpu") == [] == following.course("batch 31", "cuda:0")
+    assert [found.step for found in following.course("other marks", "cpu")] == [32, 33]
+
+
+def test_the_start_that_counts_is_looked_for_only_in_what_is_new(tmp_path: Path, write_rank: Any) -> None:
+    first = write_rank(run="first", time=1000.0, end=None)
+    write_rank(run="second", time=2000.0)
+    following = RunTail([tmp_path / "runs"], look_again_s=0.0)
+    following.poll()
+    assert following.run().ranks[0].start.run_id == "second"
+    with first.open("ab") as file:
+        file.write(line("start", run_id="third", time=3000.0) + mark_line(1))
+    following.poll()
+    assert following.run().ranks[0].start.run_id == "third"
