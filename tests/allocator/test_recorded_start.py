@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.allocator.recordings import MIB, columns
@@ -19,6 +20,8 @@ from memtriage.allocator.recorded_start import (
 )
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.simulator import Simulator
+from memtriage.model.blocks import Block, BlockState, Segment
+from memtriage.model.recording import Action
 
 CHANGES = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(1, 12)), max_size=40)
 
@@ -58,7 +61,7 @@ def test_segments_and_blocks_of_the_start_are_found_again() -> None:
     start = starting_state(columns(events), simulator.snapshot(), AllocatorSettings())
     assert {region.address for region in start.regions} == segments
     assert {block.address for block in start.blocks} == {leaves.address, stays.address}
-    assert start.undone == 0
+    assert (start.undone, list(start.mapped)) == (0, [])
 
 
 def test_ranges_that_touch_are_one() -> None:
@@ -126,3 +129,86 @@ def test_virtual_ranges_have_the_pages_of_their_segments() -> None:
     start = starting_state(columns(events), simulator.snapshot(), settings)
     assert sorted((region.page // MIB, region.keeps) for region in start.regions) == [(2, 0), (20, 0)]
     assert list(start.mapped) == []
+
+
+BASE = 1 << 40
+
+
+def segment(
+    *blocks: tuple[float, BlockState], at: int = 0, page: int | None = None, pool: int = 0
+) -> Segment:
+    """A segment of blocks of so many MiB, at so many MiB."""
+    made, address = [], BASE + at * MIB
+    for mib, state in blocks:
+        size = int(mib * MIB)
+        made.append(Block(address=address, size=size, requested=0 if state == "free" else size, state=state))
+        address += size
+    return Segment(
+        device=0, address=BASE + at * MIB, size=address - BASE - at * MIB, stream=7, pool=(0, pool),
+        expandable=page is not None, blocks=tuple(made), page=page,
+    )  # fmt: skip
+
+
+def event(action: Action, at: float, mib: float) -> AllocatorEvent:
+    return AllocatorEvent(action, BASE + int(at * MIB), int(mib * MIB), 7, (0, 0))
+
+
+def started(*events: AllocatorEvent, segments: list[Segment], limit: int | None = None) -> StartingState:
+    return starting_state(columns(list(events)), segments, AllocatorSettings(max_split_size=limit))
+
+
+def test_without_events_the_end_is_the_start() -> None:
+    ordinary = segment((5, "active"), (3, "awaiting"), (12, "free"), pool=3)
+    expandable = segment((2, "active"), (2, "free"), at=64, page=2 * MIB, pool=4)
+    start = started(segments=[ordinary, expandable])
+    assert start.regions == [
+        Region(BASE, 20 * MIB, 7, (0, 3), 0, MIB),
+        Region(BASE + 64 * MIB, 4 * MIB, 7, (0, 4), 2 * MIB, ALWAYS_SPLIT),
+    ]
+    assert list(start.mapped) == [(BASE + 64 * MIB, BASE + 68 * MIB)]
+    assert [(old.address - BASE, old.size, old.alive) for old in start.blocks] == [
+        (0, 5 * MIB, True), (64 * MIB, 2 * MIB, True),
+    ]  # fmt: skip
+    assert start.occupied == [(BASE + 5 * MIB, 3 * MIB)]
+
+
+def test_a_mapped_part_of_a_range_is_undone() -> None:
+    start = started(
+        event("segment_map", 4, 4),
+        event("segment_unmap", 20, 2),
+        segments=[segment((8, "free"), page=2 * MIB)],
+    )
+    assert list(start.mapped) == [(BASE, BASE + 4 * MIB), (BASE + 20 * MIB, BASE + 22 * MIB)]
+    assert [(region.address - BASE, region.size, region.page) for region in start.regions] == [
+        (0, 8 * MIB, 2 * MIB), (20 * MIB, 2 * MIB, 2 * MIB),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("completed", "behind", "limit", "size", "guessed"),
+    [
+        pytest.param(False, 10, None, 10, False, id="slack up to the block behind it"),
+        pytest.param(False, 10.5, None, 10.5, False, id="slack of a mebibyte"),
+        pytest.param(False, 11, None, 9.5, True, id="more may have been free"),
+        pytest.param(False, 11, 9 * MIB, 11, False, id="a block that is never split"),
+        pytest.param(False, 11, 10 * MIB, 9.5, True, id="one that is too small for that"),
+        pytest.param(False, 9.5, None, 9.5, False, id="no slack"),
+        pytest.param(True, 9.5, None, 9.5, True, id="it may have been freed before"),
+    ],
+)
+def test_the_size_of_a_freed_block_follows_from_what_is_behind_it(
+    completed: bool, behind: float, limit: int | None, size: float, guessed: bool
+) -> None:
+    kinds: tuple[Action, ...] = ("free_completed",) if completed else ("free_requested", "free_completed")
+    events = [event(kind, 0, 9.5) for kind in kinds]
+    left = segment((behind, "free"), (2, "active"), (18 - behind, "free"))
+    old, other = started(*events, segments=[left], limit=limit).blocks
+    assert (old.size, old.requested, old.alive) == (int(size * MIB), int(9.5 * MIB), False)
+    assert old.guessed is guessed
+    assert (other.size, other.alive, other.guessed) == (2 * MIB, True, False)
+
+
+def test_the_next_freed_block_is_an_edge_too() -> None:
+    events = [event("free_requested", 0, 9.5), event("free_requested", 10, 4)]
+    first, second = started(*events, segments=[segment((20, "free"))]).blocks
+    assert (first.size, second.size, second.guessed) == (10 * MIB, 4 * MIB, True)
