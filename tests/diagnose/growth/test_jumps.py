@@ -86,3 +86,16 @@ def test_a_fall_in_the_second_half_begins_no_stretch() -> None:
 def test_growth_that_ended_bends_to_flat() -> None:
     assert bend_to_flat(points(10.0 * np.minimum(AT, 150))) == pytest.approx(150, abs=6)
     assert bend_to_flat(points(STEADY)) is None
+
+
+def test_growth_that_pauses_is_no_release() -> None:
+    values = STEADY - 10.0 * np.clip(AT - 120, 0, 11)
+    assert without_releases(points(values)).means == pytest.approx(values)
+
+
+@pytest.mark.parametrize(("part", "stretches"), [(0.29, 1), (0.31, 2)])
+def test_a_fall_of_three_tenths_of_the_swing_begins_a_stretch(part: float, stretches: int) -> None:
+    """The series stays below its highest reading, so that its swing is 1 before and after the fall."""
+    values = np.where(AT < 60, 1.0, 1.0 - part) * 1e6
+    values[:3] = 0.0
+    assert len(changes(points(values))) == stretches

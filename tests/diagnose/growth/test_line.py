@@ -126,3 +126,26 @@ def test_misfit_and_noise() -> None:
     deviations = np.random.default_rng(2).normal(0, 5.0, 5000)
     deviations[:50] = 1e9  # jumps do not count
     assert noise(deviations) == pytest.approx(5.0, rel=0.05)
+
+
+def test_the_error_of_a_few_levels_is_that_worked_out_by_hand() -> None:
+    line = fit(np.arange(6.0), np.array([1.0, 1.0, -1.0, -1.0, 1.0, 1.0]), 24)
+    assert line.rate == 0
+    # Residuals times places, in thirds: -5, -3, 2, -2, 3, 5. Their squares add up to 76, products with the
+    # next to 14 and with the next but one to -8, which count two thirds and one third, twice.
+    variance = (76 + 2 * (2 / 3) * 14 - 2 * (1 / 3) * 8) / 9
+    assert line.error == pytest.approx(1.2 * np.sqrt(variance * 6 / 4) / 17.5)
+
+
+def test_rises_from_one_to_the_next_that_differ_make_quarters_differ() -> None:
+    # Each quarter of the 16 rises has four: 1 and 3 by turns differ by 2, and half of 2 x 2 is 2.
+    values = np.concatenate(([0.0], np.cumsum(np.tile([1.0, 3.0], 8))))
+    assert fit(np.arange(17.0), values, 24).difference_of_quarters() == pytest.approx(np.sqrt((2 + 2) / 4))
+    of_few = fit(np.arange(7.0), values[:7], 24)  # a quarter of one rise says nothing
+    assert of_few.difference_of_quarters() < np.sqrt((2 + 2) / 1)
+
+
+def test_a_level_of_a_window_is_the_reading_at_its_quantile() -> None:
+    values = np.tile([5.0, 4.0, 3.0, 2.0, 1.0, 0.0], 8)
+    for quantile, chosen in ((0.0, 0.0), (0.2, 1.0), (0.39, 1.0), (0.4, 2.0), (1.0, 5.0)):
+        assert set(levels(np.arange(48.0), values, 8, quantile)[1]) == {chosen}

@@ -230,3 +230,92 @@ def test_a_transient_peak_is_told() -> None:
 def test_findings_can_be_recorded() -> None:
     for finding in host_findings(HostEvidence(retention=kept(GIB, rss=2 * GIB), swapped=GIB)):
         assert msgspec.json.decode(msgspec.json.encode(finding), type=type(finding)) == finding
+
+
+# -- thresholds ------------------------------------------------------------------------------------------
+
+
+def workers(copied: int, population: int | None) -> HostEvidence:
+    large = None if population is None else Population(named("train.names[*]"), "list", 9, population)
+    return HostEvidence(workers=[worker(copied)], population=large)
+
+
+def filled(used: int, grown: int) -> HostEvidence:
+    return HostEvidence(shared_memory=SharedMemoryUse(used=used, total=100 * MIB, grown=grown))
+
+
+def limited(usage: int, job: int) -> HostEvidence:
+    return HostEvidence(pressure=Pressure(usage=usage, limit=100 * GIB, available=GIB, job=job))
+
+
+def pinned(nbytes: int) -> HostEvidence:
+    return HostEvidence(pinned=PinnedUse((PinnedBlock(nbytes, None),), 64 * GIB, "2.11.0"))
+
+
+AT_THRESHOLD = {
+    "192 MiB are retained": (
+        HostEvidence(retention=kept(192 * MIB, rss=MIB)),
+        HostEvidence(retention=kept(192 * MIB - 1, rss=MIB))),
+    "a fifth is retained": (
+        HostEvidence(retention=kept(2 * GIB, rss=10 * GIB)),
+        HostEvidence(retention=kept(2 * GIB - 1, rss=10 * GIB))),
+    "64 MiB are copied of a large container": (workers(64 * MIB, GIB), workers(64 * MIB - 1, GIB)),
+    "192 MiB are copied": (workers(192 * MIB, None), workers(192 * MIB - 1, None)),
+    "32 MiB are a large container": (workers(99 * MIB, 32 * MIB), workers(99 * MIB, 32 * MIB - 1)),
+    "four fifths are used": (filled(80 * MIB, 9 * MIB), filled(80 * MIB - 1, 9 * MIB)),
+    "8 MiB came": (filled(90 * MIB, 8 * MIB), filled(90 * MIB, 8 * MIB - 1)),
+    "nine tenths of the limit": (limited(90 * GIB, 50 * GIB), limited(90 * GIB - 1, 50 * GIB)),
+    "a quarter is the job's": (limited(95 * GIB, 25 * GIB), limited(95 * GIB, 25 * GIB - 1)),
+    "64 MiB are swapped": (HostEvidence(swapped=64 * MIB), HostEvidence(swapped=64 * MIB - 1)),
+    "64 MiB of rounding": (pinned(192 * MIB), pinned(192 * MIB + 1)),
+    "a tenth of rounding": (pinned(3700 * MIB), pinned(3800 * MIB)),  # to 4096 MiB
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "healthy"), AT_THRESHOLD.values(), ids=AT_THRESHOLD)
+def test_a_finding_begins_at_its_threshold(found: HostEvidence, healthy: HostEvidence) -> None:
+    assert len(host_findings(found)) == 1
+    assert host_findings(healthy) == []
+
+
+@pytest.mark.parametrize(
+    ("noted", "healthy"),
+    [
+        (
+            HostEvidence(mapped_files=256 * MIB, mapped_files_first=0),
+            HostEvidence(mapped_files=256 * MIB, mapped_files_first=1),
+        ),
+        (
+            HostEvidence(peak_rss=756 * MIB, highest_rss=500 * MIB),
+            HostEvidence(peak_rss=756 * MIB - 1, highest_rss=500 * MIB),
+        ),
+        (
+            HostEvidence(peak_rss=5 * GIB, highest_rss=4 * GIB),
+            HostEvidence(peak_rss=5 * GIB - 1, highest_rss=4 * GIB),
+        ),
+    ],
+    ids=["256 MiB of files", "256 MiB above the marks", "a quarter above the marks"],
+)
+def test_a_note_begins_at_its_threshold(noted: HostEvidence, healthy: HostEvidence) -> None:
+    assert len(host_notes(noted)) == 1
+    assert host_notes(healthy) == []
+
+
+def test_evidence_counts_arenas_and_processes() -> None:
+    retention = Retention(step=5, resident=GIB, trimmable=GIB, arenas=1, rss=2 * GIB)
+    (finding,) = host_findings(HostEvidence(retention=retention))
+    assert finding.evidence[0] == "1.0 GiB free and resident in 1 arena of malloc, of 2.0 GiB resident"
+    (finding,) = host_findings(HostEvidence(workers=[worker(400 * MIB)]))
+    assert finding.evidence == [
+        "1 process (pt_data_worker) un-shared 400.0 MiB each while watched; pages of their own now: up to "
+        "410.0 MiB each"
+    ]
+    (finding,) = host_findings(HostEvidence(workers=[worker(400 * MIB), worker(400 * MIB, 2)]))
+    assert finding.evidence[0].startswith("2 processes (pt_data_worker) un-shared 400.0 MiB each")
+
+
+def test_what_a_limit_finding_counts_is_the_job_and_else_what_was_swapped() -> None:
+    near = limited(95 * GIB, 50 * GIB)
+    near.swapped = GIB
+    (finding,) = host_findings(near)
+    assert finding.bytes == 50 * GIB and len(finding.evidence) == 2
