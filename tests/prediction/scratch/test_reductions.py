@@ -129,3 +129,24 @@ def test_empty_reductions_need_none():
     assert reductions.buffers(torch.ops.aten.sum.default, (source,), {}, [torch.empty(1)], HOPPER) == []
     source = torch.empty(1 << 22, device="meta")
     assert reductions.buffers(torch.ops.aten.sum.default, (source,), {}, [torch.empty(0)], HOPPER) == []
+
+
+@pytest.mark.parametrize(
+    ("reduced", "expected"),
+    [
+        # 64 rows: blocks of 32 x 16 threads, so that 512 values are left for each; 528 blocks in flight are
+        # 9 for each row.
+        pytest.param(layout(1 << 18, 64, one_dimension=False), [4 * 64 * 9, 4 * 64], id="rows"),
+        # 100 columns, four at once: blocks of 16 x 8 threads, two across; each thread takes 16 of 8192 values.
+        pytest.param(layout(1 << 16, 100, False, False), [4 * 100 * 512 * 16 * 4, 4 * 2], id="columns"),
+        pytest.param(
+            layout(256 * 512, 300, one_dimension=False), [4 * 300 * 2, 4 * 300], id="two blocks each"
+        ),
+        pytest.param(layout(256 * 512, 528, one_dimension=False), [], id="one block each"),
+        pytest.param(layout(256 * 512, 529, one_dimension=False), [], id="more rows than blocks in flight"),
+        pytest.param(layout(255 * 512, 300, one_dimension=False), [], id="too few values for two"),
+        pytest.param(layout(31, 1 << 20, one_dimension=False), [], id="short rows"),
+    ],
+)
+def test_blocks_of_512_threads_share_long_reductions(reduced, expected):
+    assert reductions.sizes(reduced, 4, HOPPER) == expected
