@@ -137,7 +137,7 @@ def test_empty_reductions_need_none():
         # 64 rows: blocks of 32 x 16 threads, so that 512 values are left for each; 528 blocks in flight are
         # 9 for each row.
         pytest.param(layout(1 << 18, 64, one_dimension=False), [4 * 64 * 9, 4 * 64], id="rows"),
-        # 100 columns, four at once: blocks of 16 x 8 threads, two across; each thread takes 16 of 8192 values.
+        # 100 columns, four at once: blocks of 16 x 8 threads, two across; a thread takes 16 of 8192 values.
         pytest.param(layout(1 << 16, 100, False, False), [4 * 100 * 512 * 16 * 4, 4 * 2], id="columns"),
         pytest.param(
             layout(256 * 512, 300, one_dimension=False), [4 * 300 * 2, 4 * 300], id="two blocks each"
