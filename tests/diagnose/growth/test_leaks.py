@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from memtriage.diagnose.growth.leaks import (
     persistent,
 )
 from memtriage.model.census import Census, GroupKey, HolderGroup
-from memtriage.model.paths import HolderPath, in_words
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, in_words
 from support.paths import named
 
 KIB = 1024
@@ -280,3 +281,26 @@ def test_a_steady_leak_has_its_rate_whatever_the_gaps(a_step: int, size: int, ga
 @given(st.integers(0, 100), st.integers(0, 1 << 30), st.integers(2, 4))
 def test_what_stays_as_it_is_never_grows(count: int, size: int, censuses: int) -> None:
     assert persistent([point(at, group(LOSSES, count, size)) for at in range(censuses)]) == []
+
+
+def test_what_a_census_left_out_did_not_grow() -> None:
+    left_out = (PathSegment(SegmentKind.NOT_SEARCHED),)
+    groups = [msgspec.structs.replace(group("x", n, n * MIB), anchor=left_out) for n in (1, 2)]
+    assert growth_between(point(3, groups[0]), point(6, groups[1])) == []
+
+
+@pytest.mark.parametrize(("before", "after", "more"), [(2, 3, True), (3, 3, False), (None, 3, None)])
+def test_more_entries_are_told_where_the_group_was_there_before(
+    before: int | None, after: int, more: bool | None
+) -> None:
+    def entered(count: int, entries: int) -> HolderGroup:
+        return msgspec.structs.replace(group(LOSSES, count, count * MIB), entries=entries)
+
+    earlier = [] if before is None else [entered(1, before)]
+    (growth,) = growth_between(point(3, *earlier), point(6, entered(2, after)))
+    assert growth.entries_grow is more
+
+
+def test_growth_of_a_kib_per_step_is_no_bookkeeping() -> None:
+    assert accumulates(growth_between(kept(0, 1), kept(64, 2))[0])
+    assert not accumulates(growth_between(kept(0, 1), kept(65, 2))[0])
