@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -197,8 +198,9 @@ def test_divisions_hold_up_to_their_boundary(conf: str, divisions: list[int]) ->
     assert settings.roundup_power2_divisions == tuple(divisions)
 
 
-def test_a_fraction_of_everything_is_no_limit() -> None:
-    assert parse_conf("per_process_memory_fraction:1.0", "2.11").memory_fraction is None
+@pytest.mark.parametrize(("given", "fraction"), [("1.0", None), ("0.99", 0.99), ("0", 0.0)])
+def test_a_fraction_of_everything_is_no_limit(given: str, fraction: float | None) -> None:
+    assert parse_conf(f"per_process_memory_fraction:{given}", "2.11").memory_fraction == fraction
 
 
 def test_without_a_version_the_installed_one_is_meant() -> None:
@@ -206,6 +208,15 @@ def test_without_a_version_the_installed_one_is_meant() -> None:
     assert parse_version(None) == (int(major), int(minor))
     assert parse_version((2, 9)) == (2, 9)
     assert AllocatorSettings().torch_version == NEWEST
+
+
+def test_without_torch_the_newest_version_known_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert parse_version(None) == NEWEST
+    assert parse_conf("expandable_segments_reserve:4").torch_version == NEWEST  # a setting of the newest
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,12 @@ def test_a_small_part_of_the_peak_is_not() -> None:
     assert course((step * MIB // 2 for step in range(100)), peak=100 * MIB) is None
 
 
+def test_a_rise_of_64_mib_is_reported() -> None:
+    rise = [step * 64 * MIB // 96 for step in range(100)]  # from the fourth step on
+    assert course(rise, peak=100 * MIB) is not None
+    assert course([*rise[:-1], rise[-1] - 1], peak=100 * MIB) is None
+
+
 def test_few_steps_say_nothing() -> None:
     steep = [step * 20 * MIB for step in range(19)]
     assert course(steep[:18]) is None

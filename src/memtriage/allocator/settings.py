@@ -188,13 +188,14 @@ def parse_version(version: str | Version | None) -> Version:
 
 
 def _next_division(size: int, divisions: int) -> int:
-    """`size` up to the next of the equal steps between two powers of two (`roundup_power2_next_division`)."""
+    """`size` up to the next of the equal steps between two powers of two (`roundup_power2_next_division`).
+
+    It is larger than `MIN_BLOCK * divisions`, so that a step is at least half of `MIN_BLOCK`.
+    """
     floor = 1 << (size.bit_length() - 1)
     if size == floor:
         return size
     step = floor >> (divisions.bit_length() - 1)
-    if step == 0:
-        return floor << 1
     return -(-size // step) * step
 
 
