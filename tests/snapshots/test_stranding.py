@@ -86,3 +86,68 @@ def test_64_mib_must_be_stranded(
 ) -> None:
     program = stranding(*[user(55, "log")] * 4, room=room)
     assert [finding.bytes for finding in read(program).findings] == found
+
+
+@pytest.mark.parametrize(("kept", "found"), [(76, [80 * MIB]), (84, [])])
+def test_a_fifth_of_the_segments_must_be_stranded(
+    read: Callable[[Program], DeviceRecording], kept: int, found: list[int]
+) -> None:
+    program = Program()
+    program.step_span()
+    fills = []
+    for _ in range(4):
+        program.free(program.alloc((kept + 20) * MIB, forward(60)))
+        program.alloc(kept * MIB, user(55, "log"))
+        fills.append(program.alloc(20 * MIB, forward(61)))
+    for _ in range(3):
+        program.free(program.alloc(512, forward(62)))
+        program.step_span()
+    program.free(fills)
+    assert [finding.bytes for finding in read(program).findings] == found
+
+
+@pytest.mark.parametrize(("later", "found"), [(0, []), (1, [152 * MIB])])
+def test_only_blocks_that_survive_the_ends_of_two_steps_pin_for_long(
+    read: Callable[[Program], DeviceRecording], later: int, found: list[int]
+) -> None:
+    program = Program()
+    fills = []
+    for step in range(3 + later):
+        program.free(program.alloc(512, forward(62)))
+        for _ in range(4 * (step == 2)):
+            program.free(program.alloc(40 * MIB, forward(60)))
+            program.alloc(2 * MIB, user(55, "log"))
+            fills.append(program.alloc(38 * MIB, forward(61)))
+        program.step_span()
+    program.free(fills)
+    assert [finding.bytes for finding in read(program).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("room", "kinds"),
+    [
+        pytest.param(14, ["leak"], id="less than it holds"),
+        pytest.param(16, ["fragmentation", "leak"], id="as much as it holds"),
+        pytest.param(30, ["fragmentation", "leak"], id="almost twice as much"),
+        pytest.param(32, ["fragmentation"], id="twice as much"),
+    ],
+)
+def test_growth_is_a_leak_or_fragmentation_by_what_it_strands(
+    read: Callable[[Program], DeviceRecording], room: int, kinds: list[str]
+) -> None:
+    """Each of eight steps keeps 14 MiB; seven of these are old enough to pin the room next to them."""
+    program = Program()
+    fills = []
+    for _ in range(8):
+        program.free(program.alloc((14 + room) * MIB, forward(60)))
+        program.alloc(14 * MIB, user(55, "log"))
+        fills.append(program.alloc(room * MIB, forward(61)))
+        program.step_span()
+    program.free(fills)
+    findings = read(program).findings
+    assert sorted(finding.kind for finding in findings) == kinds
+    assert all(finding.bytes_per_step == 14 * MIB for finding in findings)
+    for finding in findings:
+        if finding.kind == "fragmentation":
+            assert finding.bytes == 7 * room * MIB
+            assert finding.evidence[-1] == "each step keeps 14.0 MiB more at train.py:55 in log"
