@@ -178,3 +178,11 @@ def test_the_verdict_is_said_when_the_run_has_finished(tmp_path: Path) -> None:
     assert headline(view)[0] == "running"
     ended = replace(view, lines=[replace(line, state="ended") for line in view.lines])
     assert headline(ended)[0] == "not judged"
+
+
+def test_a_row_has_the_figures_of_its_rank() -> None:
+    assert {column.key: column.text(replace(LINE, step=5000, growth=2 * MIB)) for column in COLUMNS} == {
+        "rank": "0", "host": "node0", "device": "cuda:0", "step": "5,000", "allocated": "10.0 MiB",
+        "reserved": "20.0 MiB", "peak": "15.0 MiB", "stranded": "n/a", "rss": "30.0 MiB",
+        "growth": "+2.0 MiB", "mark": "step", "age": "3.0 s", "state": "running",
+    }  # fmt: skip
