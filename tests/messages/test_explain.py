@@ -330,3 +330,16 @@ def test_a_message_without_a_rule_would_be_seen() -> None:
 
     for record in RECORDS:
         assert all(judge(each.message) for each in find(record["text"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        ("blas: failed to allocate 3.50 GiB on device 1: out of memory", True),
+        ("Failed to allocate CPU buffer of size 17179869184", False),
+        ("Attempting to reserve 4.00G. That was not possible. There are 1.00G free.", False),
+        ("Ran out of memory in memory space hbm. Used 9.50G of 7.98G hbm.", False),
+    ],
+)
+def test_a_request_without_any_other_figure_says_so(text: str, alone: bool) -> None:
+    assert ("the text shows neither what was free nor what used the rest" in explain(text).evidence) == alone

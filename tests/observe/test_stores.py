@@ -9,7 +9,7 @@ import pytest
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.observe.store_statements import Store
 from memtriage.observe.stores import forget_sources, making_line, pack_hook, storing_line
-from support.paths import attribute, item, items_of, local, of_module
+from support.paths import attribute, item, items_of, local, named, of_module
 
 SELF = local("main", "me")
 CLOSURE = (
@@ -67,6 +67,11 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
         "class N:\n    def forward(self, x):\n        self.register_buffer('other', o)\n"
         "        self.register_buffer('mask', m)  # here",
         (*SELF, *attribute("mask")), "m"),
+    "a variable of a notebook": (
+        "losses = []\nlosses.append(loss)  # here", (*named("losses"), ANY_ITEM), "loss"),
+    "an attribute of one": (
+        "class A: pass\ndef f(a, x):\n    a.seen = a.seen + [x]  # here",
+        (*named("a"), *attribute("seen"), ANY_ITEM), "a.seen + [x]"),
     "closure of a hook": (
         "def install(model):\n    kept = []\n    def grab(m, args, out):\n        kept.append(out)  # here",
         (*SELF, *CLOSURE, ANY_ITEM), "out"),

@@ -372,3 +372,14 @@ def test_a_long_pause_of_the_program_is_no_growth_and_hides_none(before: int, af
     else:
         assert limit is not None
         assert grown.state == "growing" and grown.rate == pytest.approx(1e6, rel=0.01)
+
+
+def test_lowest_points_tell_where_they_are_steadier_than_the_rest() -> None:
+    """What comes and goes between two readings moves their means, and what is kept moves the floors."""
+    at = np.arange(480.0)
+    floors = 20 * KIB * at
+    means = floors + 30 * MIB * np.random.default_rng(2).random(len(at))
+    found = estimate(Points(at, means, floors), CPU)
+    assert (found.state, found.rate) == ("growing", pytest.approx(20 * KIB))
+    assert found.low == pytest.approx(found.high)
+    assert estimate(Points(at, means, means), CPU).state == "flat"
