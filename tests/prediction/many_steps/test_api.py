@@ -17,7 +17,7 @@ from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.course import RecurrencePolicy, RunCourse
 from memtriage.prediction.many_steps.programs import ShapedScript
-from memtriage.prediction.many_steps.shapes import TRACED_AT_MOST, choose, input_of, inputs_of
+from memtriage.prediction.many_steps.shapes import TRACED_AT_MOST
 from memtriage.prediction.many_steps.step_trace import cut
 from memtriage.prediction.script import Script
 from memtriage.prediction.simulate import Replay, replay
@@ -171,38 +171,13 @@ def test_above_32_shapes_a_sample_stands_for_the_others():
     assert horizon.peak_reserved == max(reserved for _, reserved in truth)
 
 
-def test_histogram_and_tuples_and_batches_are_lengths():
-    inputs = inputs_of({512: 3, 64: 1}, None)
-    assert sorted(given.arguments for given in inputs) == [(64,), (512,), (512,), (512,)]
-    assert input_of((8, 512)).arguments == (8, 512)
-    batch = {"ids": torch.zeros(2, 7, dtype=torch.int64), "names": ["a", "b"]}
-    given = input_of(batch)
-    assert given.arguments == (batch,)
-    assert given.shape.numbers == (2, 7, 2)
-    assert given.shape.text == "ids 2x7"
-    assert [each.arguments for each in inputs_of([1, 2, 3], 5)] == [(1,), (2,), (3,), (1,), (2,)]
-
-
 def test_lengths_that_cannot_be_used_are_refused():
     with pytest.raises(ValueError, match="neither lengths nor steps"):
         memtriage.horizon(build)
-    with pytest.raises(ValueError, match="steps=0"):
-        memtriage.horizon(build, [1], steps=0)
-    with pytest.raises(ValueError, match="has 0 entries"):
-        memtriage.horizon(build, [])
     with pytest.raises(ValueError, match="def step\\(length\\)"):
         memtriage.horizon(build, [(1, 2)])
     with pytest.raises(ValueError, match="limit=0"):
         memtriage.horizon(build, [1], limit=0)
-
-
-def test_choice_has_the_extremes_and_five_to_check():
-    shapes = [input_of(length).shape for length in range(1, 200)]
-    choice = choose(shapes)
-    assert len(choice.checked) == 5
-    assert {shapes[0], shapes[-1]} <= set(choice.traced)
-    assert len(choice.traced) + len(choice.checked) + len(choice.derived) == len(shapes)
-    assert len(choice.traced) <= TRACED_AT_MOST
 
 
 SCRIPT = """
