@@ -1,0 +1,148 @@
+"""Smaller micro-batches and shorter inputs: which are offered, and what is written for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+from memtriage.planning.changes import Change
+from memtriage.planning.facts import UNKNOWN, Knob
+from memtriage.planning.rungs.knobs import MICRO_BATCH, SHORTER
+from memtriage.prediction.build import Built
+
+Where = Literal["build", "step"]
+
+
+def smaller(batch: int, accumulation: int | None = None, *, of: Where = "build") -> list[Change]:
+    """The smaller micro-batches of a program, the largest first."""
+    facts = replace(
+        UNKNOWN,
+        batch=Knob("micro_batch", batch, of),
+        accumulation=None if accumulation is None else Knob("accumulation", accumulation, of),
+    )
+    (track,) = MICRO_BATCH.offer(facts).tracks
+    return list(track)
+
+
+def shorter(length: int, of: Where = "build") -> list[Change]:
+    (track,) = SHORTER.offer(replace(UNKNOWN, length=Knob("seq_len", length, of))).tracks
+    return list(track)
+
+
+def test_a_program_without_a_knob_is_told_how_to_write_one() -> None:
+    assert "def build(device, micro_batch=16)" in (MICRO_BATCH.offer(UNKNOWN).absent or "")
+    assert "def build(device, seq_len=2048)" in (SHORTER.offer(UNKNOWN).absent or "")
+    one = replace(UNKNOWN, batch=Knob("micro_batch", 1, "build"))
+    assert MICRO_BATCH.offer(one).absent == "micro_batch is 1 already"
+
+
+def test_micro_batches_divide_the_batch() -> None:
+    assert [change.build_arguments["micro_batch"] for change in smaller(12)] == [6, 4, 3, 2, 1]
+    assert [change.action for change in smaller(4)] == [
+        "micro-batch 2 instead of 4, accumulated 2 times",
+        "micro-batch 1 instead of 4, accumulated 4 times",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of", "call"), [("build", "build(device, micro_batch=2)"), ("step", "step(micro_batch=2)")]
+)
+def test_the_keyword_is_that_of_its_function(of: Where, call: str) -> None:
+    change = smaller(8, of=of)[1]
+    assert (change.build_arguments, change.step_arguments) == (
+        ({"micro_batch": 2}, {}) if of == "build" else ({}, {"micro_batch": 2})
+    )
+    assert change.code["torch"].splitlines() == [
+        call, "for number in range(4):", "    (loss(micro_batch) / 4).backward()", "optimizer.step()",
+        "optimizer.zero_grad()",
+    ]  # fmt: skip
+    assert change.code["trainer"] == (
+        "TrainingArguments(per_device_train_batch_size=2, gradient_accumulation_steps=4)"
+    )
+    assert change.maths == "same" and change.outermost
+
+
+def test_two_micro_batches_are_simulated_and_stand_for_all() -> None:
+    half, quarter, eighth = smaller(8)
+    assert [change.work_factor for change in (half, quarter, eighth)] == [1, 2, 4]
+
+
+def test_a_program_that_accumulates_itself_does_so_more_often() -> None:
+    (half, quarter, _) = smaller(8, 3)
+    assert half.build_arguments == {"micro_batch": 4, "accumulation": 6}
+    assert quarter.build_arguments == {"micro_batch": 2, "accumulation": 6}
+    assert (half.work_factor, quarter.work_factor) == (1, 2)
+    assert quarter.action == "micro-batch 2 instead of 8, accumulated 12 times"
+    built = Built(nn.Linear(1, 1), (), lambda: None)
+    assert half.edit(built) is built
+
+
+class Counted(torch.optim.SGD):
+    """Notes its steps, and when gradients are dropped."""
+
+    def __init__(self, model: nn.Module, log: list[str]) -> None:
+        super().__init__(model.parameters(), lr=0.5)
+        self.log = log
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.log.append("step")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.log.append("drop")
+
+
+@pytest.mark.parametrize("drops_first", [True, False])
+def test_optimizers_step_and_drop_gradients_once_for_all_micro_batches(drops_first: bool) -> None:
+    log: list[str] = []
+    model = nn.Linear(1, 1)
+    optimizer = Counted(model, log)
+
+    def step() -> None:
+        if drops_first:
+            optimizer.zero_grad()
+        log.append("backward")
+        optimizer.step()
+        if not drops_first:
+            optimizer.zero_grad()
+
+    changed = smaller(8)[1].edit(Built(model, (optimizer,), step))  # a quarter: two are simulated
+    for _ in range(2):
+        changed.step()
+    once = (
+        ["drop", "backward", "backward", "step"] if drops_first else ["backward", "backward", "step", "drop"]
+    )
+    assert log == 2 * once
+
+
+def test_a_model_drops_its_gradients_only_after_a_step() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    seen: list[float] = []
+
+    def step() -> None:
+        model(torch.ones(1, 1)).sum().backward()
+        assert model.weight.grad is not None
+        seen.append(float(model.weight.grad))
+        optimizer.step()
+        model.zero_grad()
+
+    changed = smaller(8)[0].edit(Built(model, (optimizer,), step))
+    for _ in range(2):
+        changed.step()
+    assert seen == [1.0, 2.0, 1.0, 2.0]
+
+
+def test_inputs_of_three_quarters_a_half_and_a_quarter_are_offered() -> None:
+    assert [change.build_arguments for change in shorter(2048)] == [
+        {"seq_len": 1536}, {"seq_len": 1024}, {"seq_len": 512},
+    ]  # fmt: skip
+    assert [change.step_arguments for change in shorter(3, "step")] == [{"seq_len": 2}, {"seq_len": 1}]
+    (longest, *_) = shorter(2048)
+    assert longest.action == "inputs of length 1536 instead of 2048"
+    assert (longest.maths, longest.maths_note) == ("different", "the task changes")
+    assert longest.code == {"torch": "build(device, seq_len=1536)"}
+    assert SHORTER.on_request == "it changes the task" and not MICRO_BATCH.on_request
