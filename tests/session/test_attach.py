@@ -246,18 +246,6 @@ def test_the_command_reports_a_job(start: Callable[[str], Job], capfd: pytest.Ca
     assert "NOT JUDGED" in text and "steps are not seen there" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["1", "--for", "long"], "invalid --for 'long': use 60s, 5m or 1h"),
-        (["4194304"], "there is no process 4194304"),
-    ],
-)
-def test_what_cannot_be_watched(arguments: list[str], why: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["attach", *arguments]) == 2
-    assert why in capfd.readouterr().err
-
-
 def test_a_job_that_ends_meanwhile_is_judged_by_what_was_read(start: Callable[[str], Job]) -> None:
     job = start("10")
     attached = Attached(job.pid)
