@@ -1,0 +1,281 @@
+"""The words of a run's report: the sentence after the verdict, and findings of several ranks as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memtriage.diagnose.ranks.merge import RunContext
+from memtriage.model.findings import Certainty, Finding, FindingKind, Projection, Verdict
+from memtriage.model.judged import DetectionLimit, Judged
+from memtriage.model.ledger import LedgerRow
+from memtriage.model.report import RankCount, RunReport
+from memtriage.report.run.words import facts, fold, ledger_rows, ledger_summary, notes, sentence
+
+MIB = 1 << 20
+
+
+def found(kind: FindingKind = "leak", **given: Any) -> Finding:
+    return Finding(kind=kind, **{"device": "cuda:0", "holder": "losses[*]", **given})
+
+
+def report(
+    verdict: Verdict = "leak",
+    *findings: Finding,
+    ranks: tuple[int, int] = (1, 1),
+    steps: int = 12,
+    **given: Any,
+) -> RunReport:
+    return RunReport(
+        verdict=verdict, steps=steps, findings=list(findings), marks=[], ledger={},
+        ranks=RankCount(seen=ranks[0], of=ranks[1]), **given,
+    )  # fmt: skip
+
+
+def said(run: RunReport, context: RunContext | None = None, *runs_out_in: int | None) -> str:
+    left = runs_out_in or (None,) * len(run.findings)
+    return sentence(run, context or RunContext(), fold(run.findings, left))
+
+
+# --- the sentence -------------------------------------------------------------------------------------------
+
+
+def test_a_leak_is_its_amount_and_when_memory_is_full() -> None:
+    one = found(bytes_per_step=MIB, bytes=9 * MIB)
+    assert said(report("leak", one)) == "1.0 MiB per step on cuda:0"
+    assert said(report("leak", one), None, 40) == "1.0 MiB per step on cuda:0, out of memory in 40 steps"
+    more = [found(holder=name, bytes_per_step=5) for name in ("b", "c")]
+    assert said(report("leak", one, more[0])) == "1.0 MiB per step on cuda:0; 1 more leak below"
+    assert said(report("leak", one, *more)) == "1.0 MiB per step on cuda:0; 2 more leaks below"
+    suspected = found(holder="d", bytes_per_step=5, certainty="suspected")
+    assert said(report("leak", one, suspected)) == "1.0 MiB per step on cuda:0"
+
+
+def test_a_leak_verdict_without_a_leak_points_to_the_findings() -> None:
+    assert said(report("leak", found(certainty="suspected", bytes_per_step=5))) == "see below"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("residue", "4.0 MiB not released on cuda:0"),
+     ("fragmentation", "4.0 MiB reserved beyond the peak on cuda:0")],
+)  # fmt: skip
+def test_residue_and_fragmentation_are_their_size(kind: Any, words: str) -> None:
+    assert said(report(kind, found(bytes_per_step=1), found(kind, bytes=4 * MIB, holder="b"))) == words
+    assert said(report(kind)) == "see below"
+
+
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        (found("out_of_memory", step=7, phase="backward", bytes=2 * MIB),
+         "cuda:0 at step 7, in backward: 2.0 MiB asked for"),
+        (found("out_of_memory", step=0), "cuda:0 at step 0"),
+        (found("out_of_memory", device="host"), "host"),
+        (found("out_of_memory", certainty="suspected"), "the script died for lack of memory"),
+    ],
+)  # fmt: skip
+def test_a_death_is_where_and_what_was_asked_for(finding: Finding, words: str) -> None:
+    assert said(report("out_of_memory", finding)) == words
+    leak = found(bytes_per_step=MIB)
+    assert said(report("out_of_memory", finding, leak)) == f"{words}; leaking 1.0 MiB per step"
+
+
+def test_who_was_killed() -> None:
+    assert said(report("killed")) == "the process is gone without writing an end, after 12 steps"
+    limit = found("host_limit", device="host")
+    assert said(report("killed", limit, ranks=(3, 4), steps=1), RunContext(killed=[1, 2])) == (
+        "2 of 3 ranks are gone without writing an end, after 1 step; host memory was at its limit"
+    )
+    assert said(report("error")) == "memtriage could not judge this run"
+
+
+def test_a_clean_run_says_what_would_have_been_found_and_what_needs_action() -> None:
+    assert said(report("clean")) == "no leak, residue or fragmentation found in 12 steps"
+    judged = {
+        "cuda:0": Judged(
+            scale="step", points=30, detection_limit=DetectionLimit(2048, "step"), note="one note"
+        )
+    }
+    limit, note = said(report("clean", judged=judged)).split("; ")
+    assert "2.0 KiB" in limit and note == "one note"
+
+
+def test_three_findings_that_need_action_are_named_and_the_rest_counted() -> None:
+    kinds: tuple[FindingKind, ...] = (
+        "worker_copy_on_write", "malloc_retention", "host_limit", "shared_memory", "pinned_rounding",
+    )  # fmt: skip
+    several = [found(kind, device="host", bytes=MIB if at else None) for at, kind in enumerate(kinds)]
+    nothing = "no leak, residue or fragmentation found in 12 steps"
+    three = "workers un-share memory; memory kept by malloc: 1.0 MiB; host memory at its limit: 1.0 MiB"
+    assert said(report("clean", *several[:3])) == f"{nothing}; {three}"
+    assert said(report("clean", *several[:4])) == f"{nothing}; {three}; 1 more finding below"
+    assert said(report("clean", *several)) == f"{nothing}; {three}; 2 more findings below"
+    assert said(report("clean", found(certainty="suspected"))) == nothing
+
+
+@pytest.mark.parametrize(("step", "when"), [(None, "at the longest batch"), (1234, "at step 1,234")])
+def test_an_error_that_is_still_to_come_is_announced(step: int | None, when: str) -> None:
+    ahead = found(
+        "out_of_memory", certainty="suspected", projection=Projection(device="cuda:0", limit=9, step=step)
+    )
+    assert said(report("clean", ahead)).endswith(f"12 steps; cuda:0 will be full {when}")
+
+
+def test_why_a_run_is_not_judged() -> None:
+    assert said(report("not_judged")) == "growth could not be judged"
+    assert said(report("not_judged"), RunContext(running=[0])) == "the run had not finished"
+    context = RunContext(running=[1], killed=[2], missing=[3])
+    assert said(report("not_judged", ranks=(3, 4)), context) == (
+        "rank 1 had not finished; rank 2 wrote no end; no record of rank 3"
+    )
+    limit = found("host_limit", device="host", bytes=MIB)
+    assert said(report("not_judged", limit)) == (
+        "growth could not be judged; host memory at its limit: 1.0 MiB"
+    )
+
+
+# --- findings of several ranks ------------------------------------------------------------------------------
+
+
+def test_what_is_the_same_on_several_ranks_is_one() -> None:
+    leaks = [found(rank=rank, device=f"cuda:{rank}", bytes_per_step=10 - rank) for rank in (0, 1)]
+    other = found(rank=0, holder="cache[*]", bytes_per_step=3)
+    again = found(rank=0, bytes_per_step=2)
+    groups = fold([leaks[0], other, leaks[1], again], [50, None, 40, None])
+    assert [(group.ranks, group.runs_out_in) for group in groups] == [([0, 1], 40), ([0], None), ([0], None)]
+    assert groups[0].amount == "9 B to 10 B per step"
+    assert groups[0].device == "cuda:0, 1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "garbage_cycle"}, {"certainty": "suspected"}, {"device": "cpu"}, {"holder": "b"},
+        {"allocated_at": "a.py:1"}, {"phase": "train"}, {"mechanism": "another"},
+    ],
+)  # fmt: skip
+def test_what_differs_in_more_than_its_rank_is_two(change: dict[str, Any]) -> None:
+    one, other = found(rank=0), found(**{"rank": 1, **change})
+    assert len(fold([one, other], [None, None])) == 2
+
+
+def test_findings_without_a_rank_stay_apart() -> None:
+    assert len(fold([found(), found()], [None, None])) == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "of", "seen", "where"),
+    [
+        ([None], 1, 1, ""),
+        ([0], 1, 1, ""),
+        ([2], 4, 4, ", rank 2 only"),
+        ([0, 1, 2, 3], 4, 4, ", all 4 ranks"),
+        ([0, 1, 2], 4, 3, ", all 3 ranks"),
+        ([0, 1, 3], 8, 8, ", 3 of 8 ranks (0, 1, 3)"),
+    ],
+)
+def test_a_title_says_on_which_ranks(ranks: list[int | None], of: int, seen: int, where: str) -> None:
+    group, *rest = fold([found(rank=rank) for rank in ranks], [None] * len(ranks))
+    assert group.title(report(ranks=(seen, of))) == f"leak on cuda:0{where}" and not rest
+
+
+def test_titles_of_suspicions_and_of_the_host() -> None:
+    def title(finding: Finding) -> str:
+        return fold([finding], [None])[0].title(report())
+
+    assert title(found(certainty="suspected")) == "suspected leak on cuda:0"
+    assert title(found("host_limit", device="host")) == "host memory at its limit"
+
+
+@pytest.mark.parametrize(
+    ("kind", "certainty", "severe", "confirmed_by"),
+    [
+        ("leak", "proven", True, None),
+        ("leak", "suspected", False, "run longer"),
+        ("residue", None, False, None),
+        ("out_of_memory", None, True, None),
+        ("out_of_memory", "suspected", False, "run a step with this batch first"),
+    ],
+)
+def test_what_is_severe_and_what_would_confirm_a_suspicion(
+    kind: FindingKind, certainty: Certainty | None, severe: bool, confirmed_by: str | None
+) -> None:
+    (group,) = fold([found(kind, certainty=certainty)], [None])
+    assert group.severe is severe
+    assert (group.to_confirm or "").startswith(confirmed_by or "") and (group.to_confirm is None) == (
+        confirmed_by is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "amount", "label", "values"),
+    [
+        ({"bytes": 5}, "5 B", "", []),
+        ({}, "", "", []),
+        ({"bytes": 5, "bytes_per_step": 3, "step": 7}, "3 B per step", "size at step 7", ["5 B"]),
+        ({"bytes": 5, "bytes_per_step": 3, "bytes_per_microbatch": 2, "step": 7, "bytes_step": 6},
+         "3 B per step", "size at step 6", ["5 B", "2 B per micro-batch"]),
+        ({"bytes_per_microbatch": 2, "step": 7}, "2 B per micro-batch", "size at step 7", []),
+        ({"bytes": 5, "bytes_per_second": 3, "step": 0}, "3 B per second", "size", ["5 B"]),
+    ],
+)  # fmt: skip
+def test_the_rate_comes_first_and_then_what_has_piled_up(
+    given: dict[str, Any], amount: str, label: str, values: list[str]
+) -> None:
+    (group,) = fold([found(**given)], [None])
+    assert group.amount == amount
+    assert group.piled_up == (label, values)
+
+
+def test_a_finding_by_time_has_no_step() -> None:
+    by_step, by_time = (found(step=7), found(step=7, bytes_per_second=3))
+    assert "7" in fold([by_step], [None])[0].detected
+    assert fold([by_time], [None])[0].detected == ""
+
+
+def test_evidence_is_that_of_the_first_rank_or_of_each() -> None:
+    def evidence(kind: FindingKind, count: int) -> list[str]:
+        each = [found(kind, rank=rank, evidence=[f"first {rank}", "second"]) for rank in range(count)]
+        return fold(each, [None] * count)[0].evidence
+
+    assert evidence("leak", 1) == ["first 0", "second"]
+    assert evidence("leak", 3) == ["rank 0: first 0", "rank 0: second"]
+    assert evidence("rank_differs", 3) == [f"rank {rank}: first {rank}" for rank in range(3)]
+    assert evidence("rank_differs", 6) == [f"rank {rank}: first {rank}" for rank in range(6)]
+    assert evidence("rank_differs", 8)[6:] == ["and 2 more ranks"]
+
+
+# --- the rest -----------------------------------------------------------------------------------------------
+
+
+def test_facts_of_a_run_are_short() -> None:
+    context = RunContext(argv=["train.py", "--lr", "1"], duration_s=90.0)
+    assert facts(report(steps=1200), context) == ["train.py --lr 1", "1,200 steps", "1 min 30 s"]
+    assert facts(report(ranks=(3, 4)), RunContext()) == ["12 steps", "3 of 4 ranks"]
+
+
+def row(name: str, nbytes: int) -> LedgerRow:
+    return LedgerRow(row=name, bytes=nbytes)
+
+
+def test_rows_below_a_hundredth_are_one() -> None:
+    rows = [row("a", 9800), row("b", 100), row("c", 50), row("d", 50)]
+    assert [(each.row, each.bytes) for each in ledger_rows(rows)] == [
+        ("a", 9800), ("b", 100), ("others, each below 1 %", 100),
+    ]  # fmt: skip
+    one_small = [row("a", 9900), row("b", 90), row("c", 10000)]
+    assert ledger_rows(one_small) == one_small
+    negative = [row("a", 9000), row("b", -500), row("c", 1)]
+    assert ledger_rows(negative) == negative
+
+
+def test_a_ledger_has_its_step_where_there_is_one() -> None:
+    assert ledger_summary(MIB, None) == "1.0 MiB in use"
+    assert ledger_summary(MIB, 1234) == "1.0 MiB in use, ledger at step 1,234"
+
+
+def test_ranks_without_a_record_come_first_among_the_notes() -> None:
+    assert notes(RunContext(notes=["a"])) == ["a"]
+    assert notes(RunContext(notes=["a"], missing=[1, 2])) == ["no record of ranks 1, 2", "a"]
