@@ -186,20 +186,6 @@ def test_foreign_bytes_are_those_outside_every_segment(
     assert sums(ledger).get(("foreign memory", None), 0) == len(named - inside)
 
 
-@given(segment_lists())
-def test_totals_are_closed_and_agree_with_the_stranded_segments(segments: list[Segment]) -> None:
-    totals = segment_totals(segments)
-    assert totals.reserved == sum(segment.size for segment in segments)
-    parts = totals.requested + totals.rounding + totals.awaiting + totals.releasable + totals.stranded
-    assert parts == totals.reserved
-    worst_first = stranded_segments(segments)
-    assert sum(segment.stranded for segment in worst_first) == totals.stranded
-    assert [segment.stranded for segment in worst_first] == sorted(
-        (segment.stranded for segment in worst_first), reverse=True
-    )
-    assert all(segment.pins and all(pin.state != "free" for pin in segment.pins) for segment in worst_first)
-
-
 # --- cases --------------------------------------------------------------------------------------------------
 
 
@@ -297,11 +283,6 @@ def test_cublas_workspaces_are_recognized_and_the_reason_told() -> None:
     assert "recognized by size (33,554,432 bytes)" in (row.detail or "")
 
 
-def test_more_blocks_than_handles_are_no_workspaces() -> None:
-    ledger = gpu_ledger("cuda:0", [workspaces(3)], [], use_of(96 * MIB))
-    assert sums(ledger) == {("requested", "c++ only"): 96 * MIB}
-
-
 def test_a_storage_of_the_size_of_a_workspace_keeps_its_owner() -> None:
     ledger = gpu_ledger(
         "cuda:0", [workspaces(1)], [storage(64 * MIB, 32 * MIB, "parameter")], use_of(32 * MIB)
@@ -309,23 +290,7 @@ def test_a_storage_of_the_size_of_a_workspace_keeps_its_owner() -> None:
     assert sums(ledger) == {("requested", "parameter"): 32 * MIB}
 
 
-def test_cublaslt_workspace_needs_a_cublas_one_on_its_stream() -> None:
-    alone = gpu_ledger("cuda:0", [workspaces(1, MIB)], [], use_of(MIB))
-    assert sums(alone) == {("requested", "c++ only"): MIB}
-    beside = make_segment(64 * MIB, ("active", 32 * MIB, 32 * MIB), ("active", MIB, MIB))
-    ledger = gpu_ledger("cuda:0", [beside], [], use_of(33 * MIB))
-    assert sums(ledger) == {("requested", "cuBLAS workspace"): 33 * MIB}
-    elsewhere = make_segment(128 * MIB, ("active", MIB, MIB), stream=9)
-    ledger = gpu_ledger("cuda:0", [workspaces(1), elsewhere], [], use_of(33 * MIB))
-    assert sums(ledger)["requested", "c++ only"] == MIB
-
-
-def test_workspace_sizes_follow_the_environment() -> None:
-    assert workspace_sizes().cublas == {33_554_432, 8_519_680}
-    assert workspace_sizes(":4096:2:16:8").cublas == {8_519_680}
-    assert workspace_sizes(":0:0").cublas == frozenset()
-    assert workspace_sizes("nonsense").cublas == workspace_sizes().cublas
-    assert workspace_sizes(None, "2048").cublaslt == {2 * MIB}
+def test_workspaces_have_the_sizes_that_are_given() -> None:
     ledger = gpu_ledger("cuda:0", [workspaces(1)], [], use_of(32 * MIB), workspaces=workspace_sizes(":16:8"))
     assert sums(ledger) == {("requested", "c++ only"): 32 * MIB}
 
