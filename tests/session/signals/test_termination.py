@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memtriage.session.signals import watchdog
-from memtriage.session.signals.watchdog import ACKNOWLEDGED, Process, ResendDeadline
+from memtriage.session.signals.watchdog import Process
 from support.signals import AS_FROM_A_TERMINAL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard's watchdog needs /proc")
@@ -476,34 +475,3 @@ def test_nested_guard_leaves_it_to_the_outer_one() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
     """) as watched:
         assert watched.end() == (-signal.SIGTERM, ["False", "report 15"], "")
-
-
-def test_deadline_restarts_at_the_acknowledgement() -> None:
-    deadline = ResendDeadline(grace_s=2, report_s=30)
-    assert deadline.wait_s(100) == watchdog.POLL_S
-    deadline.receive(signal.SIGTERM, 100, caught=False)
-    deadline.receive(signal.SIGTERM, 101, caught=False)
-    assert deadline.take_overdue(101.9) is None
-    assert deadline.wait_s(101.5) == 0.5
-    deadline.receive(ACKNOWLEDGED, 101.9, caught=False)
-    assert deadline.take_overdue(131.8) is None
-    assert deadline.take_overdue(131.9) == signal.SIGTERM
-    assert deadline.take_overdue(1000) is None
-
-
-@pytest.mark.parametrize(
-    ("byte", "caught"),
-    [(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGCHLD, False), (ACKNOWLEDGED, False)],
-)
-def test_deadline_does_not_start(byte: int, caught: bool) -> None:
-    deadline = ResendDeadline(grace_s=2, report_s=30)
-    deadline.receive(byte, 100, caught=caught)
-    assert deadline.take_overdue(1000) is None
-
-
-def test_process_is_told_from_a_later_one_with_its_number() -> None:
-    assert Process(os.getpid()).is_alive()
-    assert not Process(os.getpid(), "1").is_alive()
-    assert not Process(2**22 + 1).is_alive()
-    assert Process(os.getpid()).catches(signal.SIGINT)
-    assert not Process(os.getpid()).catches(signal.SIGKILL)
