@@ -13,8 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memtriage.observe import host
 from memtriage.observe.host import (
@@ -31,7 +29,6 @@ from memtriage.observe.host import (
     resident,
     rss,
 )
-from memtriage.observe.smaps import MemoryClasses, MemoryMapping, parse_smaps
 from support.own_process import printed_by
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -84,14 +81,6 @@ BY_CLASS = {
 }
 
 
-def test_smaps_is_divided_into_classes_that_sum_to_the_total() -> None:
-    classes = parse_smaps(SMAPS, tmpfs=frozenset({"00:1b"}))
-    assert {kind: classes.resident(kind) // KIB for kind in BY_CLASS} == BY_CLASS  # type: ignore[arg-type]
-    assert classes.total == sum(BY_CLASS.values()) * KIB
-    assert classes.copied("file") == 100 * KIB
-    assert classes.mappings[7].name == "/data/train set.bin"
-
-
 def test_a_file_on_tmpfs_is_recognized_by_its_mount(tmp_path: Path) -> None:
     (tmp_path / "smaps").write_text(SMAPS)
     (tmp_path / "mountinfo").write_text(
@@ -102,38 +91,10 @@ def test_a_file_on_tmpfs_is_recognized_by_its_mount(tmp_path: Path) -> None:
     assert classes.resident("shared") == BY_CLASS["shared"] * KIB
 
 
-def test_reserved_memory_that_ends_unaligned_makes_no_arena() -> None:
-    text = entry("7f0000000000-7f0000100000 rw-p 00000000 00:00 0", 8) + entry(
-        "7f0000100000-7f0003fff000 ---p 00000000 00:00 0", 0
-    )
-    assert parse_smaps(text).resident("heap") == 0
-
-
 def test_no_smaps_is_unknown(tmp_path: Path) -> None:
     assert memory_classes(tmp_path) is None
     (tmp_path / "smaps").write_text("")
     assert memory_classes(tmp_path) is None
-
-
-@st.composite
-def address_spaces(draw: st.DrawFn) -> MemoryClasses:
-    at = 0
-    mappings = []
-    for gap, size in draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=8)):
-        mappings.append(MemoryMapping(at + gap, at + gap + size, "anonymous", size, 0, ""))
-        at += gap + size
-    return MemoryClasses(sum(mapping.rss for mapping in mappings), tuple(mappings))
-
-
-@given(classes=address_spaces(), start=st.integers(0, 130), size=st.integers(0, 60))
-def test_covering_yields_every_mapped_byte_of_the_range_once(
-    classes: MemoryClasses, start: int, size: int
-) -> None:
-    covered = [byte for low, high, _ in classes.covering(start, start + size) for byte in range(low, high)]
-    mapped = [byte for mapping in classes.mappings for byte in range(mapping.start, mapping.end)]
-    assert covered == [byte for byte in mapped if start <= byte < start + size]
-    for low, high, mapping in classes.covering(start, start + size):
-        assert mapping.start <= low < high <= mapping.end
 
 
 @linux
