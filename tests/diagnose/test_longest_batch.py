@@ -169,3 +169,30 @@ def test_batches_of_a_random_order_are_known_by_their_elements() -> None:
     assert (drawn.batches, drawn.longest) == (3, BatchSize(8, 400))
     assert [drawn.of(8 * length) for length in (100, 250)] == [BatchSize(8, 100), BatchSize(8, 250)]
     assert [drawn.of(elements) for elements in (801, 8 * 200, 4 * 100)] == [None] * 3
+
+
+def certain(fit: Forecast | None) -> Forecast:
+    assert fit is not None
+    return fit
+
+
+def test_a_line_takes_four_sizes_and_a_curve_eleven_readings() -> None:
+    assert len(certain(forecast(seen(linear, _LENGTHS[:4]))).coefficients) == 2
+    assert len(certain(forecast(seen(quadratic, _LENGTHS[:10]))).coefficients) == 2
+    assert len(certain(forecast(seen(quadratic, _LENGTHS[:11]))).coefficients) == 3
+
+
+def test_the_error_bar_is_three_standard_errors_and_wider_from_few_readings() -> None:
+    # 1000 bytes off, up and down by turns, so that the line stays: two degrees of freedom are left of four.
+    off = {100: 1000, 200: -1000, 300: -1000, 400: 1000}
+    fit = certain(
+        forecast([Needed(batch := BatchSize(8, length), linear(batch) + by) for length, by in off.items()])
+    )
+    assert fit.deviation == pytest.approx(3 * (1 + 5 / 2) * (4 * 1000**2 / 2) ** 0.5)
+
+
+def test_a_twentieth_of_the_rise_beyond_the_largest_reading_is_uncertain() -> None:
+    fit = forecast(seen(linear))
+    rise = linear(BatchSize(8, 4800)) - linear(BatchSize(8, 480))
+    assert at(fit, 8, 4800)[1] == pytest.approx(rise / 20, rel=1e-3)
+    assert at(fit, 8, 480)[1] == pytest.approx(0, abs=100)
