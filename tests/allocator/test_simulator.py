@@ -173,6 +173,13 @@ class TestLimits:
         assert (one.retries, one.ooms) == (1, 1)
         one.malloc(60 * MIB)
 
+    def test_an_out_of_memory_event_has_no_address(self) -> None:
+        events: list[AllocatorEvent] = []
+        one = simulator(capacity=MIB, hook=events.append)
+        with pytest.raises(OutOfMemory):
+            one.malloc(513, stream=7)
+        assert events == [AllocatorEvent("oom", 0, 1024, 7, (0, 0))]
+
     def test_a_fraction_of_the_device_is_a_limit(self) -> None:
         one = simulator("per_process_memory_fraction:0.5", device_memory=100 * MIB)
         one.malloc(50 * MIB)

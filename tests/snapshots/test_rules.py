@@ -55,3 +55,17 @@ def test_each_headline_has_the_bytes_that_its_site_pins() -> None:
     assert (kept.kind, kept.allocated_at) == ("fragmentation", "train.py:82 in per")
     assert (workspace.bytes or 0) + (kept.bytes or 0) == device.end.stranded
     assert (workspace.bytes or 0) > (kept.bytes or 0)
+
+
+def test_what_each_step_keeps_is_a_leak_and_the_error_that_it_ends_in_comes_first(
+    read: Callable[[Program], DeviceRecording],
+) -> None:
+    program = Program(capacity=200 * MIB)
+    for _ in range(8):
+        program.alloc(20 * MIB, user(55, "log"))
+        program.free(program.alloc(512, forward(60)))
+        program.step_span()
+    (leak,) = read(program).findings
+    assert (leak.kind, leak.bytes_per_step, leak.allocated_at) == ("leak", 20 * MIB, "train.py:55 in log")
+    program.fails(90 * MIB, forward(61))
+    assert [finding.kind for finding in read(program).findings] == ["out_of_memory", "leak"]

@@ -107,6 +107,13 @@ def test_what_the_figures_rest_on() -> None:
     assert words.legend(report(ranks=4)).endswith("below a size: lowest and highest rank")
 
 
+def test_figures_that_are_known() -> None:
+    figure = Figure(value=3.0 * MIB, lowest=MIB, highest=4 * MIB, by_rank={0: 3.0 * MIB})
+    assert words.size_value(figure) == "3.0 MiB"
+    seconds = Figure(value=0.25, lowest=0.2, highest=0.3, by_rank={})
+    assert words.time_value(seconds).startswith("250")
+
+
 def test_figures_that_are_unknown() -> None:
     assert (words.time_value(None), words.time_spread(None), words.size_value(None)) == ("n/a", "", "n/a")
     assert (words.ratio_value(None), words.ratio_spread(None)) == ("-", "")
