@@ -53,7 +53,7 @@ class Followed:
     def census(self, position: float, lines: dict[tuple[str, int], int] | None = None) -> None:
         self.sites.lines = lines or {}
         compared = self.data.compared()
-        with Look() as view:
+        with Look(also=compared.of_libraries) as view:
             self.data.add(view, position, compared, self.sites)
 
     def growing(self) -> dict[str, GrowingData]:
@@ -100,35 +100,19 @@ def test_a_list_that_loses_its_entries_is_not_followed(followed: Followed) -> No
     assert followed.growing() == {}
 
 
-@pytest.mark.parametrize(
-    ("lines", "made_by"),
-    [
-        pytest.param({("train.py", 3): 2100, ("train.py", 9): 90_000}, "train.py:3", id="as fast"),
-        pytest.param({("train.py", 3): 1100}, "train.py:3", id="more than half as fast"),
-        pytest.param({("train.py", 3): 1000}, None, id="less"),
-        pytest.param({("train.py", 3): 4100}, "train.py:3", id="less than twice as fast"),
-        pytest.param({("train.py", 3): 4300}, None, id="more"),
-        pytest.param({}, None, id="no line"),
-    ],
-)
-def test_the_line_that_allocates_as_fast_made_the_entries(
-    followed: Followed, lines: dict[tuple[str, int], int], made_by: str | None
-) -> None:
+def test_the_line_that_allocates_as_fast_made_the_entries_and_stays_known(followed: Followed) -> None:
     followed.census(2)
-    followed.program["more"](4)
-    followed.census(4, lines)  # 2 entries of 1033 bytes per position
-    (texts,) = followed.growing().values()
-    assert texts.allocated_at == made_by
-    assert followed.data.lacks_sites == (made_by is None)
-
-
-def test_a_line_once_known_stays_known(followed: Followed) -> None:
-    followed.census(2)
-    for at in (3, 4):
-        followed.program["more"](2)
-        followed.census(at, {("train.py", 3): 2066} if at == 3 else {})
-    (texts,) = followed.growing().values()
-    assert texts.allocated_at == "train.py:3"
+    made_by = []
+    three, nine = ("train.py", 3), ("train.py", 9)
+    for number, lines in enumerate(
+        ({three: 1000}, {three: 4300}, {three: 1100, nine: 90_000}, {}, {nine: 4100})
+    ):
+        followed.program["more"](4)
+        followed.census(4 + 2 * number, lines)  # 2 entries of 1033 bytes per position
+        (texts,) = followed.growing().values()
+        made_by.append(texts.allocated_at)
+        assert followed.data.lacks_sites or texts.allocated_at is not None
+    assert made_by == [None, None, "train.py:3", "train.py:3", "train.py:9"]
 
 
 def test_an_array_that_a_longer_one_with_its_content_replaces_grows(followed: Followed) -> None:
