@@ -6,8 +6,9 @@ For each workload of `tests/data/groundtruth` the blocks are chosen by predictio
 without the GPU, and written down first. Then the workload runs with the default settings, with expandable
 segments and primed, with the same seed. Printed are the highest reserved bytes, their ratio to the highest
 allocated ones, by how much losses differ, and milliseconds per step. `--long` names how many steps six of
-them make, in turns. With `--families` the workloads are those of other families. What the file of `--json`
-has of an earlier run is not done again. Needs transformers and peft.
+them make, in turns. With `--families` the workloads are those of other families, with `--unseen` those of
+`prime_programs.py`. What the file of `--json` has of an earlier run is not done again. Needs transformers and
+peft.
 
     python benchmarks/prime.py --plan NAME     the choice for one workload, as JSON; no GPU
     python benchmarks/prime.py --what-adds [NAME...]
@@ -25,12 +26,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+import prime_programs
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support import groundtruth
@@ -53,16 +56,27 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--gpu", default="h200", help="kind of GPU to predict for")
     parser.add_argument("--families", action="store_true", help="the workloads of other families")
+    parser.add_argument("--unseen", action="store_true", help="programs that the search was not tried on")
     parser.add_argument("--json", type=Path, help="where the results go")
     parser.add_argument("--plan", action="store_true", help="print the choice for one workload")
     parser.add_argument("--what-adds", action="store_true", help="compare settings and a pool, without a GPU")
     options = parser.parse_args()
     if options.what_adds:
-        return what_adds(options.names or list(groundtruth.measured("measured")), options.gpu)
+        return what_adds(options.names or _names(options), options.gpu)
     if options.plan:
         print(_plan(options.names[0], options.gpu))
         return 0
     return Benchmark(options).run()
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    if options.unseen:
+        return list(prime_programs.PROGRAMS)
+    return list(groundtruth.measured("families" if options.families else "measured"))
+
+
+def _workload(name: str) -> Callable[[Any], Any]:
+    return prime_programs.PROGRAMS.get(name) or groundtruth.workload(name)
 
 
 def _plan(name: str, gpu: str) -> str:
@@ -70,7 +84,7 @@ def _plan(name: str, gpu: str) -> str:
 
     from memtriage.planning.priming import plan_priming
 
-    return msgspec.json.encode(plan_priming(groundtruth.workload(name), gpu=gpu)).decode()
+    return msgspec.json.encode(plan_priming(_workload(name), gpu=gpu)).decode()
 
 
 def what_adds(names: list[str], gpu: str) -> int:
@@ -84,7 +98,7 @@ def what_adds(names: list[str], gpu: str) -> int:
     kind, version = machine(gpu), (2, 11)
     print("reserved by allocated memory, without and with the best blocks that pass all checks")
     for name in names:
-        traced = trace(groundtruth.workload(name), kind, version, STEPS)
+        traced = trace(_workload(name), kind, version, STEPS)
         requests = requests_of(traced, kind.memory)
         alive = peak_live(requests.all())
         found = [
@@ -112,7 +126,7 @@ class Benchmark:
 
     def run(self) -> int:
         options = self._options
-        names = options.names or list(groundtruth.measured("families" if options.families else "measured"))
+        names = options.names or _names(options)
         with ThreadPoolExecutor(options.workers) as pool:
             plans = {name: pool.submit(self._planned, name) for name in names}
             for mode in ("default", "primed", "expandable"):  # choices are made while the default runs
@@ -146,7 +160,7 @@ class Benchmark:
             return
         chosen = plan.result() if mode == "primed" else {}
         try:
-            found = measured(groundtruth.workload(name), mode, steps, chosen)
+            found = measured(_workload(name), mode, steps, chosen)
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
         self._keep(name, key or mode, found)
