@@ -192,6 +192,8 @@ def test_states_get_a_pool_where_that_saves_more() -> None:
     own, pooled, *_ = choice.tried
     assert (choice.apart, choice.settings, pooled.name) == (True, "", POOLS)
     assert pooled.after <= own.after - 0.02 * own.before
+    whole = repeated(requests, 40).all()
+    assert choice.without_pools == peak_reserved(whole, TORCH, choice.blocks)
     rest = peak_reserved(repeated(apart.requests, 40).all(), TORCH, choice.blocks)
     assert rest is not None
     assert choice.checks[0].after == pooled.after == rest + size

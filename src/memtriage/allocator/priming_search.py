@@ -139,6 +139,7 @@ class PrimingChoice:
         blocks: to allocate and free; empty where nothing helps.
         settings: the name of the other settings that they are for; empty for the program's own.
         apart: whether they are for a part of the program, with pools for the rest.
+        without_pools: bytes of segments of the first check if no pool can be made; 0 if none is wanted.
         checks: the traces that it was checked on.
         tried: what the best blocks come to under the program's settings (without a name), under the others
             and with `POOLS`; where none pass the checks, `after` is that of the program as it is.
@@ -148,6 +149,7 @@ class PrimingChoice:
     blocks: Blocks = ()
     settings: str = ""
     apart: bool = False
+    without_pools: int = 0
     checks: list[CheckedTrace] = field(default_factory=list)
     tried: list[CheckedTrace] = field(default_factory=list)
     rejected: int = 0
@@ -212,6 +214,8 @@ def choose(
             apart.pools,
         )
         enough = search(POOLS, rest, most)
+    if best.apart:
+        best.without_pools = trial.run(checks[0].requests, best.blocks, under=checks[0].under) or 0
     best.tried = tried
     return best
 

@@ -54,6 +54,8 @@ class Priming(msgspec.Struct, kw_only=True):
             `PYTORCH_CUDA_ALLOC_CONF`; empty where that would not help more.
         pools: for the states of optimizers, in the order of their first steps; empty where they would not
             help more.
+        reserved_without_pools: as `reserved_after`, if no pool can be made: on another stream, in a capture
+            or without memory for it. 0 where there are no pools.
         tried: what the best blocks come to under the program's settings (without a name), under others and
             with pools; where none pass the checks, `after` is that of the program as it is.
         reason: why priming would not help; None where it does.
@@ -75,6 +77,7 @@ class Priming(msgspec.Struct, kw_only=True):
     notes: list[str]
     settings: str = ""
     pools: list[StatePool] = []
+    reserved_without_pools: int = 0
     tried: list[PrimingCheck] = []
     primed: bool = False
 
@@ -91,11 +94,12 @@ class Priming(msgspec.Struct, kw_only=True):
         blocks = f"{count} block{'s' if count > 1 else ''} of {size(sum(self.blocks))} in all"
         pooled = size(sum(pool.size for pool in self.pools))
         pools = f"{pooled} for the optimizer's states" if self.pools else ""
+        without = f", {size(self.reserved_without_pools)} if no pool can be made" if self.pools else ""
         done = " and ".join(filter(None, (blocks if count else "", pools, self.settings)))
         return (
             f"{done}; expected reserved {size(self.reserved_after)} "
             f"instead of {size(self.reserved_before)} ({self._ratio(self.reserved_after)} instead of "
-            f"{self._ratio(self.reserved_before)} of allocated)"
+            f"{self._ratio(self.reserved_before)} of allocated){without}"
         )
 
     def _ratio(self, reserved: int) -> str:

@@ -109,6 +109,7 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
         ],
         settings=choice.settings if reason is None else "",
         pools=list(pools.values()) if choice.apart and reason is None else [],
+        reserved_without_pools=others + choice.without_pools if choice.apart and reason is None else 0,
         tried=[PrimingCheck(name=each.name, before=each.before, after=each.after) for each in choice.tried],
         reason=reason,
         allocator_conf=traced.conf,

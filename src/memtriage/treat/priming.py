@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from memtriage.allocator.settings import join_conf
-from memtriage.model.priming import Priming
+from memtriage.model.priming import Priming, StatePool
+from memtriage.model.units import size
 from memtriage.observe.hooks import TorchImport
 from memtriage.process.stdlib import os
 from memtriage.treat.state_pools import CudaPools, StatePools, pools_possible
@@ -73,10 +74,18 @@ def prime(
     return prime_device(priming)
 
 
-def prime_device(priming: Priming, device: int | None = None) -> Priming:
+def prime_device(
+    priming: Priming, device: int | None = None, noted: Callable[[str], object] | None = None
+) -> Priming:
     """Allocate and free the blocks of a choice on a device; the current one by default.
 
-    Returns the same object, with `primed` set and notes added.
+    Args:
+        priming: what was chosen.
+        device: its index.
+        noted: called with what is noted later: that no pool could be made for the states of an optimizer.
+
+    Returns:
+        The same object, with `primed` set and notes added.
     """
     if not priming.helps:
         return priming
@@ -101,7 +110,17 @@ def prime_device(priming: Priming, device: int | None = None) -> Priming:
             set_allocator("", priming.allocator_conf)
         priming.notes.append(f"memory does not suffice for the blocks ({failure}): nothing is primed")
     elif priming.pools:
-        StatePools(priming.pools, CudaPools(index)).install()
+
+        def missed(pool: StatePool) -> None:
+            note = (
+                f"no pool of {size(pool.size)} could be made for the optimizer's states: without pools, "
+                f"expected reserved is {size(priming.reserved_without_pools)}"
+            )
+            priming.notes.append(note)
+            if noted is not None:
+                noted(note)
+
+        StatePools(priming.pools, CudaPools(index), missed).install()
     return priming
 
 
@@ -201,12 +220,16 @@ def begin_primed(priming: Priming, folder: Path, say: Callable[[str], None]) -> 
         return
     local_rank = int(os.environ.get("LOCAL_RANK") or 0)
 
+    def later(note: str) -> None:
+        say(f"--prime: {note}")
+        _write(priming, file)
+
     def begun() -> None:
         known = len(priming.notes)
         try:
             import torch
 
-            prime_device(priming, local_rank if local_rank < torch.cuda.device_count() else 0)
+            prime_device(priming, local_rank if local_rank < torch.cuda.device_count() else 0, later)
         except Exception as error:  # the program is to run, primed or not
             priming.notes.append(f"priming failed ({type(error).__name__}: {error})")
         for note in priming.notes[known:]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, Protocol
@@ -74,11 +74,22 @@ class StatePools:
 
     An optimizer is known again by the bytes of its parameters: states of others might not fit. The hook is
     gone when the last of them has its states.
+
+    Args:
+        pools: one for each optimizer.
+        source: makes them.
+        missed: called with a pool that could not be made: its states are made as ever.
     """
 
-    def __init__(self, pools: Sequence[StatePool], source: PoolSource) -> None:
+    def __init__(
+        self,
+        pools: Sequence[StatePool],
+        source: PoolSource,
+        missed: Callable[[StatePool], object] | None = None,
+    ) -> None:
         self._wanted = list(pools)
         self._source = source
+        self._missed = missed
         self._pool: Any = None
         self._making = StateMaking(self._begins, self._ends)
 
@@ -97,7 +108,11 @@ class StatePools:
             return None
         self._wanted.remove(wanted)
         self._pool = self._source.make(wanted.size)
-        return nullcontext if self._pool is None else partial(self._source.inside, self._pool)
+        if self._pool is not None:
+            return partial(self._source.inside, self._pool)
+        if self._missed is not None:
+            self._missed(wanted)
+        return nullcontext
 
     def _ends(self) -> None:
         self._pool = None
