@@ -16,6 +16,7 @@ from memtriage.treat import phase as phase_module
 from memtriage.treat.parking import transfer
 from memtriage.treat.parking.api import is_parked
 from memtriage.treat.phase import PhasePolicy
+from memtriage.treat.phase_needs import Need
 from support.rl_workers import (
     DTensorPolicyWorker,
     MegatronPolicyWorker,
@@ -80,6 +81,36 @@ def test_megatron_is_parked_with_the_same_bits() -> None:
         return found
 
     assert losses(attached=True) == losses(attached=False)
+
+
+def test_training_begins_a_phase_once_and_its_offload_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[Any] = []
+
+    def begin(phase: str, coming: Any, *, prime: bool) -> dict[int, Need]:
+        rounds.append((phase, prime, needs := {0: Need()}))
+        return needs
+
+    ended: list[Any] = []
+    monkeypatch.setattr(phase_module.phase_needs, "begin", begin)
+    monkeypatch.setattr(phase_module.phase_needs, "end", ended.append)
+    monkeypatch.setattr(phase_module.phase_needs, "left", lambda needs: None)
+
+    class Worker(MegatronPolicyWorker):
+        def prepare_for_lp_inference(self) -> None:
+            self.calls.append(f"scores in round {len(rounds)}")
+
+    with rl.attach(Worker, policy=QUIET):
+        worker = Worker()
+        for _ in range(2):
+            worker.prepare_for_lp_inference()
+            worker.prepare_for_training()
+            worker.train_step()
+            worker.offload_before_refit()
+            worker.offload_after_refit()
+    assert [(phase, prime) for phase, prime, _ in rounds] == [("optimizer offload", True)] * 2
+    assert [needs for needs in ended if needs] == [needs for _, _, needs in rounds]
+    scored = [call for call in worker.calls if call.startswith("scores")]
+    assert scored == ["scores in round 1", "scores in round 2"]
 
 
 def test_megatrons_own_code_keeps_the_gradients() -> None:
@@ -168,6 +199,7 @@ def test_it_comes_off_again(capsys: pytest.CaptureFixture[str]) -> None:
         assert set(attachment.methods) == {
             "offload_before_refit",
             "offload_after_refit",
+            "prepare_for_training",
             "move_model",
             "move_optimizer",
         }

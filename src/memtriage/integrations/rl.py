@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
-from memtriage.treat.phase import PhasePolicy, bring_back, phase_end
+from memtriage.treat.phase import Phase, PhasePolicy, bring_back, phase_begin, phase_end
 
 Method = Callable[..., Any]
 
@@ -47,17 +47,24 @@ class Boundary:
         phase: what the log line says.
         before: the phase ends before the method runs, else after it.
         applies: asked, with the call's arguments, whether this call is such a boundary.
+        begins: methods before which the phase begins, the first that is called; where none is known it only
+            ends.
     """
 
     method: str
     phase: str
     before: bool = False
     applies: Callable[..., bool] = _always
+    begins: tuple[str, ...] = ()
 
 
 BOUNDARIES: Final = (
-    # NeMo-RL: before the weights are streamed, and when they have been.
-    Boundary("offload_before_refit", "optimizer offload"),
+    # NeMo-RL: before the weights are streamed, and when they have been. Scoring and training come before it.
+    Boundary(
+        "offload_before_refit",
+        "optimizer offload",
+        begins=("prepare_for_lp_inference", "prepare_for_training"),
+    ),
     Boundary("offload_after_refit", "refit complete"),
     # slime: torch_memory_saver then backs up and unmaps whole segments, holes and garbage with them.
     Boundary("sleep", "training", before=True),
@@ -105,7 +112,8 @@ class Attachment:
 
 
 def attach(worker: Any, *, policy: PhasePolicy | None = None, park: bool = True) -> Attachment:
-    """End a phase at each of a worker's boundaries (see the module).
+    """End a phase at each of a worker's boundaries (see the module). NeMo-RL's training also begins one, so
+    that it is primed for what it needed before.
 
     Args:
         worker: the object whose methods the framework calls, in its own process; or its class. With Ray it
@@ -135,7 +143,16 @@ def attach(worker: Any, *, policy: PhasePolicy | None = None, park: bool = True)
         known = ", ".join(boundary.method for boundary in BOUNDARIES)
         raise ValueError(f"{name} has none of the methods {known}: use memtriage.phase()")
     chosen = PhasePolicy() if policy is None else policy
-    builds: dict[str, Build] = {boundary.method: _with_phase(boundary, chosen) for boundary in boundaries}
+    begun: dict[str, Phase] = {}
+    builds: dict[str, Build] = {
+        boundary.method: _with_phase(boundary, chosen, begun) for boundary in boundaries
+    }
+    builds |= {
+        name: _with_beginning(boundary.phase, chosen, begun)
+        for boundary in boundaries
+        for name in boundary.begins
+        if callable(getattr(worker, name, None))
+    }
     if park:
         moves = {
             "move_model": _move_model,
@@ -165,15 +182,27 @@ def _for_a_class(kind: type, name: str, build: Build) -> Method:
     return method
 
 
-def _with_phase(boundary: Boundary, policy: PhasePolicy) -> Build:
+def _with_beginning(phase: str, policy: PhasePolicy, begun: dict[str, Phase]) -> Build:
+    def build(_worker: Any, method: Method) -> Method:
+        def with_beginning(*args: Any, **kwargs: Any) -> Any:
+            if phase not in begun:
+                begun[phase] = phase_begin(phase, policy)
+            return method(*args, **kwargs)
+
+        return with_beginning
+
+    return build
+
+
+def _with_phase(boundary: Boundary, policy: PhasePolicy, begun: dict[str, Phase]) -> Build:
     def build(_worker: Any, method: Method) -> Method:
         def with_phase(*args: Any, **kwargs: Any) -> Any:
             here = boundary.applies(*args, **kwargs)
             if here and boundary.before:
-                phase_end(boundary.phase, policy)
+                phase_end(boundary.phase, policy, begun.pop(boundary.phase, None))
             result = method(*args, **kwargs)
             if here and not boundary.before:
-                phase_end(boundary.phase, policy)
+                phase_end(boundary.phase, policy, begun.pop(boundary.phase, None))
             return result
 
         return with_phase

@@ -185,30 +185,61 @@ class Phase:
     def __enter__(self) -> Phase:
         if self.policy.unpark:
             bring_back(self.policy.unpark)
+        self.begin(_coming(self.policy))
+        return self
+
+    def begin(self, coming: Mapping[int, int]) -> None:
+        """Prime memory.
+
+        Args:
+            coming: by CUDA index, parked bytes that come back during the phase.
+        """
         if _acts() and self.policy.compact:
-            self._needs = phase_needs.begin(self.name, _coming(self.policy), prime=self.policy.prime)
+            self._needs = phase_needs.begin(self.name, coming, prime=self.policy.prime)
         self.primed = {device: need.primed for device, need in self._needs.items() if need.primed}
         self._before = _allocated()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.report, failures = _end(self.name, self.policy, self._before, self._needs)
+        failures = self.end()
         if error is None and failures:
             raise failures[0]
 
+    def end(self) -> list[Exception]:
+        """Everything at the end; returns the failures of its parts."""
+        self.report, failures = _end(self.name, self.policy, self._before, self._needs)
+        return failures
 
-def phase_end(name: str, policy: PhasePolicy = DEFAULT) -> PhaseReport:
+
+def phase_begin(name: str, policy: PhasePolicy = DEFAULT) -> Phase:
+    """The beginning of a phase without a block: for frameworks that have a function there.
+
+    What is parked is taken to come back during the phase, by the framework's own calls.
+    """
+    from memtriage.treat.parking.api import parked_by_device
+
+    phase = Phase(name, policy)
+    phase.begin(parked_by_device())
+    return phase
+
+
+def phase_end(name: str, policy: PhasePolicy = DEFAULT, begun: Phase | None = None) -> PhaseReport:
     """The end of a phase without a block: for frameworks with a function at the boundary.
+
+    Args:
+        name, policy: as of `phase`.
+        begun: its beginning, if it has one; with the same name and policy.
 
     Raises:
         Exception: what failed first, after everything else was done and the lines were printed.
     """
-    report, failures = _end(name, policy, {}, {})
+    phase = Phase(name, policy) if begun is None else begun
+    failures = phase.end()
     if failures:
         raise failures[0]
-    return report
+    assert phase.report is not None
+    return phase.report
 
 
 def bring_back(what: tuple[Any, ...]) -> Moved | None:
