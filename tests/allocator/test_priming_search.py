@@ -8,14 +8,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from memtriage.allocator.priming import Circumstance, peak_reserved
+from memtriage.allocator.priming import Circumstance, most_alive, peak_reserved
 from memtriage.allocator.priming_search import POLICY, POOLS, Apart, choose
 from memtriage.allocator.requests import FREE, Request, Requests, StepRequests, repeated
 from memtriage.allocator.settings import parse_conf
 
 MIB = 1 << 20
 TORCH = parse_conf("", "2.11")
-QUICK = replace(POLICY, requests=200_000, patience=60_000, grid=60)
+QUICK = replace(POLICY, requests=200_000, divided=40_000, patience=60_000, grid=60)
 
 
 def growing_activations(steps: int = 6) -> Requests:
@@ -42,6 +42,45 @@ def test_blocks_help_where_memory_never_merges() -> None:
     assert before is not None and after is not None
     assert after < 0.7 * before
     assert (choice.checks[0].before, choice.checks[0].after) == (before, after)
+    assert all(check.after <= check.before * 1.005 for check in choice.checks)
+
+
+def large_at_both_ends(steps: int = 5) -> Requests:
+    """Large activations of the first layers, whose backward pass comes last, among all gradients."""
+    chance = random.Random(2)
+    layers = [[chance.choice((24, 94, 12, 48, 31)) for _ in range(6)] for _ in range(10)]
+    first = (250, 500, 500)
+    made: list[StepRequests] = []
+    number = 100
+    for _ in range(steps):
+        requests: list[Request] = []
+        live: list[int] = []
+        gradients: list[int] = []
+        for size in (*first, *(size for layer in layers for size in layer)):
+            number += 1
+            requests.append((number, size * MIB))
+            live.append(number)
+        forward = len(requests)
+        while len(live) > len(first):
+            for size in (chance.choice((24, 94)), 9, 9):
+                number += 1
+                requests.append((number, size * MIB))
+            requests += [(live.pop(), FREE), (number - 2, FREE)]
+            gradients += [number - 1, number]
+        for size in reversed(first):
+            number += 2
+            requests += [(number - 1, size * MIB), (number, size * MIB)]
+            requests += [(live.pop(), FREE), (number - 1, FREE), (number, FREE)]
+        requests += [(block, FREE) for block in gradients]
+        made.append(StepRequests(tuple(requests), forward))
+    return Requests(((0, 60 * MIB),), tuple(made))
+
+
+def test_large_blocks_stay_whole_for_what_comes_last() -> None:
+    requests = large_at_both_ends()
+    policy = replace(POLICY, requests=400_000, patience=100_000, grid=60)
+    without, choice = (choose(requests, TORCH, replace(policy, divided=divided)) for divided in (0, 400_000))
+    assert choice.checks[0].after < 0.9 * without.checks[0].after
     assert all(check.after <= check.before * 1.005 for check in choice.checks)
 
 
@@ -83,7 +122,7 @@ def mixed_lifetimes(seed: int, steps: int = 3) -> Requests:
 
 CHOSEN = {
     2: ((166,), (*(614, 614, 630), *(614,) * 5, 744), (484, 614, 614, *(484,) * 5, 744), 6),
-    4: ((488, 20), (664, 672, 680, 672, 672, 664, 664, 664, 794), (*(638,) * 8, 768), 3),
+    4: ((488, 20), (664, 672, 680, 672, 672, 664, 664, 664, 794), (*(638,) * 8, 768), 4),
 }
 """MiB of the blocks, and of each check before and after; choices rejected."""
 
@@ -139,7 +178,12 @@ def test_a_limit_on_memory_does_not_end_the_search() -> None:
 
 
 NO_BLOCKS = replace(
-    QUICK, requests=0, more_requests=0, searched_under=(Circumstance(),), checked_under=(Circumstance(),)
+    QUICK,
+    requests=0,
+    divided=0,
+    more_requests=0,
+    searched_under=(Circumstance(),),
+    checked_under=(Circumstance(),),
 )
 """Settings alone are tried."""
 LARGER = "large_segment_size_mb:128"
@@ -213,3 +257,10 @@ def test_other_settings_are_not_tried_where_blocks_pack_closely() -> None:
     choice = choose(middling(), TORCH, replace(QUICK, near=0.1), {LARGER: parse_conf(LARGER, "2.11")})
     assert choice.blocks and choice.settings == ""
     assert [each.name for each in choice.tried] == [""]
+
+
+def test_the_most_blocks_of_a_size_that_are_alive_at_once() -> None:
+    large, odd, small = 32 * MIB, 31 * MIB + 5, 9 * MIB
+    requests = [(0, large), (1, odd), (2, small), (0, FREE), (3, large), (2, FREE), (4, 64 * MIB), (4, FREE)]
+    assert most_alive(requests) == {large: 2, 64 * MIB: 1}
+    assert most_alive([]) == {}

@@ -14,7 +14,7 @@ from typing import Final
 from memtriage.allocator.blocks import SIZE_SHIFT
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.requests import DEFAULT_STREAM, EMPTIED, FREE, Request
-from memtriage.allocator.settings import MIN_BLOCK, AllocatorSettings
+from memtriage.allocator.settings import MIN_BLOCK, OWN_SEGMENT, SEGMENT_STEP, AllocatorSettings
 from memtriage.allocator.simulator import Simulator
 from memtriage.model.blocks import DEFAULT_POOL
 
@@ -143,6 +143,27 @@ def compressed(requests: Sequence[Request]) -> list[Request]:
             found.append((block, size))
             at += 1
     return found
+
+
+def most_alive(requests: Sequence[Request]) -> dict[int, int]:
+    """By size of the segment that a block gets of its own: how many such blocks are alive at once at most.
+
+    Only of blocks that get a segment of just that size.
+    """
+    sizes: dict[int, int] = {}
+    alive: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for block, size in requests:
+        if size >= OWN_SEGMENT:
+            own = -(-size // SEGMENT_STEP) * SEGMENT_STEP
+            now = alive.get(own, 0) + 1
+            most[own] = max(most.get(own, 0), now)
+            if block != _PASSING:
+                sizes[block] = own
+                alive[own] = now
+        elif not size and block in sizes:
+            alive[sizes.pop(block)] -= 1
+    return most
 
 
 _PASSING: Final = -2

@@ -8,7 +8,7 @@ for, under other settings of the allocator.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
@@ -16,7 +16,14 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from memtriage.allocator.priming import Blocks, Circumstance, PackingTrial, compressed, peak_live
+from memtriage.allocator.priming import (
+    Blocks,
+    Circumstance,
+    PackingTrial,
+    compressed,
+    most_alive,
+    peak_live,
+)
 from memtriage.allocator.requests import (
     Request,
     Requests,
@@ -39,9 +46,11 @@ class PrimingPolicy:
         requests: how many requests are simulated at most while searching: a million take about a second.
         more_requests: how many under each of the other settings.
         pool_requests: how many with pools, in each of several searches: one that cools slowly ends elsewhere.
+        divided: how many more in each search with blocks for the largest sizes, the rest divided evenly.
         patience: after so many without a better choice the search ends.
         near: a choice that reserves at most this share more than is alive at the peak is good enough.
-        grid: sizes of a single block that are tried first, as fractions of the peak.
+        grid: sizes of a single block that are tried first, as fractions of the peak. Larger ones, up to what
+            is reserved without blocks, are tried along with what is divided.
         searched_steps: a search looks at this many steps: what the optimizer makes comes in the first, and
             what that moves in the second.
         horizon: steps of the trace that a choice must pass; issue reports of fragmentation speak of tens.
@@ -67,6 +76,7 @@ class PrimingPolicy:
     requests: int = 60_000_000
     more_requests: int = 8_000_000
     pool_requests: tuple[int, ...] = (30_000_000, 60_000_000)
+    divided: int = 16_000_000
     patience: int = 40_000_000
     near: float = 0.004
     grid: int = 140
@@ -101,7 +111,7 @@ class PrimingPolicy:
 
 
 POLICY: Final = PrimingPolicy()
-BRIEF: Final = PrimingPolicy(requests=1_000_000, patience=400_000, grid=40)
+BRIEF: Final = PrimingPolicy(requests=1_000_000, divided=300_000, patience=400_000, grid=40)
 """A search of a second or two: a recording may have a million requests, and a plan has many programs."""
 POOLS: Final = "states in pools"
 """The name of what is tried with pools."""
@@ -323,7 +333,8 @@ _Traced = TypeVar("_Traced", _TriedTrace, _Check)
 
 
 class _BlockSearch:
-    """Single blocks of many sizes first; then several, changed at random from the best.
+    """Single blocks of many sizes first; then several, changed at random from the best; then blocks for the
+    largest sizes, with the rest divided evenly, and changes of the best of these.
 
     A change is kept if it is better, or worse by little: by less and less as the search continues. A trial
     ends as soon as it reserves more than could be kept. What is better than the best must pass the checks; if
@@ -358,6 +369,7 @@ class _BlockSearch:
         self._after = [check.before for check in checks]
         sizes = Counter(_up(size) for _, size in cases[0].requests if size >= OWN_SEGMENT)
         self._sizes = sorted(sizes, reverse=True)[:_MOST_SIZES]
+        self._alive = most_alive(cases[0].requests)
         self._lowest = self._leading = sum(case.weight * case.before for case in cases)
         self._leader: Blocks = ()
         self._found = 0
@@ -389,8 +401,9 @@ class _BlockSearch:
         """
         self._most = most
         if self._peak >= OWN_SEGMENT:
-            self._single()
+            self._single(range(1, self._policy.grid + 1))
             self._several()
+            self._divided()
         checked = [
             CheckedTrace(check.name, check.before, after)
             for check, after in zip(self._checks, self._after, strict=True)
@@ -443,8 +456,8 @@ class _BlockSearch:
             after[at] = now + self._pools
         self._lowest, self._best, self._after = value, blocks, after
 
-    def _single(self) -> None:
-        for part in range(1, self._policy.grid + 1):
+    def _single(self, parts: Iterable[int]) -> None:
+        for part in parts:
             if self._trial.simulated >= self._most:
                 return
             size = _up(self._peak * 21 * part // (20 * self._policy.grid))
@@ -468,6 +481,37 @@ class _BlockSearch:
                 now, value = blocks, found
             elif random.random() < _RETURN:
                 now, value = self._leader, self._leading
+
+    def _divided(self) -> None:
+        """Best fit takes the smallest block that is large enough. So while the rest has small blocks, large
+        ones stay whole for what is large and comes late, such as the first layers' backward pass. Without
+        them, gradients of later layers are between what was freed.
+        """
+        begun, leading = self._trial.simulated, self._leading
+        self._most = begun + self._policy.divided // 2
+        grid = self._policy.grid
+        self._single(range(grid + 1, int(self._lowest * 20 * grid / (21 * self._peak)) + 1))
+        while self._lowest > self._enough and self._sizes and self._trial.simulated < self._most:
+            self._trial.simulated += 1
+            blocks = self._evenly()
+            if blocks and sum(blocks) + self._pools <= self._lowest:
+                self._try(blocks, self._leading)
+        if self._leading < leading:
+            self._most = begun + self._policy.divided
+            self._several()
+
+    def _evenly(self) -> Blocks:
+        """Some blocks of the largest sizes, and equal ones for the rest of what may be reserved."""
+        random = self._random
+        least = random.choice(self._sizes)
+        large = [
+            size for size in self._sizes if size >= least for _ in range(random.randint(0, self._alive[size]))
+        ]
+        rest = int(random.uniform(self._peak, max(self._peak, self._lowest))) - self._pools - sum(large)
+        parts = random.randint(1, _MOST_PARTS)
+        if rest // parts < OWN_SEGMENT:
+            return ()
+        return tuple(sorted([*large, *[_up(rest // parts)] * parts], reverse=True))
 
     def _changed(self, blocks: Blocks) -> Blocks:
         random = self._random
@@ -503,6 +547,7 @@ class _BlockSearch:
 
 _MOST_SIZES: Final = 12
 """The largest sizes that the program asks for are tried as blocks."""
+_MOST_PARTS: Final = 30
 _RETURN: Final = 0.002
 """How likely a failed change sends the search back to the best choice: about once in 500."""
 
