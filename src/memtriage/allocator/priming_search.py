@@ -46,7 +46,7 @@ class PrimingPolicy:
         requests: how many requests are simulated at most while searching: a million take about a second.
         more_requests: how many under each of the other settings.
         pool_requests: how many with pools, in each of several searches: one that cools slowly ends elsewhere.
-        divided: how many more in each search with blocks for the largest sizes, the rest divided evenly.
+        divided: share of them in addition, with blocks for the largest sizes and the rest divided evenly.
         patience: after so many without a better choice the search ends.
         near: a choice that reserves at most this share more than is alive at the peak is good enough.
         grid: sizes of a single block that are tried first, as fractions of the peak. Larger ones, up to what
@@ -79,7 +79,7 @@ class PrimingPolicy:
     requests: int = 60_000_000
     more_requests: int = 8_000_000
     pool_requests: tuple[int, ...] = (30_000_000, 60_000_000)
-    divided: int = 16_000_000
+    divided: float = 0.25
     patience: int = 40_000_000
     near: float = 0.004
     grid: int = 140
@@ -115,7 +115,7 @@ class PrimingPolicy:
 
 
 POLICY: Final = PrimingPolicy()
-BRIEF: Final = PrimingPolicy(requests=1_000_000, divided=300_000, patience=400_000, grid=40)
+BRIEF: Final = PrimingPolicy(requests=1_000_000, patience=400_000, grid=40)
 """A search of a second or two: a recording may have a million requests, and a plan has many programs."""
 POOLS: Final = "states in pools"
 """The name of what is tried with pools."""
@@ -407,7 +407,7 @@ class _BlockSearch:
         if self._peak >= OWN_SEGMENT:
             self._single(range(1, self._policy.grid + 1))
             self._several()
-            self._divided()
+            self._divided(int(self._policy.divided * most))
             self._give_room()
         checked = [
             CheckedTrace(check.name, check.before, after)
@@ -487,13 +487,13 @@ class _BlockSearch:
             elif random.random() < _RETURN:
                 now, value = self._leader, self._leading
 
-    def _divided(self) -> None:
+    def _divided(self, more: int) -> None:
         """Best fit takes the smallest block that is large enough. So while the rest has small blocks, large
         ones stay whole for what is large and comes late, such as the first layers' backward pass. Without
         them, gradients of later layers are between what was freed.
         """
         begun, leading = self._trial.simulated, self._leading
-        self._most = begun + self._policy.divided // 2
+        self._most = begun + more // 2
         grid = self._policy.grid
         self._single(range(grid + 1, int(self._lowest * 20 * grid / (21 * self._peak)) + 1))
         while self._lowest > self._enough and self._sizes and self._trial.simulated < self._most:
@@ -502,7 +502,7 @@ class _BlockSearch:
             if blocks and sum(blocks) + self._pools <= self._lowest:
                 self._try(blocks, self._leading)
         if self._leading < leading:
-            self._most = begun + self._policy.divided
+            self._most = begun + more
             self._several()
 
     def _give_room(self) -> None:
