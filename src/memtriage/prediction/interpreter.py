@@ -92,13 +92,14 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
     def in_threads(self) -> Iterator[None]:
         """Threads started in the block are traced too: a mode holds in the thread that entered it alone."""
         start = threading.Thread.start
+        mode = _ModeOfThreads(self)
 
         def started(thread: threading.Thread) -> None:
             run = thread.run
 
             def traced() -> None:
                 del thread.run  # which refers to the thread
-                _push_mode(self)
+                _push_mode(mode)
                 try:
                     run()
                 finally:
@@ -107,8 +108,11 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             thread.run = traced  # type: ignore[method-assign]
             start(thread)
 
-        with replaced(threading.Thread, "start", started):
-            yield
+        try:
+            with replaced(threading.Thread, "start", started):
+                yield
+        finally:
+            mode.interpreter = None
 
     def ignore_compile_internals(self) -> bool:
         """Whether Dynamo compiles under this mode, which is off meanwhile; asked by PyTorch."""
@@ -330,6 +334,33 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return tensor
         self.notes.assume(f"values copied to the host are taken as {data_dependent.NUMBER}")
         return torch.full(tensor.shape, data_dependent.NUMBER, dtype=tensor.dtype, device=CPU)
+
+
+class _ModeOfThreads(TorchDispatchMode):  # type: ignore[misc]
+    """The mode of threads that are started in a trace.
+
+    A thread may outlive the trace, as tqdm's monitor does, and then runs operators as they are. It must keep
+    nothing of the trace: a tensor that it frees while Python ends aborts the process.
+
+    Attributes:
+        interpreter: the mode of the trace; None once that is over.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        super().__init__()
+        self.interpreter: Interpreter | None = interpreter
+
+    def ignore_compile_internals(self) -> bool:
+        return self.interpreter is not None and self.interpreter.ignore_compile_internals()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.interpreter is None:
+            return func(*args, **(kwargs or {}))
+        return self.interpreter.__torch_dispatch__(func, types, args, kwargs)
 
 
 def _check_places(func: Any, tensors: list[torch.Tensor]) -> None:
