@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from memtriage.prediction.compiled.padding import MatrixProduct, Paddings
@@ -60,10 +61,22 @@ def test_a_small_product_is_not_padded():
     assert small.is_sure(H200)
 
 
-def test_a_product_that_memory_bounds_may_lose_nothing_to_unaligned_rows():
-    thin = product(ROWS, 8, WORDS, (0, 0, MORE))
-    assert thin.is_faster_padded(H200)
-    assert not thin.is_sure(H200)
+@pytest.mark.parametrize(
+    ("lengths", "added", "changed"),
+    [
+        ((197, 197, 64), (3, 3, 0), {"made_padded": (True, True)}),
+        ((197, 64, 197), (3, 0, 3), {"made_padded": (True, True)}),
+        ((64, 197, 197), (0, 3, 3), {"made_padded": (False, True), "in_rows": (False, True)}),
+        ((197, 64, 197), (3, 0, 3), {"made_padded": (True, False), "in_rows": (True, False)}),
+        ((197, 197, 64), (3, 3, 0), {"made_padded": (False, True), "in_rows": (False, True)}),
+    ],
+)
+def test_products_that_memory_bounds_are_left_as_an_h100_leaves_them(lengths, added, changed):
+    """Those of ViT's attention; with autocast, those of backward are in half precision."""
+    dtype = torch.float32 if changed["made_padded"] == (True, True) else torch.bfloat16
+    attention = product(*lengths, added, dtype=dtype, batch=768, **changed)
+    assert not attention.is_faster_padded(H100)
+    assert not attention.is_sure(H100)
 
 
 def test_products_of_gpt2_are_sure():
@@ -84,7 +97,7 @@ def test_the_remark_names_the_largest_of_what_is_not_sure():
     paddings.is_padded(product(ROWS, 8, WORDS, (0, 0, MORE)))
     remark = paddings.remark()
     assert "2 matrix products" in remark
-    assert f"[{ROWS}, 8] @ [8, {WORDS}] float32, is assumed to be padded" in remark
+    assert f"[{ROWS}, 8] @ [8, {WORDS}] float32, is assumed to be left as it is" in remark
     grown = product(ROWS, 8, WORDS, (0, 0, MORE)).at_stake()
     copied, longer = 8 * (WORDS + MORE) * 4, ROWS * MORE * 4
     assert grown == max(copied, longer)

@@ -4,7 +4,8 @@ Rows that do not begin at multiples of 16 bytes keep cuBLAS from its fast kernel
 first (`_should_pad` in torch/_inductor/fx_passes/pad_mm.py, torch 2.11).
 
 Known limitations: both times are estimated. `Paddings.remark` names the products whose outcome depends on how
-slow the unaligned kernels really are.
+slow the unaligned kernels really are. Where memory bounds a product, an H100 leaves five of the six of ViT's
+attention as they are, and pads the one both of whose operands have unaligned rows.
 """
 
 from __future__ import annotations
@@ -94,30 +95,28 @@ class MatrixProduct:
     made_padded: tuple[bool, ...]
     in_rows: tuple[bool, ...]
 
-    def is_faster_padded(self, machine: GpuKind, slowdown: float | None = None) -> bool:
-        """Whether padding is assumed to be faster.
+    def is_faster_padded(self, machine: GpuKind) -> bool:
+        """Whether padding is assumed to be faster: unaligned rows slow the arithmetic, not the memory."""
+        return self._pays(machine, self._slowdown().assumed, 1.0)
 
-        Args:
-            slowdown: how much longer the unaligned product takes; as assumed by default.
-        """
+    def is_sure(self, machine: GpuKind) -> bool:
+        """Whether the outcome is the same at both bounds of the slowdown, which memory may share."""
+        slowdown = self._slowdown()
+        least = self._pays(machine, slowdown.least, 1.0)
+        return least == self._pays(machine, slowdown.most, slowdown.most)
+
+    def _pays(self, machine: GpuKind, arithmetic: float, memory: float) -> bool:
+        """Whether padding is faster if arithmetic and memory take so many times longer unaligned."""
+        calculating, moving = self._calculating(machine), self._moving(machine)
         _, bandwidth = _rates(machine, self.dtype)
-        time = max(self._calculating(machine), self._moving(machine)) + _KERNEL
         copying = 0.0
         for place, operand in enumerate(self.operands()):
             if not self.made_padded[place] and self._is_lengthened(place):
                 slower = 1.0 if self.in_rows[place] else _ACROSS
                 copying += 2 * operand * slower / bandwidth + _KERNELS_OF_COPY * _KERNEL
-        return time * (slowdown or self._slowdown().assumed) > (time + copying) * _MARGIN
-
-    def is_sure(self, machine: GpuKind) -> bool:
-        """Whether the outcome is the same at both bounds of the slowdown.
-
-        A product that memory bounds may lose nothing to unaligned rows.
-        """
-        slowdown = self._slowdown()
-        bound_by_memory = self._moving(machine) > self._calculating(machine)
-        least = 1.0 if bound_by_memory else slowdown.least
-        return self.is_faster_padded(machine, least) == self.is_faster_padded(machine, slowdown.most)
+        unaligned = max(calculating * arithmetic, moving * memory) + _KERNEL
+        padded = max(calculating, moving) + _KERNEL + copying
+        return unaligned > padded * _MARGIN
 
     def at_stake(self) -> int:
         """Bytes by which a wrong guess changes a peak: a padded copy of an operand, or a longer result."""
