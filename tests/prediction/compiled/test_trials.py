@@ -55,9 +55,9 @@ def test_a_padded_product_is_timed_after_the_plain_one_on_the_same_operands():
     assert sizes_of(recorded) == [1024, 512, *plain, *padded, -512, -1024]
 
 
-def tuned(configurations, written=(), spares_memory=False):
+def tuned(configurations, written=(), spares_memory=False, kept=True):
     return trials._Tuned(
-        configurations, ("in_out_ptr0", "out_ptr0", "xnumel"), frozenset(written), spares_memory
+        configurations, kept, ("in_out_ptr0", "out_ptr0", "xnumel"), frozenset(written), spares_memory
     )
 
 
@@ -69,6 +69,26 @@ def test_a_kernel_is_tried_once_and_only_if_there_is_a_choice(monkeypatch, confi
     for _ in range(2):
         kernel.run(torch.empty(4), torch.empty(4), 4, stream=0)
     assert sizes_of(recorded) == expected
+
+
+@pytest.mark.parametrize(("kept", "times"), [(True, 1), (False, 2)])
+def test_a_kernel_that_is_compiled_again_is_tried_again_unless_the_choice_was_kept(monkeypatch, kept, times):
+    monkeypatch.setattr(trials, "_tuned", lambda name, source: tuned(2, kept=kept))
+    recorded = lifetimes()
+    tried = trials_in(recorded)
+    for _ in range(2):
+        Kernel("add", "the same", tried).run(torch.empty(4), torch.empty(4), 4, stream=0)
+    Kernel("add", "another", tried).run(torch.empty(4), torch.empty(4), 4, stream=0)
+    assert sizes_of(recorded) == [CACHE, -CACHE] * (times + 1)
+
+
+def test_kernels_that_are_compiled_before_a_choice_are_all_tried(monkeypatch):
+    monkeypatch.setattr(trials, "_tuned", lambda name, source: tuned(2))
+    recorded = lifetimes()
+    tried = trials_in(recorded)
+    for kernel in [Kernel("add", "the same", tried) for _ in range(2)]:
+        kernel.run(torch.empty(4), torch.empty(4), 4, stream=0)
+    assert sizes_of(recorded) == [CACHE, -CACHE] * 2
 
 
 def test_an_operand_that_is_written_is_copied_with_its_gaps(monkeypatch):

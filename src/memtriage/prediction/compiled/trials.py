@@ -31,10 +31,12 @@ class KernelTrials:
 
     Attributes:
         most: bytes that they have held at once.
+        chosen: sources of kernels whose configuration was chosen, which Inductor keeps (`AutotuneCache`).
     """
 
     def __init__(self, lifetimes: Lifetimes, l2_cache: int, workspaces: Workspaces) -> None:
         self.most = 0
+        self.chosen: set[str] = set()
         self._lifetimes = lifetimes
         self._workspaces = workspaces
         self._flushed = l2_cache
@@ -106,15 +108,17 @@ class Kernel(HostKernel):
     def __init__(self, name: str, source: str, trials: KernelTrials) -> None:
         self._name = name
         self._source = source
-        self._trials: KernelTrials | None = trials
+        self._trials: KernelTrials | None = None if source in trials.chosen else trials
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        """Launch it; the first time also try its configurations."""
+        """Launch it; the first time also try its configurations, unless one was chosen before."""
         if self._trials is not None:
             tuned, trials = _tuned(self._name, self._source), self._trials
             self._trials = None
             if tuned.configurations > 1:
                 trials.time(_copied(tuned, args))
+                if tuned.kept:
+                    trials.chosen.add(self._source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +127,14 @@ class _Tuned:
 
     Attributes:
         configurations: how many are tried.
+        kept: whether the choice is kept: not that between one and what its use of registers has added.
         arguments: their names.
         written: names of those that are also read.
         spares_memory: whether copies that would raise the peak go to the host.
     """
 
     configurations: int
+    kept: bool
     arguments: tuple[str, ...]
     written: frozenset[str]
     spares_memory: bool
@@ -136,8 +142,10 @@ class _Tuned:
 
 def _tuned(name: str, source: str) -> _Tuned:
     tuner = _tuner(name, source)
+    several = len(tuner.configs) > 1
     return _Tuned(
-        len(tuner.configs) if len(tuner.configs) > 1 else _with_smaller_blocks(tuner),
+        len(tuner.configs) if several else _with_smaller_blocks(tuner),
+        several,
         tuple(tuner.fn.arg_names),
         frozenset(tuner.mutated_arg_names),
         bool(tuner.optimize_mem),
