@@ -5,7 +5,7 @@ first (`_should_pad` in torch/_inductor/fx_passes/pad_mm.py, torch 2.11).
 
 Known limitations: both times are estimated. `Paddings.remark` names the products whose outcome depends on how
 slow the unaligned kernels really are. Where memory bounds a product, an H100 leaves five of the six of ViT's
-attention as they are, and pads the one both of whose operands have unaligned rows.
+attention as they are, and in one of two runs padded the sixth, both of whose operands have unaligned rows.
 """
 
 from __future__ import annotations
