@@ -32,8 +32,9 @@ versions differ, `Settings.torch_version` decides.
 
 Sizes are bytes. Known limitations: one device, one thread. Time does not exist: when the work of a stream is
 done is for the caller to say (`stream_done`). Not simulated: other allocators behind a `MemPool`,
-`MemPool(use_on_oom=True)`, `graph_capture_record_stream_reuse`, checkpointed pools, IPC, a `MemPool` or a
-capture that other threads allocate beside, settings that change while the program runs.
+`MemPool(use_on_oom=True)`, `graph_capture_record_stream_reuse`, IPC, a `MemPool` or a capture that other
+threads allocate beside, settings that change while the program runs. Pools of CUDA graph trees are put back
+into an earlier state by `checkpoints.py`.
 """
 
 from __future__ import annotations
@@ -182,6 +183,13 @@ class Simulator:
         if self._hook is not None:
             self.backing.note("alloc", block.address, size, arena)
         return block
+
+    def count_allocated(self, block: SimBlock) -> None:
+        """Count a block that was made live outside of `malloc`."""
+        self.requested += block.requested
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        self.backing.note("alloc", block.address, block.requested, block.arena)
 
     def free(self, block: SimBlock) -> None:
         """Free a block. If other streams use it (`record_stream`), it awaits them.
