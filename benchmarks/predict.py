@@ -1,9 +1,10 @@
 """Predicted against measured: the peaks of the workloads that a GPU measured, one process a workload.
 
-    python benchmarks/predict.py [--compiled] [--families] [--workers N] [NAME...]
+    python benchmarks/predict.py [--compiled | --graphs] [--families] [--workers N] [NAME...]
 
 With `--families` the workloads are those that were predicted before anybody had measured them, with
-`--compiled` those that were measured under `torch.compile`, which needs torch 2.11 and Triton. Prints, for
+`--compiled` those that were measured under `torch.compile`, which needs torch 2.11 and Triton, with
+`--graphs` those of both kinds that were measured with CUDA graphs (`mode="reduce-overhead"`). Prints, for
 every workload, predicted and measured peaks of the second step, signed errors, seconds and the process's
 highest resident memory. Needs transformers and peft, and no GPU.
 """
@@ -35,12 +36,16 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads; all by default")
     parser.add_argument("--families", action="store_true", help="the workloads of other families")
     parser.add_argument("--compiled", action="store_true", help="workloads under torch.compile")
+    parser.add_argument("--graphs", action="store_true", help="workloads with CUDA graphs")
     parser.add_argument("--workers", type=int, default=1, help="how many are predicted at the same time")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    kind = "_".join(kind for kind in ("compiled", "families") if getattr(options, kind)) or "measured"
+    kinds = [kind for kind in ("graphs", "compiled", "families") if getattr(options, kind)]
+    kind = "_".join(kinds) or "measured"
     if options.one:
-        print(json.dumps(_one(options.one, options.compiled, groundtruth.gpu(kind))))
+        mode = "reduce-overhead" if options.graphs else None
+        compiled = options.compiled or options.graphs
+        print(json.dumps(_one(options.one, compiled, mode, groundtruth.gpu(kind))))
         return 0
     measured = groundtruth.measured(kind)
     print(
@@ -49,7 +54,7 @@ def main() -> int:
 
     def predicted(name: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, __file__, "--one", name]
-        command += ["--compiled"] * options.compiled + ["--families"] * options.families
+        command += [f"--{kind}" for kind in kinds]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     errors: list[tuple[float, float]] = []
@@ -78,10 +83,10 @@ def main() -> int:
     return 0
 
 
-def _one(name: str, compiled: bool, gpu: str) -> dict[str, Any]:
+def _one(name: str, compiled: bool, mode: str | None, gpu: str) -> dict[str, Any]:
     import memtriage
 
-    build = groundtruth.workload(name, compiled=compiled)
+    build = groundtruth.workload(name, compiled=compiled, mode=mode)
     prediction = memtriage.predict(build, gpu=gpu, torch_version=MEASURED_WITH)
     return {
         "peak_allocated": prediction.peak_allocated,

@@ -6,7 +6,8 @@ Each runs three steps in a process of its own, some of them at once. FILE has th
 
 With `--events FOLDER` the sizes of all allocations and frees are written to NAME.json.gz there, in order, to
 be compared with a prediction's: [number of the allocation, bytes asked for; 0 where it is freed], a list for
-the build and one for each step. With `--compiled` the model is compiled, as in `compiled_h200.json`.
+the build and one for each step. With `--compiled` the model is compiled, as in `compiled_h200.json`; with
+`--graphs` it has CUDA graphs, as in `graphs_h100.json`. Programs of `graph_programs.py` compile themselves.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from support.groundtruth import families, workload
 
 STEPS = 3
+MODE = "reduce-overhead"
 DEADLINE_S = 400
 AT_ONCE = 10
 """So many have room on one device together."""
@@ -56,18 +59,18 @@ class Events:
         self.begin()
 
 
-def measure(name: str, folder: Path | None, *, compiled: bool) -> list[dict[str, int]]:
-    """By step, what was measured."""
+def measure(name: str, folder: Path | None, steps_wanted: int, **how: Any) -> list[dict[str, int]]:
+    """By step, what was measured; `how` as for `workload`."""
     torch.manual_seed(0)
     torch.cuda.init()
     events = Events() if folder else None
     if events:
         events.begin()
-    parts = workload(name, compiled=compiled)(torch.device("cuda"))  # kept alive whole, as by a program
+    parts = workload(name, **how)(torch.device("cuda"))  # kept alive whole, as by a program
     if events:
         events.end()
     steps = []
-    for _ in range(STEPS):
+    for _ in range(steps_wanted):
         torch.cuda.reset_peak_memory_stats()
         parts[2]()
         torch.cuda.synchronize()
@@ -105,14 +108,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--events", type=Path, metavar="FOLDER")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="workloads that run at the same time")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one, options.events, compiled=options.compiled)), flush=True)
+        how = {"compiled": options.compiled or options.graphs, "mode": MODE if options.graphs else None}
+        print(json.dumps(measure(options.one, options.events, options.steps, **how)), flush=True)
         return
     names = options.names or families()
-    arguments = ["--compiled"] if options.compiled else []
+    arguments = ["--steps", str(options.steps)]
+    arguments += ["--compiled"] * options.compiled + ["--graphs"] * options.graphs
     if options.events:
         options.events.mkdir(parents=True, exist_ok=True)
         arguments += ["--events", str(options.events)]

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from memtriage.prediction.gpu_kinds import machine
-from memtriage.prediction.lifetimes import FREE, Lifetimes, Marker, StreamUse
+from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker, PoolState, StreamUse
 from memtriage.prediction.operators import facts, tensors_in
 from memtriage.prediction.trace import trace
 
@@ -245,3 +245,60 @@ def test_emptied_caches_are_noted_by_the_next_event():
     lifetimes.scratch([8, 8], "aten::mm")
     lifetimes.cache_emptied()
     assert lifetimes.recording.releases == [0, 2]
+
+
+def in_pool(lifetimes, count):
+    """Tensors of one float in pool 1."""
+    lifetimes.pool = 1
+    tensors = [torch.empty(1) for _ in range(count)]
+    for tensor in tensors:
+        lifetimes.see(tensor.untyped_storage(), "aten::empty")
+    lifetimes.pool = 0
+    return tensors
+
+
+def test_a_block_is_freed_once_though_two_storages_have_it():
+    lifetimes = Lifetimes(lambda: False)
+    (tensor,) = in_pool(lifetimes, 1)
+    other = torch.empty(1)
+    lifetimes.adopt(other.untyped_storage(), 0)
+    assert lifetimes.block_of(other.untyped_storage()) == 0
+    del other
+    assert lifetimes.live == 4
+    lifetimes.disown(tensor.untyped_storage()._cdata)
+    assert lifetimes.live == 0
+    del tensor
+    assert lifetimes.recording.events == [LifetimeEvent(0, 4), LifetimeEvent(0, FREE)]
+
+
+def test_a_pool_that_is_put_back_has_its_blocks_again():
+    lifetimes = Lifetimes(lambda: False)
+    first, second = in_pool(lifetimes, 2)
+    kept = lifetimes.keep_pool(1)
+    del first
+    (third,) = in_pool(lifetimes, 1)
+    replayed = torch.empty(1)
+    lifetimes.adopt(replayed.untyped_storage(), 1)
+    done = len(lifetimes.recording.events)
+    lifetimes.put_back(kept, [replayed.untyped_storage()._cdata])
+    assert lifetimes.recording.pool_states == [PoolState(2, 1, (0, 1)), PoolState(done + 2, 1, (0, 1), kept)]
+    assert lifetimes.recording.events[done:] == [
+        *(LifetimeEvent(block, FREE) for block in (1, 2)),
+        *(LifetimeEvent(block, 4) for block in (0, 1)),
+    ]
+    del second, third  # They own nothing any more.
+    lifetimes.free_block(0)
+    del replayed
+    assert lifetimes.recording.events[done + 4 :] == [LifetimeEvent(block, FREE) for block in (0, 1)]
+    assert lifetimes.live == 0
+
+
+def test_using_a_tensor_whose_memory_was_reused_fails():
+    lifetimes = Lifetimes(lambda: False)
+    tensor, other = in_pool(lifetimes, 2)
+    lifetimes.overwritten[tensor.untyped_storage()._cdata] = "overwritten"
+    lifetimes.check_intact([other])
+    with pytest.raises(RuntimeError, match="overwritten"):
+        lifetimes.check_intact([other, tensor])
+    del tensor
+    assert not lifetimes.overwritten

@@ -15,7 +15,12 @@ VARYING = ("gpt2-lengths", "opt-lengths")
 
 
 def measured(kind: str) -> dict[str, Any]:
-    """By workload, what was measured: `kind` is "measured", "families", "compiled" or "compiled_families"."""
+    """By workload, what was measured.
+
+    Args:
+        kind: "measured", "families", "compiled", "compiled_families"; "graphs" are workloads of both kinds
+            under `mode="reduce-overhead"`, "graph_programs" small programs.
+    """
     return {load["name"]: load for load in json.loads(_file(kind).read_text())}
 
 
@@ -29,15 +34,18 @@ def _file(kind: str) -> Path:
     return file
 
 
-def workload(name: str, *, compiled: bool = False) -> Callable[[Any], Any]:
-    """The build function of a workload of either file.
+def workload(name: str, *, compiled: bool = False, mode: str | None = None) -> Callable[[Any], Any]:
+    """The build function of a workload of any file.
 
     Args:
         compiled: compile its model, with fixed shapes unless its lengths vary, as `compiled_h200.json` says.
+        mode: of `torch.compile`; None for the default one.
     """
     specs = json.loads((GROUND_TRUTH / "specs.json").read_text())
     spec = next((spec for spec in specs if spec["name"] == name), None)
-    module = _module("workloads" if spec else "families")
+    module = _module(
+        "workloads" if spec else "graph_programs" if name in names("graph_programs") else "families"
+    )
     spec = spec or {"name": name}
 
     def build(device: Any) -> Any:
@@ -48,7 +56,7 @@ def workload(name: str, *, compiled: bool = False) -> Callable[[Any], Any]:
         torch.set_float32_matmul_precision("high")
         parts = module.build(spec, device)
         varies = isinstance(spec.get("seq"), list) or name in VARYING
-        parts[0].compile(**({} if varies else {"dynamic": False}))
+        parts[0].compile(mode=mode, **({} if varies else {"dynamic": False}))
         return parts
 
     return build
@@ -56,7 +64,12 @@ def workload(name: str, *, compiled: bool = False) -> Callable[[Any], Any]:
 
 def families() -> list[str]:
     """The names of the workloads of other families."""
-    return [spec["name"] for spec in _module("families").SPECS]
+    return names("families")
+
+
+def names(file: str) -> list[str]:
+    """The names of the workloads of "families" or "graph_programs"."""
+    return [spec["name"] for spec in _module(file).SPECS]
 
 
 @cache

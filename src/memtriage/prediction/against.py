@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,7 @@ from memtriage.allocator.settings import AllocatorSettings
 from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
 from memtriage.model.prediction import Against, ComparedMark, ComparedOwner
-from memtriage.prediction.lifetimes import AllocationTrace, Marker
+from memtriage.prediction.lifetimes import Marker
 from memtriage.prediction.owners import ACTIVATION, ROUNDING, owned_at
 from memtriage.prediction.simulate import StepCounters, replay
 from memtriage.prediction.trace import Trace
@@ -108,7 +109,7 @@ def _counters(
     recording = trace.recording
     starts = [0, *(instant.event for instant in trace.instants)]
     markers = [Marker(event, "", step) for step, event in enumerate(starts)]
-    cut = AllocationTrace(recording.events, recording.blocks, markers, recording.releases, recording.uses)
+    cut = replace(recording, markers=markers)
     counted = replay(cut, settings, device_memory, len(starts))
     return list(zip(trace.instants, counted, strict=False))
 

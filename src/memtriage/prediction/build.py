@@ -202,6 +202,7 @@ _ADVICE: Final = {
     "Sparse": "sparse tensors cannot be traced: use dense gradients",
     "not linked with support for cuda": "only threads that `threading` starts are traced: use no others",
     "data_ptr": "a kernel needs the address of real data: give the build function a variant without it",
+    "overwritten by a subsequent run": "torch raises it on a GPU as well",
     "CUDAGraph": "CUDA graphs cannot be traced: run the step without capturing it",
     "torch.distributed using env": _WORLD,
     "process group has not been initialized": _WORLD,

@@ -209,6 +209,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         operator = facts(func)
         targets = operator.targets(args, kwargs)
         tensors = tensors_in(args, kwargs)
+        if self.lifetimes.overwritten and (operator.makes or targets):
+            self.lifetimes.check_intact(tensors)
         if targets and not any(true_device(target).type == "meta" for target in targets):
             # The host receives what the device sends; what is unknown stays as it was.
             known = self.values.compute(func, args, kwargs)

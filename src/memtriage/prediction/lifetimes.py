@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+import torch
 
 FREE: Final = 0
 """The `size` of an event that frees; allocations are larger (empty storages take no memory)."""
 DEFAULT_STREAM: Final = 0
+SHARED_POOL: Final = 0
+"""The number of the pool of ordinary allocations; those of private pools are larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class TracedBlock:
         stream: number of the stream that was current.
         state_of: number of the optimizer that made it as one of its states; None for none. Those that make
             them apart from the rest of their step are counted from 0, by their first steps.
+        pool: number of the private pool it is from; `SHARED_POOL` for none.
     """
 
     size: int
@@ -48,6 +53,7 @@ class TracedBlock:
     owner: str | None = None
     stream: int = DEFAULT_STREAM
     state_of: int | None = None
+    pool: int = SHARED_POOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,23 @@ class StreamUse:
     event: int
     stream: int
     block: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The state of a private pool is kept, or is put back.
+
+    Attributes:
+        event: index of the first event after it.
+        pool: number of the pool.
+        blocks: those that are live in this state, in order. Where it is put back, events allocate them again.
+        kept: index, among all `PoolState`s, of the one that is put back; None where this one is kept.
+    """
+
+    event: int
+    pool: int
+    blocks: tuple[int, ...]
+    kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,7 @@ class AllocationTrace:
         markers: where phases begin.
         releases: indices of the events before which `empty_cache` was called.
         uses: of blocks by other streams than their own, in order.
+        pool_states: of private pools, in order.
     """
 
     events: list[LifetimeEvent] = field(default_factory=list)
@@ -97,6 +121,7 @@ class AllocationTrace:
     markers: list[Marker] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
     uses: list[StreamUse] = field(default_factory=list)
+    pool_states: list[PoolState] = field(default_factory=list)
 
     def starts(self, steps: int) -> list[int]:
         """Index of the first event of each step."""
@@ -120,6 +145,7 @@ class Lifetimes:
         recording: what was recorded.
         phase, step: where the program is.
         stream: number of the current stream.
+        pool: number of the private pool that allocations are made in now; `SHARED_POOL` for none.
         owner: the owner of what is allocated now, where it is fixed; None: inferred from what it becomes.
         state_of: number of the optimizer that makes its states now; None while none does.
         live: bytes asked for and not freed.
@@ -129,6 +155,8 @@ class Lifetimes:
         freed: called with the identity of each storage that goes.
         allocated: called with the number of each new block.
         begun: called before the first block.
+        overwritten: by identity of a storage whose memory is another's by now, what the program is told if it
+            uses it.
     """
 
     def __init__(self, is_recording_grad: Callable[[], bool]) -> None:
@@ -136,6 +164,7 @@ class Lifetimes:
         self.phase = "build"
         self.step = -1
         self.stream = DEFAULT_STREAM
+        self.pool = SHARED_POOL
         self.owner: str | None = None
         self.state_of: int | None = None
         self._used_beside: set[int] = set()
@@ -143,6 +172,9 @@ class Lifetimes:
         self.allocated: Callable[[int], None] = lambda block: None
         self.begun: Callable[[], object] = lambda: None
         self._blocks: dict[int, tuple[int, _StorageReference]] = {}
+        self.overwritten: dict[int, str] = {}
+        self._borrowed: set[int] = set()
+        self._in_pools: dict[int, dict[int, None]] = {}
         self._grad_on = is_recording_grad
         self._open = True
         self.live = self.highest = 0
@@ -162,6 +194,59 @@ class Lifetimes:
         """The number of the live block of this storage; None when it is not on the device."""
         entry = self._blocks.get(storage._cdata)
         return None if entry is None else entry[0]
+
+    def adopt(self, storage: Any, block: int) -> None:
+        """A storage of the memory of a block, which frees nothing."""
+        reference = _StorageReference(storage, self._gone)
+        reference.identity = storage._cdata
+        self._blocks[reference.identity] = (block, reference)
+        self._borrowed.add(reference.identity)
+
+    def disown(self, identity: int) -> None:
+        """Free the block of a storage that is still referred to."""
+        if identity in self._blocks and identity not in self._borrowed:
+            self._borrowed.add(identity)
+            self._free(self._blocks[identity][0])
+
+    def check_intact(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Raise what torch raises where a tensor is used whose memory is another's by now."""
+        for tensor in tensors:
+            message = self.overwritten.get(tensor.untyped_storage()._cdata)
+            if message is not None:
+                raise RuntimeError(message)
+
+    def keep_pool(self, pool: int) -> int:
+        """Keep the state of a private pool; returns its number for `put_back`."""
+        live = tuple(self._in_pools.get(pool, ()))
+        return self._pool_state(PoolState(len(self.recording.events), pool, live))
+
+    def put_back(self, number: int, identities: list[int]) -> None:
+        """Put a private pool back into a state that was kept.
+
+        Args:
+            identities: of the storages that own blocks of that state from now on.
+        """
+        state = self.recording.pool_states[number]
+        self._borrowed.update(
+            identity
+            for identity, (block, _) in self._blocks.items()
+            if self.recording.blocks[block].pool == state.pool
+        )
+        for block in list(self._in_pools.get(state.pool, ())):
+            self._free(block)
+        self._pool_state(replace(state, event=len(self.recording.events), kept=number))
+        for block in state.blocks:
+            self._made(block)
+        self._borrowed.difference_update(identities)
+
+    def free_block(self, block: int) -> None:
+        """Free a block that no storage owns."""
+        self._free(block)
+
+    def _pool_state(self, state: PoolState) -> int:
+        if self._open:
+            self.recording.pool_states.append(state)
+        return len(self.recording.pool_states) - 1
 
     def is_newest(self, storage: Any, made_by: str) -> bool:
         """Whether the latest allocation is this storage, made by an operator with this in its name."""
@@ -235,22 +320,35 @@ class Lifetimes:
         if not block:
             self.begun()
         self.recording.blocks.append(
-            TracedBlock(size, op, self.phase, self._grad_on(), owner, self.stream, self.state_of)
+            TracedBlock(size, op, self.phase, self._grad_on(), owner, self.stream, self.state_of, self.pool)
         )
+        self._made(block)
+        self.allocated(block)
+        return block
+
+    def _made(self, block: int) -> None:
+        size, pool = self.recording.blocks[block].size, self.recording.blocks[block].pool
         if size and self._open:
             self.recording.events.append(LifetimeEvent(block, size))
             self.live += size
             self.highest = max(self.highest, self.live)
-        self.allocated(block)
-        return block
+            if pool != SHARED_POOL:
+                self._in_pools.setdefault(pool, {})[block] = None
 
     def _gone(self, reference: weakref.ref[Any]) -> None:
         assert isinstance(reference, _StorageReference)
         block, _ = self._blocks.pop(reference.identity)
         self.freed(reference.identity)
-        self._free(block)
+        self.overwritten.pop(reference.identity, None)
+        if reference.identity in self._borrowed:
+            self._borrowed.discard(reference.identity)
+        else:
+            self._free(block)
 
     def _free(self, block: int) -> None:
-        if self.recording.blocks[block].size and self._open:
+        freed = self.recording.blocks[block]
+        if freed.size and self._open:
             self.recording.events.append(LifetimeEvent(block, FREE))
-            self.live -= self.recording.blocks[block].size
+            self.live -= freed.size
+            if freed.pool != SHARED_POOL:
+                del self._in_pools[freed.pool][block]

@@ -467,6 +467,7 @@ class ScriptWatch(TraceWatch):
         self.instants = [instant for instant in self.instants if instant.step < self.last]
         recording.releases[:] = [release for release in recording.releases if release <= len(events)]
         recording.uses[:] = [use for use in recording.uses if use.event < len(events)]
+        recording.pool_states[:] = [state for state in recording.pool_states if state.event < len(events)]
 
     def _divide(self) -> None:
         """Divide what a script without an optimizer did into steps, where forward follows a backward.

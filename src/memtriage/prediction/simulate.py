@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Final
 
 from memtriage.allocator.blocks import SimBlock
+from memtriage.allocator.checkpoints import PoolCheckpoint, checkpoint, restore
 from memtriage.allocator.events import Hook
 from memtriage.allocator.priming import Blocks, prime
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.simulator import Simulator
-from memtriage.model.blocks import DEFAULT_POOL
-from memtriage.prediction.lifetimes import FREE, AllocationTrace
+from memtriage.prediction.lifetimes import FREE, AllocationTrace, PoolState
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ class Replay:
         self.position = self.peak = self.peak_event = 0
         self._recording = recording
         self._live: dict[int, SimBlock] = {}
-        self._released = self._used = 0  # of the recording's lists
+        self._released = self._used = self._states = 0  # of the recording's lists
+        self._kept: dict[int, tuple[PoolCheckpoint, list[int]]] = {}
+        self._put_back: dict[int, SimBlock] = {}
 
     def reset_peaks(self) -> None:
         """Highest are the bytes that there are now."""
@@ -78,13 +80,18 @@ class Replay:
             event = recording.events[self.position]
             if event.size == FREE:
                 simulator.free(live.pop(event.block))
+            elif event.block in self._put_back:
+                live[event.block] = self._put_back.pop(event.block)
             else:
                 block = recording.blocks[event.block]
-                pool = self._pool(block.state_of) if block.state_of in self._pools else DEFAULT_POOL
+                pool = self._pool(block.state_of) if block.state_of in self._pools else (block.pool, 0)
                 live[event.block] = simulator.malloc(event.size, block.stream, pool)
-                if simulator.allocated > self.peak:
-                    self.peak, self.peak_event = simulator.allocated, self.position
+                self._note_peak(simulator.allocated)
             self.position += 1
+
+    def _note_peak(self, allocated: int) -> None:
+        if allocated > self.peak:
+            self.peak, self.peak_event = allocated, self.position
 
     def _pool(self, optimizer: int | None) -> tuple[int, int]:
         """The pool for its states, primed where it is new. Nobody uses it for anything else."""
@@ -96,7 +103,11 @@ class Replay:
         return pool
 
     def settle(self) -> None:
-        """Do what comes before the next event: emptied caches, uses by other streams."""
+        """Do what comes before the next event: emptied caches, uses by other streams, states of pools."""
+        states = self._recording.pool_states
+        while self._states < len(states) and states[self._states].event <= self.position:
+            self._follow_pool(states[self._states])
+            self._states += 1
         releases, uses = self._recording.releases, self._recording.uses
         while self._released < len(releases) and releases[self._released] <= self.position:
             self._released += 1
@@ -108,6 +119,19 @@ class Replay:
                 self.simulator.stream_done(use.stream)
             else:
                 self.simulator.record_stream(self._live[use.block], use.stream)
+
+    def _follow_pool(self, state: PoolState) -> None:
+        """Keep the state of a pool, or put it back."""
+        if state.kept is None:
+            addresses = [self._live[block].address for block in state.blocks]
+            self._kept[self._states] = checkpoint(self.simulator, (state.pool, 0)), addresses
+            return
+        kept, addresses = self._kept[state.kept]
+        made = restore(self.simulator, kept)
+        self._note_peak(self.simulator.peak_allocated)
+        self._put_back = {
+            block: made[address] for block, address in zip(state.blocks, addresses, strict=True)
+        }
 
 
 _STATISTICS: Final = (

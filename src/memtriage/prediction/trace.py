@@ -16,6 +16,7 @@ from memtriage.observe.states import StateMaking, parameter_bytes
 from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.build import EXPECTED, Build, BuildError, Built, check_built, check_done, failure
 from memtriage.prediction.compiled.entry import Compiler
+from memtriage.prediction.compiled.graphs import CudaGraphs
 from memtriage.prediction.compiled.trials import KernelTrials
 from memtriage.prediction.distributed.broadcasts import Broadcasts
 from memtriage.prediction.distributed.collectives import Collectives
@@ -158,7 +159,7 @@ def trace(
     composites = Composites(machine, version, notes)
     collectives = Collectives(lifetimes)
     trials = KernelTrials(lifetimes, machine.l2_cache, scratch.workspaces)
-    compiler = Compiler(machine, version, notes, trials)
+    compiler = Compiler(machine, version, notes, trials, CudaGraphs(lifetimes))
     interpreter = Interpreter(
         lifetimes,
         KnownValues(),

@@ -39,18 +39,14 @@ def test_the_compiler_of_another_version_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "shown", "why"),
     [
-        ({"mode": "reduce-overhead"}, "mode='reduce-overhead'", "pools of CUDA graphs"),
-        ({"mode": "max-autotune"}, "mode='max-autotune'", "pools of CUDA graphs"),
-        ({"options": {"triton.cudagraphs": True}}, "triton.cudagraphs", "pools of CUDA graphs"),
-        ({"backend": "cudagraphs"}, "backend='cudagraphs'", "pools of CUDA graphs"),
+        ({"options": {"triton.cudagraph_trees": False}}, "triton.cudagraph_trees", "Inductor's trees"),
+        ({"backend": "cudagraphs"}, "backend='cudagraphs'", "Inductor's trees"),
         ({"backend": "tvm"}, "backend='tvm'", "its code is not known"),
     ],
 )
 @pytest.mark.parametrize("called", [True, False], ids=["called", "not called"])
 @pytest.mark.parametrize("kind", ["module", "function", "decorated"])
-def test_pools_of_graphs_and_unknown_code_are_refused_when_called(
-    monkeypatch, asked, shown, why, kind, called
-):
+def test_other_graphs_and_unknown_code_are_refused_when_called(monkeypatch, asked, shown, why, kind, called):
     """A library may compile what the program never calls."""
     monkeypatch.setattr(inductor, "missing", lambda: None)
 
@@ -76,21 +72,29 @@ def test_pools_of_graphs_and_unknown_code_are_refused_when_called(
 
 @pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
 @pytest.mark.parametrize(
-    "asked", [{"mode": "max-autotune-no-cudagraphs"}, {"options": {"max_autotune": True}}], ids=str
+    ("asked", "same"),
+    [
+        ({"mode": "max-autotune-no-cudagraphs"}, {}),
+        ({"options": {"max_autotune": True}}, {}),
+        ({"mode": "max-autotune"}, {"mode": "reduce-overhead"}),
+    ],
+    ids=str,
 )
-def test_kernels_chosen_by_trial_are_those_of_the_default_mode(asked):
+def test_kernels_chosen_by_trial_are_those_of_the_default_mode(asked, same):
     def build(device, **asked):
         weight = torch.nn.Parameter(torch.randn(1 << 20, device=device))
         compiled = torch.compile(lambda values: (values.sin().sin().sin() * values).sum(), **asked)
-        return (
-            torch.nn.ParameterList([weight]),
-            torch.optim.SGD([weight]),
-            lambda: compiled(weight).backward(),
-        )
+        optimizer = torch.optim.SGD([weight])
+
+        def step():
+            compiled(weight).backward()
+            optimizer.zero_grad()
+
+        return torch.nn.ParameterList([weight]), optimizer, step
 
     tuned = memtriage.predict(functools.partial(build, **asked))
-    default = memtriage.predict(build)
-    assert tuned.peak_allocated == default.peak_allocated
+    default = memtriage.predict(functools.partial(build, **same))
+    assert tuned.steps == default.steps
     assert any("max" in note and "by timing them on the GPU" in note for note in tuned.notes)
     assert not any("by timing them" in note for note in default.notes)
 
@@ -100,7 +104,7 @@ def compiled_before(values):
     return (values.sin().sin().sin() * values).sum()
 
 
-@torch.compile(options={"triton.cudagraphs": True})
+@torch.compile(options={"triton.cudagraph_trees": False})
 def captured_before(values):
     return values.sum()
 
@@ -137,7 +141,7 @@ def test_the_note_says_that_nothing_was_compiled():
 
 @pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
 def test_options_given_before_the_trace_are_checked():
-    with pytest.raises(ValueError, match=r"triton\.cudagraphs.* cannot be predicted"):
+    with pytest.raises(ValueError, match=r"triton\.cudagraph_trees.* cannot be predicted"):
         memtriage.predict(build_calling(captured_before))
 
 

@@ -13,6 +13,7 @@ import torch
 from memtriage.allocator.settings import parse_version
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.compiled import inductor
+from memtriage.prediction.compiled.graphs import CudaGraphs
 from memtriage.prediction.compiled.padding import Paddings
 from memtriage.prediction.compiled.trials import KernelTrials
 from memtriage.prediction.fake_cuda.torch_cuda import replaced
@@ -20,14 +21,10 @@ from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.notes import Notes
 from memtriage.prediction.watch import TraceWatch
 
-_GRAPHS: Final = (
-    "the memory pools of CUDA graphs are not simulated: what stays in them depends on checkpoints of the "
-    "allocator that only a build of torch for CUDA makes"
-)
-_REFUSED_MODES: Final = ("reduce-overhead", "max-autotune")
-"""Modes with CUDA graphs."""
-_GRAPHS_OPTION: Final = "triton.cudagraphs"
-_TRIALS_MODE: Final = "max-autotune-no-cudagraphs"
+_GRAPHS: Final = "of CUDA graphs, only Inductor's trees are simulated"
+_TREES_OPTION: Final = "triton.cudagraph_trees"
+_TRIALS_MODES: Final = {"max-autotune-no-cudagraphs": None, "max-autotune": "reduce-overhead"}
+"""Modes that choose kernels by timing them on the GPU, and what they are without that."""
 _TRIALS_OPTIONS: Final = (
     "max_autotune",
     "max_autotune_gemm",
@@ -39,14 +36,12 @@ _BACKENDS: Final = ("inductor", "eager", "aot_eager")
 
 
 def _refusal(options: dict[str, Any]) -> str | None:
-    """Return why these options cannot be predicted: pools of CUDA graphs, or code that is not known."""
-    backend, mode = options.get("backend", "inductor"), options.get("mode")
+    """Return why these options cannot be predicted: other CUDA graphs, or code that is not known."""
+    backend = options.get("backend", "inductor")
     if isinstance(backend, str) and backend not in _BACKENDS:
         asked, why = f"backend={backend!r}", _GRAPHS if backend == "cudagraphs" else "its code is not known"
-    elif mode in _REFUSED_MODES:
-        asked, why = f"mode={mode!r}", _GRAPHS
-    elif (options.get("options") or {}).get(_GRAPHS_OPTION):
-        asked, why = f"options={{{_GRAPHS_OPTION!r}: True}}", _GRAPHS
+    elif (options.get("options") or {}).get(_TREES_OPTION) is False:
+        asked, why = f"options={{{_TREES_OPTION!r}: False}}", _GRAPHS
     else:
         return None
     return _cannot(asked, why)
@@ -95,9 +90,15 @@ class Compiler:
     """
 
     def __init__(
-        self, machine: GpuKind, version: tuple[int, int], notes: Notes, trials: KernelTrials
+        self,
+        machine: GpuKind,
+        version: tuple[int, int],
+        notes: Notes,
+        trials: KernelTrials,
+        graphs: CudaGraphs,
     ) -> None:
         self._machine = machine
+        self._cuda_graphs = graphs
         self._trials = trials
         self._paddings = Paddings(machine)
         self._version = version
@@ -135,8 +136,9 @@ class Compiler:
         """Return options by which Inductor chooses kernels without timing them, and note what is left out."""
         named = options.get("options") or {}
         dropped = [name for name in _TRIALS_OPTIONS if named.get(name)]
-        if options.get("mode") == _TRIALS_MODE:
-            dropped, options = [f"mode={_TRIALS_MODE!r}"], {**options, "mode": None}
+        mode = options.get("mode")
+        if mode in _TRIALS_MODES:
+            dropped, options = [f"mode={mode!r}"], {**options, "mode": _TRIALS_MODES[mode]}
         elif dropped:
             options = {
                 **options,
@@ -221,7 +223,9 @@ class Compiler:
             self.active = True
             self._graphs = inductor.graphs()
             self._entered.enter_context(
-                inductor.without_gpu(self._machine, self._trials, self._paddings, self._states_made)
+                inductor.without_gpu(
+                    self._machine, self._trials, self._paddings, self._states_made, self._cuda_graphs
+                )
             )
 
     def tried(self) -> int | None:

@@ -3,7 +3,7 @@
 The wrapper's `call` runs on the tensors of the trace: its buffers come, go and are reused as on the GPU.
 All private names of Dynamo and Inductor are here and in `fakes.py`; `missing` says whether they are there.
 
-Known limitations: pools of CUDA graphs and kernels chosen by trial (`max_autotune`) are not simulated.
+Known limitations: kernels chosen by trial (`max_autotune`) are not simulated.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.compiled import fakes
+from memtriage.prediction.compiled.graphs import CudaGraphs
 from memtriage.prediction.compiled.padding import MatrixProduct, Paddings, bandwidth
 from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
@@ -30,7 +31,7 @@ _NEEDED: Final = {
     "torch._dynamo.device_interface": ("CudaInterface", "caching_worker_device_properties"),
     "torch._dynamo": ("callback_handler",),
     "torch._dynamo.trace_rules": ("get_torch_obj_rule_map",),
-    "torch._dynamo.variables.optimizer": ("OptimizerVariable", "_is_static_for_cudagraphs"),
+    "torch._dynamo.variables.optimizer": ("OptimizerVariable",),
     "torch._inductor.async_compile": ("AsyncCompile",),
     "torch._inductor.constant_folding": ("ConstantFolder",),
     "torch._inductor.fx_passes.pad_mm": (
@@ -77,7 +78,11 @@ arithmetic, and is timed, where its own list lacks the GPU.
 
 @contextmanager
 def without_gpu(
-    machine: GpuKind, trials: KernelTrials, paddings: Paddings, states_made: Callable[[Any], None]
+    machine: GpuKind,
+    trials: KernelTrials,
+    paddings: Paddings,
+    states_made: Callable[[Any], None],
+    graphs: CudaGraphs,
 ) -> Iterator[None]:
     """In the block Inductor compiles for this kind of GPU; what it compiled is dropped at the end.
 
@@ -99,9 +104,11 @@ def without_gpu(
             *fakes.replacements(),
             *_replacements(machine, trials, paddings),
             *_of_optimizers(mode, states_made),
+            *graphs.replacements(),
             _in_graphs([getattr(torch, name) for name in FACTORIES]),
         ):
             stack.enter_context(replaced(owner, name, value))
+        stack.callback(graphs.drop)
         # Workers would not know the stand-ins; caches would keep code for a GPU that is not there.
         stack.enter_context(config.patch(compile_threads=1, force_disable_caches=True))
         stack.enter_context(_uncollected())
@@ -155,12 +162,8 @@ def _in_graphs(functions: list[Any]) -> tuple[Any, str, Any]:
 
 
 def _drop_compiled() -> None:
-    """Drop what was compiled. No graph was captured, and only a build for CUDA has its pools."""
-    built = hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState")
-    with (
-        replaced(torch.cuda, "is_available", lambda: False),
-        replaced(torch.backends.cuda, "is_built", lambda: built),
-    ):
+    """Drop what was compiled, save the graphs, which need what is replaced (`CudaGraphs.drop`)."""
+    with replaced(torch.cuda, "is_available", lambda: False):
         torch._dynamo.reset()
 
 
@@ -237,7 +240,6 @@ def _of_optimizers(
     mode: AbstractContextManager[Any], states_made: Callable[[Any], None]
 ) -> list[tuple[Any, str, Any]]:
     """The states of an optimizer, which Dynamo makes while it compiles a step, outside of all modes."""
-    from torch._dynamo.utils import get_static_address_type
     from torch._dynamo.variables import optimizer as variables
 
     def call_method(self: Any, tx: Any, name: str, *args: Any) -> Any:
@@ -264,12 +266,6 @@ def _of_optimizers(
     return [
         (variable, "call_method", call_method),
         (variable, "move_step_if_cpu", move_step_if_cpu),
-        # It would ask pools of CUDA graphs, which only a build for CUDA has: no graph is captured.
-        (
-            variables,
-            "_is_static_for_cudagraphs",
-            lambda tensor: get_static_address_type(tensor) is not None,
-        ),
     ]
 
 

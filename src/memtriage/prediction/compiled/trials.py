@@ -42,6 +42,11 @@ class KernelTrials:
         self._flushed = l2_cache
         self._held = 0
 
+    def check_intact(self, args: tuple[Any, ...]) -> None:
+        """Raise what torch raises where a kernel is given memory that is another's by now."""
+        if self._lifetimes.overwritten:
+            self._lifetimes.check_intact(arg for arg in args if isinstance(arg, torch.Tensor))
+
     def time(self, needed: list[int]) -> None:
         """Time something that allocates these sizes in every run."""
         self._time(needed, lambda: None)
@@ -108,17 +113,19 @@ class Kernel(HostKernel):
     def __init__(self, name: str, source: str, trials: KernelTrials) -> None:
         self._name = name
         self._source = source
-        self._trials: KernelTrials | None = None if source in trials.chosen else trials
+        self._trials = trials
+        self._settled = source in trials.chosen
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Launch it; the first time also try its configurations, unless one was chosen before."""
-        if self._trials is not None:
-            tuned, trials = _tuned(self._name, self._source), self._trials
-            self._trials = None
+        self._trials.check_intact(args)
+        if not self._settled:
+            self._settled = True
+            tuned = _tuned(self._name, self._source)
             if tuned.configurations > 1:
-                trials.time(_copied(tuned, args))
+                self._trials.time(_copied(tuned, args))
                 if tuned.kept:
-                    trials.chosen.add(self._source)
+                    self._trials.chosen.add(self._source)
 
 
 @dataclass(frozen=True, slots=True)

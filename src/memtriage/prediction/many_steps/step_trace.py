@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from memtriage.prediction.lifetimes import DEFAULT_STREAM, FREE, AllocationTrace
+from memtriage.prediction.build import BuildError
+from memtriage.prediction.lifetimes import DEFAULT_STREAM, FREE, SHARED_POOL, AllocationTrace
 
 BUILD: Final = -1
 """The step of what was made before the first one."""
@@ -131,7 +132,16 @@ class StepTrace:
 
 
 def cut(recording: AllocationTrace, steps: int) -> list[StepTrace]:
-    """The building and the steps of a recording, in order: one more than `steps`."""
+    """The building and the steps of a recording, in order: one more than `steps`.
+
+    Raises:
+        BuildError: it has memory of CUDA graphs, which the first steps record and later ones replay.
+    """
+    if any(block.pool != SHARED_POOL for block in recording.blocks):
+        raise BuildError(
+            "a run of many steps with CUDA graphs (torch.compile with mode='reduce-overhead') cannot be "
+            "predicted: only the first steps allocate; predict these alone, without a horizon"
+        )
     starts = [0, *recording.starts(steps), len(recording.events)]
     return _Cut(recording).steps(starts)
 
