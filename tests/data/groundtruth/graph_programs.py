@@ -38,8 +38,8 @@ def values(device: Any, rows: int = ROWS) -> torch.Tensor:
     return torch.randn(rows, WIDTH, device=device)
 
 
-def learn(model: nn.Module, batch: torch.Tensor) -> None:
-    model(batch).float().pow(2).mean().backward()
+def loss_of(result: torch.Tensor) -> torch.Tensor:
+    return result.float().pow(2).mean()
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -55,7 +55,8 @@ def lengths(device: Any) -> Any:
     rows = itertools.cycle((ROWS, ROWS // 2, ROWS // 4))
 
     def step() -> None:
-        learn(model, values(device, next(rows)))
+        batch = values(device, next(rows))  # lives until the end of the step
+        loss_of(model(batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -71,7 +72,8 @@ def late(device: Any) -> Any:
 
     def step() -> None:
         optimizer.zero_grad()
-        learn(model, values(device))
+        batch = values(device)  # lives until the end of the step
+        loss_of(model(batch)).backward()
         optimizer.step()
 
     return model, optimizer, step
@@ -88,7 +90,7 @@ def branches(device: Any) -> Any:
 
     def step() -> None:
         first, second = model.parts[0], model.parts[next(chosen)]
-        second(first(values(device))).float().pow(2).mean().backward()
+        loss_of(second(first(values(device)))).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -104,7 +106,7 @@ def marked(device: Any) -> Any:
     def step() -> None:
         torch.compiler.cudagraph_mark_step_begin()
         for _ in range(2):
-            learn(model, values(device))
+            loss_of(model(values(device))).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -118,7 +120,7 @@ def evaluated(device: Any) -> Any:
     optimizer = adam(model)
 
     def step() -> None:
-        learn(model, values(device))
+        loss_of(model(values(device))).backward()
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
@@ -134,7 +136,7 @@ def whole(device: Any) -> Any:
     optimizer = adam(model)
 
     def train(batch: torch.Tensor) -> None:
-        learn(model, batch)
+        loss_of(model(batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -156,7 +158,7 @@ def normalized(device: Any) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
-        loss = compiled(values(device)).float().pow(2).mean()
+        loss = loss_of(compiled(values(device)))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
