@@ -71,12 +71,17 @@ def test_a_kernel_is_tried_once_and_only_if_there_is_a_choice(monkeypatch, confi
     assert sizes_of(recorded) == expected
 
 
-@pytest.mark.parametrize(("kept", "times"), [(True, 1), (False, 2)])
-def test_a_kernel_that_is_compiled_again_is_tried_again_unless_the_choice_was_kept(monkeypatch, kept, times):
+@pytest.mark.parametrize(
+    ("kept", "steps", "times"), [(True, (0, 1), 1), (False, (0, 1), 2), (True, (0, 0), 2), (True, (1, 1), 1)]
+)
+def test_a_kernel_compiled_after_the_first_step_is_not_tried_again_if_its_choice_was_kept(
+    monkeypatch, kept, steps, times
+):
     monkeypatch.setattr(trials, "_tuned", lambda name, source: tuned(2, kept=kept))
     recorded = lifetimes()
     tried = trials_in(recorded)
-    for _ in range(2):
+    for step in steps:
+        recorded.enter("step", step)
         Kernel("add", "the same", tried).run(torch.empty(4), torch.empty(4), 4, stream=0)
     Kernel("add", "another", tried).run(torch.empty(4), torch.empty(4), 4, stream=0)
     assert sizes_of(recorded) == [CACHE, -CACHE] * (times + 1)

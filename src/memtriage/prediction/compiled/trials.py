@@ -47,6 +47,15 @@ class KernelTrials:
         if self._lifetimes.overwritten:
             self._lifetimes.check_intact(arg for arg in args if isinstance(arg, torch.Tensor))
 
+    def keeps(self, source: str) -> bool:
+        """Whether a kernel that is compiled now is launched as was chosen before.
+
+        A worker looks the choice up. Until its workers have started, which is taken to be in the first step,
+        Inductor compiles in this process, and tries all configurations again (`_make_launchers` in
+        torch/_inductor/runtime/triton_heuristics.py).
+        """
+        return source in self.chosen and self._lifetimes.step > 0
+
     def time(self, needed: list[int]) -> None:
         """Time something that allocates these sizes in every run."""
         self._time(needed, lambda: None)
@@ -114,7 +123,7 @@ class Kernel(HostKernel):
         self._name = name
         self._source = source
         self._trials = trials
-        self._settled = source in trials.chosen
+        self._settled = trials.keeps(source)
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Launch it; the first time also try its configurations, unless one was chosen before."""
