@@ -86,6 +86,7 @@ def test_the_report_may_be_json(watching: Watching, capfdbinary: pytest.CaptureF
 @pytest.mark.parametrize(
     ("pid", "said"),
     [(os.getpid(), "its memory cannot be read"), (2**22 + 1, f"there is no process {2**22 + 1}")],
+    ids=["this process", "no process"],
 )
 def test_a_process_that_cannot_be_watched_is_told(
     watching: Watching, pid: int, said: str, capsys: pytest.CaptureFixture[str]
