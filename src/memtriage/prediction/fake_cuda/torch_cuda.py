@@ -402,7 +402,8 @@ def _numbered_outside_graphs(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _first_numbered(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, for which a number as `device` or as its first argument is a GPU."""
-    return lambda *args, **kwargs: _numbered(function)(*map(_as_device, args[:1]), *args[1:], **kwargs)
+    numbered = _numbered(function)  # not in a call, which Dynamo may trace
+    return lambda *args, **kwargs: numbered(*map(_as_device, args[:1]), *args[1:], **kwargs)
 
 
 def _meta_asked(*args: Any, device: Any = None, **kwargs: Any) -> bool:
