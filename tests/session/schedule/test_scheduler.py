@@ -469,14 +469,6 @@ def test_slow_censuses_settle_a_suspicion_all_the_same(slow: Loop) -> None:
     assert len(loop.notes.took) <= 8
 
 
-def test_slow_censuses_end_with_the_proof(slow: Loop) -> None:
-    """What the counter has too few readings to show yet is looked at again only where that is cheap."""
-    assert taken(Loop().train(11, leaking)) == [3, 6, 8, 10]
-    assert taken(Loop().train(16, leaking)) == [3, 6, 8, 10, 12]
-    assert taken(slow.train(16, leaking)) == [3, 6, 8, 10]
-    assert slow.proven() == {LOSSES: MIB}
-
-
 def test_slow_censuses_leave_the_program_time(slow: Loop) -> None:
     loop = slow
     for mark in range(1, 401):

@@ -112,7 +112,8 @@ def affordable(
 
     Args:
         taken: positions of the censuses so far.
-        suspected: since when something is suspected to grow; None where nothing is, or all is proven.
+        suspected: since when something is suspected to grow, or is proven and shown by no counter; None where
+            nothing is, or its counter shows whether it goes on.
         spent_s: seconds of the processor that they took together.
         elapsed_s: seconds since the watch began.
         policy: what they may cost.

@@ -420,7 +420,7 @@ class ScaleScheduler:
     def _affordable(self, elapsed_s: float) -> bool:
         return affordable(
             self.investigation.taken,
-            self._proof_from if self._suspicion is not None else None,
+            self._proof_from if self._is_open else None,
             self._spent_s,
             elapsed_s,
             self._plan,
