@@ -21,7 +21,7 @@ REPORT = RunReport(verdict="clean", steps=7, findings=[], marks=[], ledger={}, r
 
 
 class Watching:
-    """Stands in for the watch from outside; notes what it is asked for."""
+    """A watch from outside that only notes what it is asked for."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], float]] = []

@@ -206,7 +206,7 @@ class Lifetimes:
         """Free the block of a storage that is still referred to."""
         if identity in self._blocks and identity not in self._borrowed:
             self._borrowed.add(identity)
-            self._free(self._blocks[identity][0])
+            self.free_block(self._blocks[identity][0])
 
     def check_intact(self, tensors: Iterable[torch.Tensor]) -> None:
         """Raise what torch raises where a tensor is used whose memory is another's by now."""
@@ -233,15 +233,11 @@ class Lifetimes:
             if self.recording.blocks[block].pool == state.pool
         )
         for block in list(self._in_pools.get(state.pool, ())):
-            self._free(block)
+            self.free_block(block)
         self._pool_state(replace(state, event=len(self.recording.events), kept=number))
         for block in state.blocks:
             self._made(block)
         self._borrowed.difference_update(identities)
-
-    def free_block(self, block: int) -> None:
-        """Free a block that no storage owns."""
-        self._free(block)
 
     def _pool_state(self, state: PoolState) -> int:
         if self._open:
@@ -273,7 +269,7 @@ class Lifetimes:
         block, reference = entry
         # CUDA allocates the new data, copies, then frees the old.
         self._blocks[storage._cdata] = (self._allocate(storage.nbytes(), op, self.owner), reference)
-        self._free(block)
+        self.free_block(block)
 
     def scratch(self, sizes: list[int], op: str) -> list[int]:
         """Buffers inside an operator; returns their numbers for `release`."""
@@ -282,7 +278,7 @@ class Lifetimes:
     def release(self, blocks: list[int]) -> None:
         """The operator releases its buffers, the last one first."""
         for block in reversed(blocks):
-            self._free(block)
+            self.free_block(block)
 
     def used_on(self, storage: Any, stream: int) -> None:
         """Work that was put on a stream uses a storage (`Tensor.record_stream`)."""
@@ -343,9 +339,10 @@ class Lifetimes:
         if reference.identity in self._borrowed:
             self._borrowed.discard(reference.identity)
         else:
-            self._free(block)
+            self.free_block(block)
 
-    def _free(self, block: int) -> None:
+    def free_block(self, block: int) -> None:
+        """Free a block, whichever storage owned it."""
         freed = self.recording.blocks[block]
         if freed.size and self._open:
             self.recording.events.append(LifetimeEvent(block, FREE))

@@ -127,7 +127,7 @@ def test_an_array_that_a_longer_one_with_its_content_replaces_grows(followed: Fo
     assert seen.entries == ((1, 1_600_000), (2, 2_400_000), (4, 3_200_000))
     module["seen"] = module["seen"][:300_000].copy()
     followed.census(5)
-    assert followed.growing() == {}, "a shorter one begins anew"
+    assert followed.growing() == {}, "a shorter one begins again"
 
 
 def test_an_array_that_is_not_replaced_keeps_its_lengths(followed: Followed) -> None:
