@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from memtriage.model.explanation import Label
-from memtriage.playbook import out_of_memory, residue, snapshots
+from memtriage.playbook import mechanisms, out_of_memory, residue, snapshots
 from memtriage.playbook.entries import PLAYBOOK
 
 
@@ -16,6 +16,7 @@ def test_every_cause_has_its_advice() -> None:
     assert snapshots.ADVICE.keys() == set(get_args(snapshots.SnapshotCause))
     assert snapshots.FREE_MEMORY.keys() == set(get_args(snapshots.FreeMemory))
     assert residue.ADVICE.keys() == set(get_args(residue.ResidueCause))
+    assert mechanisms.MECHANISMS.keys() == set(get_args(mechanisms.Mechanism))
     assert out_of_memory.FIRST.keys() <= set(get_args(Label))
 
 
@@ -27,4 +28,4 @@ def test_advice_names_an_entry(advice: out_of_memory.Advice | snapshots.Snapshot
 
 def test_residue_names_an_entry() -> None:
     assert residue.ENTRY in PLAYBOOK
-    assert all(advice.why and advice.fix for advice in residue.ADVICE.values())
+    assert all(text.mechanism and text.fix for text in residue.ADVICE.values())

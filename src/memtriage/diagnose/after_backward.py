@@ -8,6 +8,7 @@ from typing import Final
 from memtriage.diagnose.residue import POLICY, ResiduePolicy
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import Finding
+from memtriage.playbook.mechanisms import MECHANISMS
 
 ENTRY: Final = "te.tensor_objects"
 """The entry of the catalogue of known holders for such contexts (TransformerEngine #1935)."""
@@ -35,16 +36,14 @@ def left_after_backward(
 
 
 def _finding(device: str, records: list[StorageRecord], step: int) -> Finding:
+    text = MECHANISMS["context after backward"]
     return Finding(
         kind="residue",
         device=device,
         bytes=sum(record.nbytes for record in records),
         holder_path=max(records, key=lambda record: record.nbytes).path,
-        mechanism="contexts of custom autograd Functions keep the quantized tensors that their backward has "
-        "restored into ctx.tensor_objects, until the loss is assigned again; under checkpointing those of "
-        "all layers gather during one backward",
-        fix="set ctx.tensor_objects = None once backward has read it: TransformerEngine 2.15 does; before, "
-        "memtriage.treat.te_restore.EmptyAfterRestore around the training does the same",
+        mechanism=text.mechanism,
+        fix=text.fix,
         playbook="M19",
         phase="after backward",
         step=step,

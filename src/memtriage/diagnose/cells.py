@@ -8,13 +8,14 @@ from typing import Final
 
 from memtriage.diagnose.growth.holders import stops_when_full
 from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth, accumulates, growth_between, persistent
-from memtriage.diagnose.mechanisms import Held, MechanismText, mechanism_of
+from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.cell import HolderChange
 from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.paths import SegmentKind, has
 from memtriage.model.units import size
 from memtriage.playbook.entries import LEAKS
+from memtriage.playbook.mechanisms import MECHANISMS, MechanismText
 
 JUDGED_FROM: Final = 3
 """Executions from which growth is judged: two rises in a row, behind a first run that may make what stays."""
@@ -133,11 +134,7 @@ def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun
 
 def _explanation(growth: GroupGrowth, detail: GroupDetail) -> MechanismText:
     if has(growth.group.anchor, SegmentKind.OUTPUT):
-        return MechanismText(
-            "the cell's last line shows a value, and IPython keeps every value that it has shown in Out",
-            "end the cell's last line with `;`, or show a number (`loss.item()`); %memtriage_free --out "
-            "clears what is kept",
-        )
+        return MECHANISMS["shown values of cells"]
     owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
     return mechanism_of(
         Held(

@@ -11,13 +11,14 @@ from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGro
 from memtriage.diagnose.growth.marks import steps_left
 from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.growth.trend import GrowthEstimate, TrendPolicy, trend_policy
-from memtriage.diagnose.mechanisms import Held, MechanismText, mechanism_of
+from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import DEVICE_HOST, Certainty, Finding, Projection
 from memtriage.model.paths import HolderPath, SegmentKind, has, in_words
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
 from memtriage.playbook.entries import LEAKS
+from memtriage.playbook.mechanisms import MECHANISMS, MechanismText
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,9 +410,7 @@ def unnamed_growth(
         open_because += ["a cache with an entry for each shape of the input may still be filling"]
     if held is None or not covered:
         open_because += ["the censuses since then do not show what holds it"]
-    mechanism, fix = _cause_of_data(holder, evidence) if holder else _NO_HOLDER
-    if holder is None and counter == "cpu" and evidence.profiled:
-        mechanism, fix = PROFILER.why, PROFILER.fix
+    cause = _cause_of_data(holder, evidence) if holder else _cause_in_native_code(counter, evidence)
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (growth.onset or 0)
@@ -428,8 +427,8 @@ def unnamed_growth(
         holder_path=holder.path if holder else None,
         allocated_at=holder.allocated_at if holder else None,
         stored_at=holder.stored_at if holder else None,
-        mechanism=mechanism,
-        fix=fix,
+        mechanism=cause.mechanism,
+        fix=cause.fix,
         playbook=LEAKS,
         step=evidence.position.step,
         projection=projection,
@@ -452,31 +451,20 @@ def _rate_on(finding: Finding, scale: Scale) -> int:
     return rate or 0
 
 
-_NO_HOLDER = (
-    "native code allocates memory and keeps it: a library, or an object that hides its size (io.StringIO)",
-    "look at native libraries that are called in the loop (tokenizers, data loaders, script modules); a "
-    "profiler of native allocations such as `memray run --native` names the call. Where shapes vary: "
-    f"{ONEDNN.why}; {ONEDNN.fix}",
-)
+def _cause_in_native_code(counter: str, evidence: Evidence) -> MechanismText:
+    if counter == "cpu" and evidence.profiled:
+        return MechanismText(PROFILER.why, PROFILER.fix)
+    return MECHANISMS["native code"].filled({"shapes": f"{ONEDNN.why}; {ONEDNN.fix}"})
 
 
-def _cause_of_data(data: GrowingData, evidence: Evidence) -> tuple[str, str]:
-    if data.native is not None:
-        return _native_cause(data)
-    explanation = _explained(data, evidence)
-    return explanation.mechanism, explanation.fix
+def _cause_of_data(data: GrowingData, evidence: Evidence) -> MechanismText:
+    return _explained(data, evidence) if data.native is None else _native_cause(data)
 
 
-def _native_cause(data: GrowingData) -> tuple[str, str]:
+def _native_cause(data: GrowingData) -> MechanismText:
     path, kind, part = data.path, data.native or "", growing_part(data.classes)
     if part is not None:
-        return f"{in_words(path)} gets new objects of type {kind}: {part.why}", part.fix
+        return MechanismText(f"{in_words(path)} gets new objects of type {kind}: {part.why}", part.fix)
     if "ProcessGroup" in kind or path[0].name.startswith("torch.distributed"):
-        return (
-            "new process groups are made in the loop; torch.distributed keeps each until it is destroyed",
-            "make a group once and reuse it, or call torch.distributed.destroy_process_group(group) for each",
-        )
-    return (
-        f"{in_words(path)} gets new objects of type {kind}, which hold memory of a C++ library",
-        "clear it when its content has been used, or close what the objects stand for",
-    )
+        return MECHANISMS["process groups"]
+    return MECHANISMS["objects of C++"].filled({"subject": in_words(path), "type": kind})

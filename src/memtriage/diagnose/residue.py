@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.catalogue.catalogue import holders
-from memtriage.diagnose.mechanisms import MechanismText, mechanism_of_known
+from memtriage.diagnose.mechanisms import mechanism_of_known
 from memtriage.model.census import Owner, StorageRecord, known_path
 from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath, in_words
 from memtriage.model.units import MIB, size
+from memtriage.playbook.mechanisms import MechanismText
 from memtriage.playbook.residue import ADVICE, ENTRY, ResidueCause
 
 
@@ -145,8 +146,7 @@ def _cause(row: ResidueRow) -> MechanismText:
     entry = next((holder for holder in holders(generic=False) if holder.name == row.known), None)
     if entry is not None:
         return mechanism_of_known(entry)
-    advice = ADVICE[_CAUSES.get(row.owner, "program")]
-    return MechanismText(advice.why.format(owner=row.owner), advice.fix)
+    return ADVICE[_CAUSES.get(row.owner, "program")].filled({"owner": row.owner})
 
 
 _CAUSES: Final[Mapping[Owner, ResidueCause]] = {

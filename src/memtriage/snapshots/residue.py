@@ -8,10 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.diagnose.mechanisms import MechanismText, mechanism_of_known
+from memtriage.diagnose.mechanisms import mechanism_of_known
 from memtriage.model.findings import Finding
 from memtriage.model.recording import OWNERS
 from memtriage.model.units import MIB, size
+from memtriage.playbook.mechanisms import MechanismText
 from memtriage.playbook.snapshots import ADVICE
 from memtriage.snapshots.known import known_bytes, known_words
 from memtriage.snapshots.leaks import GrowingSites
