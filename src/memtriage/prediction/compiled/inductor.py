@@ -20,7 +20,7 @@ import torch
 
 from memtriage.prediction.compiled import fakes
 from memtriage.prediction.compiled.graphs import CudaGraphs
-from memtriage.prediction.compiled.padding import MatrixProduct, Paddings, bandwidth
+from memtriage.prediction.compiled.padding import MatrixProduct, Paddings
 from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
 from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES, replaced
@@ -212,7 +212,7 @@ def _replacements(machine: GpuKind, trials: KernelTrials, paddings: Paddings) ->
         (folder, "run", _folded_on_host(folder.run)),
         (pad_mm, "_should_pad", _padding(paddings, pad_mm, trials)),
         (_utils_internal, "max_clock_rate", lambda: _CLOCK),
-        (utils, "get_gpu_dram_gbps", lambda: bandwidth(machine) / 1e9),
+        (utils, "get_gpu_dram_gbps", lambda: machine.bandwidth / 1e9),
         (_triton, "triton_hash_with_backend", lambda: "none"),
     ]
 

@@ -51,22 +51,6 @@ Hopper's rate.
 """
 _REACHED: Final = 0.7
 """Share of the peak rate that a large product is assumed to reach."""
-_RATES: Final[dict[str, tuple[float, float]]] = {
-    "NVIDIA H200": (989e12, 4.8e12),
-    "NVIDIA H100 80GB HBM3": (989e12, 3.35e12),
-    "NVIDIA H100 PCIe": (756e12, 2.0e12),
-    "NVIDIA B200": (2250e12, 8.0e12),
-    "NVIDIA A100-SXM4-80GB": (312e12, 2.04e12),
-    "NVIDIA A100-SXM4-40GB": (312e12, 1.56e12),
-    "NVIDIA A10G": (125e12, 0.6e12),
-    "NVIDIA L4": (121e12, 0.3e12),
-    "NVIDIA L40S": (362e12, 0.864e12),
-    "NVIDIA GeForce RTX 4090": (165e12, 1.01e12),
-    "NVIDIA GeForce RTX 3090": (71e12, 0.936e12),
-    "Tesla V100-SXM2-32GB": (125e12, 0.9e12),
-    "Tesla T4": (65e12, 0.32e12),
-}
-"""Dense half-precision operations and bytes per second, by NVIDIA's data sheets."""
 _ACROSS: Final = 4.0
 """How much longer it takes to copy an operand whose columns are contiguous: the copy has contiguous rows."""
 _SINGLE: Final = 0.5
@@ -210,11 +194,6 @@ class Paddings:
         )
 
 
-def bandwidth(machine: GpuKind) -> float:
-    """Bytes per second of the GPU's memory, by NVIDIA's data sheet."""
-    return _RATES[machine.name][1]
-
-
 def _rates(machine: GpuKind, dtype: torch.dtype) -> tuple[float, float]:
-    operations, bandwidth = _RATES[machine.name]
-    return (operations * _SINGLE if dtype is torch.float32 else operations), bandwidth
+    single = dtype is torch.float32
+    return machine.operations * (_SINGLE if single else 1), machine.bandwidth
