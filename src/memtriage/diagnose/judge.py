@@ -26,15 +26,14 @@ class FindingPolicy:
     """Thresholds between what grew and a finding.
 
     Attributes:
-        shows: part of a rate that a counter must show to grow by it. Not all: malloc may reuse what others
-            have freed. Of what a step's micro-batches keep, the part that must stay after the step.
-        intervals: intervals over which a holder grew below which only a counter makes it a suspicion: most
-            programs allocate something once.
-        unnamed: part of a counter's rate that may stay unexplained: malloc rounds, and a census counts what
-            was asked.
-        as_fast: least and most that a container of ordinary data grows by, as parts of what a counter shows
-            and no other holder explains, where it is what holds that: the size of its entries is only
-            estimated.
+        shows: a counter confirms a rate if it shows at least this part of it. Less than all: malloc may reuse
+            what others have freed. Of what a step's micro-batches keep, this part must stay after the step.
+        intervals: a holder that grew over fewer intervals than this is suspected only if a counter grows too:
+            most programs allocate something once.
+        unnamed: this part of a counter's rate may stay unexplained: malloc rounds up, a census counts the
+            bytes that were asked for.
+        as_fast: a container of ordinary data explains the growth that a counter shows and no other holder
+            does if it grows at 0.5 to 2 times that rate: the size of its entries is only estimated.
         known: part of a group that one known holder must keep to be named for all of it.
     """
 

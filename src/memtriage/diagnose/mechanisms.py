@@ -35,7 +35,7 @@ class Held:
     Attributes:
         path: whole path of what grew most.
         anchor: its part before the autograd graph.
-        attached: it hangs on the autograd graph.
+        attached: the path continues through the autograd graph.
         owner: what most of the bytes are.
         kind: type of the holding Python object, e.g. `list`.
         lengthens: it is one storage that grows at its end.
@@ -44,7 +44,7 @@ class Held:
         gradients: the program has computed gradients.
         differentiated: its graph has nodes that differentiate a gradient.
         entries_grow: the anchor names more objects than before; None where that is unknown.
-        holders_multiply: there are more containers like the last one on the anchor, and none has got longer.
+        holders_multiply: new containers like the last one on the anchor appear, and each keeps its length.
         anchor_owner: what the tensor is that the anchor names.
         packs_itself: a pack hook returned the tensor that it was given, which its own node saves.
         stored_value: source of what the program stores there.

@@ -90,8 +90,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
             the anchor, estimated (`account.native_sizes`). In no storage's size. Where an anchor has groups
             on several devices, that on `cpu` counts them, else the largest.
         objects: how many autograd nodes these are.
-        made: when the oldest and the newest of them were created, in autograd's own count; None where that is
-            not known.
+        made: sequence numbers that autograd gave the oldest and the newest of them; None where unknown.
         entries: objects that the anchor itself names: entries of its container, 1 for a variable. A state
             that is carried on has no more of them when its graph gets longer.
     """

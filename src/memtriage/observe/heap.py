@@ -42,10 +42,10 @@ class HeapWalk:
     Args:
         frames: frames that no longer run but whose variables are alive (an exception's traceback).
         budget: when to stop; `walker.BUDGET` where none is given.
-        also: given where, of the libraries, which are most of a heap, no more is to be walked than what leads
-            to tensors. It takes the growable containers that the program's own variables do not reach, and
-            returns those that are wanted besides; these are left out where too much leads to them. Where too
-            much leads to tensors, all libraries are walked.
+        also: given, only what leads to tensors is walked of the libraries, which are most of a heap. It is
+            called with the growable containers that the program's own variables do not reach, and returns
+            those to walk in addition; they are left out if too much leads to them. If too much leads to
+            tensors, all of the libraries are walked.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The playbook M1 to M21, and every text of advice that findings and reports show.
+"""The playbook M1 to M21, and what findings say: why it is so, and what to do.
 
-Rules name an entry by its key; the words are here and nowhere else.
+Rules name a text by its key. What one library keeps is said in `catalogue/`, with what clears it.
 """

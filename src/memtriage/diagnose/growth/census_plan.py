@@ -16,22 +16,23 @@ class CensusPolicy:
 
     Attributes:
         first: positions until the first: what training needs from the start exists by then.
-        unasked: the same while nothing is suspected: over seconds, most programs have loaded their data and
-            begun to train by then, and steps are followed instead.
+        unasked: the same while nothing is suspected. By so many seconds most programs have loaded their data
+            and begun to train, and steps are followed instead.
         gap: shortest distance.
-        widens: each distance while nothing grows, or what grows is proven and its counter shows it, as a
-            multiple of the positions before: five censuses in a run of 1,000 steps, nine in one of 300,000.
-        share: longest distance under suspicion, as a part of the time since the onset: three intervals fit
-            into as long a time again.
+        widens: while nothing is open (nothing grows, or what grows is proven and its counter shows it) each
+            census is at so many times the position of the one before: five censuses in a run of 1,000 steps,
+            nine in one of 300,000.
+        share: under suspicion, the longest distance is this part of the time since growth began, so that
+            three intervals fit into as long a time again.
         free_s: seconds of the processor that all censuses together may take in any run. A machine that is
             busy with other work makes all of a program slower, and is no reason to look less often.
         cost: part of the time that they may take beyond that.
         leak_free_s, leak_cost: the same where something surely grows, which is worth more.
         always: censuses that are taken at any cost: what no counter sees shows from the second on.
-        to_prove: the same since the onset of a suspicion: three intervals take four censuses, and two more
-            show that growth goes on, or prove what began in the middle of an interval.
-        goes_on: distance between censuses of a proven leak that no counter shows, as a part of the time over
-            which it was seen to grow: shorter than that after which its proof ages.
+        to_prove: the same since a suspicion began: three intervals take four censuses, and two more show that
+            growth continues, or prove what began in the middle of an interval.
+        goes_on: the distance between censuses of a proven leak that no counter shows is this part of the time
+            over which it was seen to grow: less than `ProofPolicy.ages`.
     """
 
     first: float
@@ -71,8 +72,8 @@ def next_census(
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
     over several intervals. Under suspicion the first follows soon, and each distance doubles; a census that
     names nothing does not put off the next by more than that. What is periodic is compared whole periods
-    apart. Once a leak is proven, its counter shows whether it goes on, and distances grow with the run again.
-    What no counter shows is looked at more often.
+    apart. Once a leak is proven, its counter shows whether it continues, and distances grow with the run
+    again.
 
     Args:
         taken: positions of the censuses so far, oldest first.
@@ -80,7 +81,7 @@ def next_census(
         proven: all growth that they show is proven and explained.
         policy: the scale's distances.
         begun: position at which the program's own work begins; over time, its imports come first.
-        shown: the counters show what is proven.
+        shown: whether the counters show what is proven. What no counter shows is looked at more often.
     """
     suspected = growth.state in ("growing", "undecided")
     if len(taken) < 2:

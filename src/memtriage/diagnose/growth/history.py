@@ -82,7 +82,7 @@ class Holding:
         group: the holder's group at the last census.
         path: whole path to what grew most up to that census.
         sizes: one per census, oldest first.
-        unchanged: position of a census at the end that found nothing more in it, but what was there before.
+        unchanged: position of the last census if it found in the holder just what was there before.
     """
 
     group: HolderGroup

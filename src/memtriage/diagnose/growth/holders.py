@@ -43,12 +43,11 @@ class HolderPolicy:
             the run.
         filled: part of its bound that a container of tensors with graphs must have reached to be taken for
             one that stops there. A replay memory of 100,000 is meant for that many values, not graphs.
-        explains: least and most that holders rose by between censuses, as parts of what their counter did,
-            where they are all that grows.
-        accuracy: error of a rate, as part of it, that is no difference.
-        far: positions between the last two censuses from which on both count for a rate.
-        over: longest distance of two censuses that saw growth, times so much: what kept no more for so long
-            at the end has stopped. Rises of which each interval saw one may be almost two of them apart.
+        explains: holders are all that grows if they rose by 0.7 to 1.3 times as much as their counter.
+        accuracy: two rates are the same if they differ by no more than this part.
+        far: if the last two censuses are at least so many positions apart, both count for a rate.
+        over: a holder has stopped if it kept no more for so many times the longest distance between censuses
+            that saw it grow. Rises of which each interval saw one may be almost two intervals apart.
     """
 
     data_least: int = 4096
@@ -220,8 +219,8 @@ def growths(
         counter_of: names the counter that sees a holder's memory.
         contradicts: what counters say.
         period: positions from rise to rise, where growth is periodic.
-        now: position of the last reading. Where it is as far from the last census as two of the censuses that
-            saw growth are apart, the counter must not show that growth stopped.
+        now: position of the last reading. If it is as far from the last census as any two censuses that saw
+            growth are apart, a counter may show that growth has stopped since.
         confirms: whether a counter grows up to its last reading. Where it does not show the growth that
             holders are proven to have, growth that was not seen for long may have stopped.
         ended: whether a counter grew and has stopped.

@@ -1,7 +1,7 @@
 """Compare a few censuses: which groups of storages grow from each to the next, and how fast. Pure.
 
-For cells of a notebook and the pytest plugin, which have no counters over many steps. `history.py` follows
-the holders of a whole run.
+The cells of a notebook and the pytest plugin judge by it alone: they have no counters over many steps. A
+watch shares `CensusPoint`; `history.py` follows the holders of its whole run.
 """
 
 from __future__ import annotations

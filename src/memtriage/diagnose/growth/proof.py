@@ -17,24 +17,25 @@ class ProofPolicy:
     """Thresholds for calling a holder's growth proven.
 
     Attributes:
-        intervals: intervals in a row, up to the last census, over which a holder must have grown.
+        intervals: a holder must have grown in this many intervals between censuses, up to the last census.
         more_intervals: the same for a holder that was smaller again before, whose size may just vary: a size
             that varies at random rises three times in a row in 1 of 24 cases, five times in 1 of 720.
-        short: length of an interval, as a part of the longest, below which it is joined with the one before
-            it where enough others are left: in so short a time single rises decide.
-        share: part of its rate that each of them must show.
-        begun: part of the others' rate below which growth began in the middle of the first interval. That one
-            is left out where enough others follow, and always for the rate.
-        slows: rate of the last interval, as a part of the first's, below which it may come to an end.
-        fills: the same where each interval has a lower rate than the one before: what fills gets fewer and
-            fewer new entries, what leaks is faster now and slower then.
-        contradicts: part of the holder's rate that a counter would have to show, and does not.
-        differs: times as far as intervals differ that the last one must fall short of what is expected.
-        exact: part of the expected growth that it must fall short by where intervals do not differ at all.
-            Always by more than the smallest of them: what comes now and then may be about to come.
-        whole: part of a period that two censuses must be apart for a rate over whole periods.
-        ages: positions after the last census, as a part of those over which growth was seen, up to which a
-            holder is taken to grow on where no counter shows it.
+        short: an interval shorter than this part of the longest one is joined with the one before it, if
+            enough others are left: in so short a time a single rise decides.
+        share: each interval must show at least this part of the holder's rate.
+        begun: if the first interval has less than this part of the others' rate, growth began in the middle
+            of it. It is left out if enough others follow, and never counts for the rate.
+        slows: if the last interval has less than this part of the first one's rate, growth may be ending.
+        fills: the same if every interval is slower than the one before it. A cache that fills gets fewer and
+            fewer new entries; a leak is faster now and slower then.
+        contradicts: a counter contradicts a holder if it does not show even this part of the holder's rate.
+        differs: growth stopped in the last interval if this falls short of what is expected by more than so
+            many times what intervals usually differ by,
+        exact: and by more than this part of what is expected, for intervals that do not differ at all; and
+            by more than the smallest interval grew: what comes now and then may be about to come.
+        whole: two censuses must be at least this part of a period apart for a rate over whole periods.
+        ages: if no counter shows its growth, a holder is taken to grow after the last census for as long as
+            this part of the time over which it was seen to grow.
     """
 
     intervals: int = 3

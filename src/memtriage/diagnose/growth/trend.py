@@ -42,30 +42,31 @@ class TrendPolicy:
         interval: standard errors to either side of a rate in which the truth lies, 99 times in 100.
         share: part of the rate that each quarter of the time must show. One or two jumps leave a quarter
             with nothing.
-        slows: growth in the last quarter, as part of that in the first, below which it may come to an end:
-            what approaches a bound exponentially falls below it when it is half full.
+        slows: if the last quarter grows by less than this part of the first one's growth, growth may be
+            ending: what approaches a bound exponentially gets there when it is half full.
         accuracy: error of the rate within which a leak counts as found.
         margin: how much larger than the smallest leak that would have been found the stated limit is: with
             other noise of the same size, 99 in 100 are found.
         again: factor of `suspicion` and `certainty` where a part of the series is judged: more looks need
             more certainty.
-        narrower: interval of a later part's rate, as part of the whole's, above which growth did not begin
-            with that part: it is known no better there.
+        narrower: growth is taken to have begun with a later part of the series only if the rate of that part
+            has an interval below this part of the whole's: only then is it known better there.
         windows: levels that a rate is taken from.
         troughs: windows whose lowest points are compared where collections make the counter a saw-tooth.
         per_trough: readings that each of them must have.
-        steadier: error through the lowest points, as part of that through the levels, below which they are
-            taken instead.
-        stops: slope of the end, as a part of the smallest in any other stretch as long, below which growth
-            has come to an end; and how many times further from the middle than that one it must be.
-        ends: parts of the time that an end may take: one in so many.
-        rests: levels at the end without a rise of their own that end any growth which rose from each of the
-            earlier ones to the next. A program that is followed over time is faster now and slower then, so
-            that its end is no further from the middle than its slowest part. One in 10,000 series of 24
-            independent rises has its four smallest ones at the end.
-        falls: fall within such an end, as part of what its time would have brought, that explains it.
-        goes_on: part of the rate that growth beside that fall must show.
-        differs: standard errors by which the last quarter must fall short of the first to be slower.
+        steadier: the lowest points are taken, and not the levels, if a line through them has less than this
+            part of the error.
+        stops: growth has ended if the last stretch is flatter than 0.25 of the flattest other stretch of its
+            length, and more than 3 times as far from their median slope.
+        ends: lengths of that stretch that are tried: one part in so many of the whole time.
+        rests: growth has also ended if so many levels at the end do not rise, where all earlier ones did. A
+            program that is followed over time is faster now and slower then, so that its end need not be
+            further from the median than its slowest part. One in 10,000 series of 24 independent rises has
+            its four smallest ones at the end.
+        falls: a fall within the last stretch explains why it is flat, and nothing has ended, if it is at
+            least this part of what that time would have brought,
+        goes_on: and if growth before or after the fall has at least this part of the rate.
+        differs: the last quarter is slower than the first if it falls short by this many standard errors.
     """
 
     warm_up: int = 3

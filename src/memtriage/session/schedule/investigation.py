@@ -202,7 +202,7 @@ class Investigator:
             also: called while the view is valid.
             frames: given when memory has just run out: the frames of the error (empty inside the failing
                 allocation, whose frames still run). Nothing is read from the device then.
-            wanted: which containers of libraries to find, as `HeapWalk` has it; None to walk all of the
+            wanted: which containers of libraries to find, the `also` of `HeapWalk`; None to walk all of the
                 libraries.
         """
         # Of workers' data sets all containers count, and only an evaluation stack may lead to their loader.
@@ -231,9 +231,9 @@ class Investigator:
         Args:
             remaining: marks (of steps, micro-batches, ...) until that census.
             period: marks from rise to rise, where growth is periodic.
-            again: a census before which sites were recorded found none. Growth may have a period that is not
-                known yet, so the CUDA allocator records for a longer time. The other recorders would keep
-                malloc's counter from being read.
+            again: a census found no site, although sites were recorded before it. Growth may have a period
+                that is not known yet, so the CUDA allocator records for a longer time. Other recorders do
+                not: while they are on, malloc's counter is not read.
         """
         over = 2 if period is None or period > POLICY.recorded_over else max(2, math.ceil(period))
         longest = max(over, POLICY.recorded_over) if again else over

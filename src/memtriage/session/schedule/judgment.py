@@ -48,8 +48,8 @@ class JudgmentPolicy:
         noted: bytes waiting for the collector from which on a program may run out of memory without a leak.
         unread: part of a run's end, and positions of it, up to which a counter need not have been read. While
             allocation sites are recorded, malloc's is not.
-        beside: part of what is proven to grow in the same memory below which a suspicion is not reported: the
-            proven rate is not known any better. Without that leak, the next run shows it.
+        beside: a suspicion is not reported if it is less than this part of what is proven to grow in the same
+            memory: the proven rate is not known any better. Once that leak is mended, a run shows the rest.
     """
 
     resident: float = 0.5

@@ -57,8 +57,8 @@ SUSPICION: Final = SuspicionPolicy()
 class ScaleScheduler:
     """Follows the counters from mark to mark and takes the censuses that name and prove what grows.
 
-    A place on the scale is a number of steps, of backwards, or of seconds of the program's own. At the end
-    these become seconds of all, if the program made up for the censuses' pauses.
+    A position is a number of steps, of backwards, or of seconds without the censuses' pauses. If the program
+    made up for these pauses, as one does that works at fixed times, positions at the end include them.
 
     Attributes:
         counters: by name. Besides devices, `shared`: resident memory that is shared or mapped, in which
