@@ -79,10 +79,10 @@ def render(explanation: Explanation, console: Console) -> None:
             page.field("", f"{BULLET}{line}", labels=2)
     _fixes(page, explanation.fixes)
     if explanation.stale_advice is not None:
-        page.heading(labels.UNLIKELY)
+        page.heading(labels.UNLIKELY.capitalize())
         page.field("", f"{BULLET}{explanation.stale_advice}", labels=2)
     if explanation.settle is not None:
-        page.heading(labels.TO_CONFIRM, explanation.settle.fact)
+        page.heading(labels.TO_CONFIRM.capitalize(), explanation.settle.fact)
         page.hanging(Text("  $ ", style="dim"), Text(page.plain(explanation.settle.command)), whole=True)
     _events(page, explanation.events)
 

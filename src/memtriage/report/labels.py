@@ -1,4 +1,4 @@
-"""The labels of findings and answers: the same for `run`, `snapshot` and `explain`, as text and as pages."""
+"""The labels of findings and answers: the same in every report, as text, on pages and in notebooks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RUNS_OUT: Final = "runs out"
 DETECTED: Final = "detected"
 WHY: Final = "why"
 FIX: Final = "fix"
-TO_CONFIRM: Final = "To confirm"
+TO_CONFIRM: Final = "to confirm"
 EVIDENCE: Final = "evidence"
 PLAYBOOK: Final = "playbook"
-UNLIKELY: Final = "Unlikely to help"
+UNLIKELY: Final = "unlikely to help"
 
 FOR_PAGES: Final = {
     "kept_alive_by": KEPT_ALIVE_BY,

@@ -288,7 +288,7 @@ def test_a_batch_that_will_not_fit_is_in_the_headline_and_is_no_death(make_repor
     text = shown(make_report(ahead, verdict="clean", judged={"cpu": limit(512)}), width=120)
     assert text.splitlines()[0].endswith("in 41 steps; cuda:0 will be full at step 8,412")
     assert "suspected out of memory on cuda:0   92.0 GiB" in text
-    assert re.search(r"To confirm +run a step with this batch first", text)
+    assert re.search(r"to confirm +run a step with this batch first", text)
     unknown = msgspec.structs.replace(ahead, projection=msgspec.structs.replace(full, step=None))
     text = shown(make_report(unknown, verdict="clean"), width=120)
     assert text.splitlines()[0].endswith("in 41 steps; cuda:0 will be full at the longest batch")
@@ -313,8 +313,8 @@ def test_a_suspicion_is_no_leak_and_says_what_would_settle_it(make_report, leak)
         "NOT JUDGED: suspected growth of 164.0 MiB per step on cuda:0; run longer to confirm"
     )
     assert "suspected leak on cuda:0   164.0 MiB per step" in text
-    assert re.search(r"To confirm +run longer", text)
-    assert "To confirm" not in shown(make_report(leak(certainty="proven")))
+    assert re.search(r"to confirm +run longer", text)
+    assert "to confirm" not in shown(make_report(leak(certainty="proven")))
     both = shown(make_report(leak(), suspected))
     assert both.splitlines()[0].startswith("LEAK: 164.0 MiB per step on cuda:0")
     assert "more leak" not in both.splitlines()[0]

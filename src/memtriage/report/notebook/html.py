@@ -17,9 +17,8 @@ from memtriage.model.cell import CellReport, Freed, HolderChange, MemoryNow, Out
 from memtriage.model.findings import GROWING
 from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
-from memtriage.report import plot
+from memtriage.report import labels, plot
 from memtriage.report.html.shell import asset
-from memtriage.report.labels import playbook_entry
 from memtriage.report.notebook.words import (
     change_in_words,
     devices_in_words,
@@ -112,21 +111,21 @@ def freed_html(freed: Freed, left: Sequence[OutputHold]) -> str:
 def _finding(group: FindingGroup, name: str) -> dict[str, Any]:
     first = group.first
     holder = first.holder or (UNKNOWN if first.kind in GROWING else None)
-    entry = None if first.playbook is None else playbook_entry(first.playbook, " · ")
+    entry = None if first.playbook is None else labels.playbook_entry(first.playbook, " · ")
     return {
         "name": name,
         "amount": group.amount,
         "severe": group.severe,
         "facts": [
-            _fact("kept alive by", holder, path=True),
-            _fact("also kept alive by", *first.also_held_by, path=True),
-            _fact("stored at", first.stored_at, path=True),
-            _fact("allocated at", first.allocated_at, path=True),
-            _fact("detected", group.detected),
-            _fact("why", first.mechanism),
-            _fact("fix", first.fix),
-            _fact("evidence", *group.evidence),
-            _fact("playbook", entry),
+            _fact(labels.KEPT_ALIVE_BY, holder, path=True),
+            _fact(labels.ALSO_KEPT_ALIVE_BY, *first.also_held_by, path=True),
+            _fact(labels.STORED_AT, first.stored_at, path=True),
+            _fact(labels.ALLOCATED_AT, first.allocated_at, path=True),
+            _fact(labels.DETECTED, group.detected),
+            _fact(labels.WHY, first.mechanism),
+            _fact(labels.FIX, first.fix),
+            _fact(labels.EVIDENCE, *group.evidence),
+            _fact(labels.PLAYBOOK, entry),
         ],
     }
 
