@@ -170,7 +170,7 @@ def test_groups_sum_to_the_storages(owners: Any) -> None:
     census = owners.census
     assert sum(group.nbytes for group in census.groups) == sum(record.nbytes for record in census.storages)
     for group in census.groups:
-        assert sum(group.tails.values()) == sum(group.owners.values()) == group.nbytes
+        assert sum(group.by_path.values()) == sum(group.owners.values()) == group.nbytes
     sizes = [group.nbytes for group in census.groups]
     assert sizes == sorted(sizes, reverse=True)
 

@@ -22,7 +22,7 @@ def census(held: Held) -> Census:
     groups = [
         HolderGroup(
             device="cpu", anchor=path(holder), path=path(holder), count=count, nbytes=nbytes,
-            tails={path(holder): nbytes},
+            by_path={path(holder): nbytes},
             owners={"variable": nbytes}, attached=False,
         )
         for holder, (count, nbytes) in held.items()

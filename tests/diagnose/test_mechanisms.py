@@ -452,13 +452,13 @@ def findings_of(program: Any, view: CensusView) -> dict[str, list[Finding]]:
     found: dict[str, list[Finding]] = {}
     for case in CASES:
         sizes = {record.path: record.nbytes for record in program.records(case)}
-        mine = [group for group in groups if sizes.keys() & group.tails.keys()]
+        mine = [group for group in groups if sizes.keys() & group.by_path.keys()]
         found[case] = [judged(case, group, details[group.key], sizes) for group in mine]
     return found
 
 
 def judged(case: str, group: HolderGroup, detail: GroupDetail, sizes: dict[HolderPath, int]) -> Finding:
-    path = max(sizes.keys() & group.tails.keys(), key=lambda path: sizes[path])
+    path = max(sizes.keys() & group.by_path.keys(), key=lambda path: sizes[path])
     sizes = (HeldSize(4, 0, 0, 0, 0), HeldSize(8, group.nbytes, 0, 4, 0))
     proof = Proof("proven", group.nbytes / 4, 3, 4)
     growth = HolderGrowth(Holding(group, path, sizes), proof, case.startswith("lengthens"))
@@ -479,7 +479,7 @@ def test_each_holder_has_its_mechanism_and_its_fix(findings: dict[str, list[Find
 def test_a_running_total_of_losses_that_went_through_backward_carries_its_graph() -> None:
     anchor = (PathSegment(SegmentKind.MODULE, "train"), PathSegment(SegmentKind.VARIABLE, "total"))
     group = HolderGroup(
-        device="cpu", anchor=anchor, path=anchor, count=1, nbytes=4, tails={anchor: 4},
+        device="cpu", anchor=anchor, path=anchor, count=1, nbytes=4, by_path={anchor: 4},
         owners={"variable": 4}, attached=False,
     )  # fmt: skip
     # The scalar alone has a storage. Its graph has lost what it saved, and is nodes only.

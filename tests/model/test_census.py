@@ -37,7 +37,7 @@ def test_storages_on_a_gpu_take_no_host_memory_but_what_is_kept_for_them(device:
         path=PATH,
         count=1,
         nbytes=100,
-        tails={},
+        by_path={},
         owners={},
         attached=False,
         kept=10,

@@ -57,7 +57,7 @@ SCRIPT = """
     del cycle
 
     def look(also):
-        with Look(also=also) as view:
+        with Look(wanted=also) as view:
             graph = view.graph
             records = sorted(
                 (record.nbytes, record.owner, in_words(record.path)) for record in view.census().storages
@@ -96,7 +96,7 @@ def look_for(program: Any, containers: Any) -> tuple[bool, list[str]]:
     """Whether all libraries were walked, and the paths of the containers that grew, `containers` asked."""
 
     def look() -> tuple[bool, list[str]]:
-        with Look(also=containers) as view:
+        with Look(wanted=containers) as view:
             graph: HeapGraph = view.graph
             containers.now.add(graph.objects)
             grown = grown_containers(graph, earlier)
@@ -141,7 +141,7 @@ def test_a_wanted_container_of_tensors_is_named_and_not_kept_alive() -> None:
     gc.collect()
     gc.disable()
     try:
-        with Look(also=lambda objects: [TRACE.get()]) as view:
+        with Look(wanted=lambda objects: [TRACE.get()]) as view:
             assert not view.graph.all_libraries
             paths = [in_words(record.path) for record in view.census().storages if record.nbytes == 4052]
         TRACE.get().clear()
@@ -153,7 +153,7 @@ def test_a_wanted_container_of_tensors_is_named_and_not_kept_alive() -> None:
 
 def test_much_that_only_a_library_holds_is_walked_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "kept", [torch.ones(1) for _ in range(300)], raising=False)
-    with Look(also=lambda objects: []) as view:
+    with Look(wanted=lambda objects: []) as view:
         assert view.graph.all_libraries
         assert sum(in_words(record.path) == "json.kept[*]" for record in view.census().storages) == 300
 
@@ -168,7 +168,7 @@ def test_of_many_nodes_a_few_tell_what_holds_all(monkeypatch: pytest.MonkeyPatch
     )  # pytest holds everything in many ways
     monkeypatch.setattr(library_search, "LIMITS", limits)
     monkeypatch.setattr(json, "nodes", nodes(), raising=False)
-    with Look(also=lambda objects: []) as view:
+    with Look(wanted=lambda objects: []) as view:
         assert not view.graph.all_libraries
         paths = [in_words(view.path(position)) for position in view.graph.nodes]
         assert sum(path.startswith("json.nodes[*]") for path in paths) >= 300
@@ -182,7 +182,7 @@ def test_what_a_library_keeps_too_is_not_said_to_be_retained(
     monkeypatch.setattr(json, "also_kept", program["kept"][:1], raising=False)
 
     def details(also: Any) -> dict[str, Any]:
-        with Look(also=also) as view:
+        with Look(wanted=also) as view:
             keys = {in_words(group.anchor): group.key for group in view.census().groups}
             wanted = [keys["train.kept[*]"], keys["train.alone[*]"]]
             found = view.details(wanted, lambda obj: None)

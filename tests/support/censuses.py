@@ -22,7 +22,7 @@ def group(
     device: str = "cpu",
     nodes: int = 0,
     kept: int = 0,
-    tails: Mapping[HolderPath, int] | None = None,
+    by_path: Mapping[HolderPath, int] | None = None,
     witnesses: Iterable[int] = (),
     entries: int = 0,
 ) -> HolderGroup:
@@ -34,16 +34,16 @@ def group(
         token: of the object that holds them; 0: unknown.
         device: where they are.
         nodes, kept: autograd nodes that it keeps alive, and their bytes.
-        tails: bytes by whole path; attached to a graph if a path is not the anchor.
+        by_path: bytes by whole path; attached to a graph if a path is not the anchor.
         witnesses: tokens of some of the storages.
         entries: objects that the anchor names.
     """
     variable = named(name.removesuffix("[*]"))
     anchor = (*variable, ANY_ITEM) if name.endswith("[*]") else variable
-    paths = dict(tails or {anchor: nbytes})
+    paths = dict(by_path or {anchor: nbytes})
     return HolderGroup(
         device=device, anchor=anchor, path=max(paths, key=lambda path: paths[path]), count=count,
-        nbytes=nbytes, tails=paths, owners={"variable": nbytes},
+        nbytes=nbytes, by_path=paths, owners={"variable": nbytes},
         attached=nodes > 0 or any(path != anchor for path in paths),
         holders={token: nbytes} if token else {}, objects=nodes, kept=kept,
         witnesses=frozenset(witnesses), entries=entries,

@@ -52,7 +52,7 @@ def grown(
     )
     group = HolderGroup(
         device=device, anchor=anchor, path=holder, count=sizes[-1].count, nbytes=4 * MIB,
-        tails={holder: 4 * MIB}, owners={owner: 3 * MIB, "variable": MIB}, attached=holder != anchor,
+        by_path={holder: 4 * MIB}, owners={owner: 3 * MIB, "variable": MIB}, attached=holder != anchor,
         known=known or {},
     )  # fmt: skip
     return HolderGrowth(Holding(group, holder, sizes), proof, lengthens=count == 0)

@@ -54,22 +54,22 @@ class Look:
     Args:
         frames: frames that ended, whose variables an exception's traceback keeps alive.
         identities: where groups are to say which objects hold them, so that later censuses can be compared.
-        also: as `HeapWalk` has it, to leave out most of the libraries.
+        wanted: as `HeapWalk` has it, to leave out most of the libraries.
     """
 
     def __init__(
         self,
         frames: Sequence[FrameType] = (),
         identities: Identities | None = None,
-        also: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
+        wanted: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
     ) -> None:
         self._frames = frames
         self._identities = identities
-        self._also = also
+        self._wanted = wanted
 
     def __enter__(self) -> CensusView:
         started = time.perf_counter()
-        self._walk = HeapWalk(self._frames, also=self._also)
+        self._walk = HeapWalk(self._frames, wanted=self._wanted)
         graph = self._walk.__enter__()
         try:
             self._view = CensusView(graph, started, self._identities)
@@ -231,12 +231,12 @@ class CensusView:
             if group is None:
                 group = HolderGroup(
                     device=held.facts.device, anchor=anchor, path=whole, count=0, nbytes=0,
-                    tails={}, owners={}, attached=False,
+                    by_path={}, owners={}, attached=False,
                 )  # fmt: skip
                 groups[held.facts.device, anchor] = group
             group.count += 1
             group.nbytes += nbytes
-            group.tails[whole] = group.tails.get(whole, 0) + nbytes
+            group.by_path[whole] = group.by_path.get(whole, 0) + nbytes
             group.owners[held.owner] = group.owners.get(held.owner, 0) + nbytes
             group.attached = group.attached or path.attached
             if held.known is not None:
@@ -250,7 +250,7 @@ class CensusView:
         if self._identities is not None:
             self._note_holders(groups, self._identities)
         for group in groups.values():
-            group.path = max(group.tails, key=lambda path: group.tails[path])
+            group.path = max(group.by_path, key=lambda path: group.by_path[path])
         return list(groups.values())
 
     def _count_kept(self, groups: dict[GroupKey, HolderGroup]) -> None:
@@ -287,7 +287,7 @@ class CensusView:
         """Make a group for an anchor that holds nodes and no storage."""
         path = (*anchor, PathSegment(SegmentKind.GRAD_FN))
         group = HolderGroup(
-            device="cpu", anchor=anchor, path=path, count=0, nbytes=0, tails={path: 0},
+            device="cpu", anchor=anchor, path=path, count=0, nbytes=0, by_path={path: 0},
             owners={"saved for backward": 0}, attached=True,
         )  # fmt: skip
         groups[group.key] = group

@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, kw_only=True):
         holders: largest first; they sum to all storages of tensors.
         objects, nodes: Python objects and autograd nodes that were walked.
         notes: what is missing or unusual.
-        groups: the largest holders for who compares censuses, without `tails`, if the question was to
+        groups: the largest holders for who compares censuses, without `by_path`, if the question was to
             `follow`: their objects and storages are known by their addresses.
         details: type and bound of their containers, in the same order.
         refused: why there is no census; None when there is one.

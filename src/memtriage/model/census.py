@@ -76,7 +76,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
         path: the whole path of the group's largest kind of storage.
         count: storages in the group.
         nbytes: their bytes.
-        tails: bytes by whole path.
+        by_path: bytes by whole path.
         owners: bytes by owner.
         attached: some of it hangs on the autograd graph.
         known: bytes by entry of the catalogue of known holders, as far as one keeps them.
@@ -100,7 +100,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     path: HolderPath
     count: int
     nbytes: int
-    tails: dict[HolderPath, int]
+    by_path: dict[HolderPath, int]
     owners: dict[str, int]
     attached: bool
     known: dict[str, int] = msgspec.field(default_factory=dict)

@@ -42,7 +42,7 @@ class HeapWalk:
     Args:
         frames: frames that no longer run but whose variables are alive (an exception's traceback).
         budget: when to stop; `walker.BUDGET` where none is given.
-        also: given, only what leads to tensors is walked of the libraries, which are most of a heap. It is
+        wanted: given, only what leads to tensors is walked of the libraries, which are most of a heap. It is
             called with the growable containers that the program's own variables do not reach, and returns
             those to walk in addition; they are left out if too much leads to them. If too much leads to
             tensors, all of the libraries are walked.
@@ -52,11 +52,11 @@ class HeapWalk:
         self,
         frames: Sequence[FrameType] = (),
         budget: CensusBudget | None = None,
-        also: WantedContainers | None = None,
+        wanted: WantedContainers | None = None,
     ) -> None:
         self._frames = frames
         self._budget = budget
-        self._also = also
+        self._wanted = wanted
 
     def __enter__(self) -> HeapGraph:
         self._collects = pause_collector()
@@ -64,7 +64,7 @@ class HeapWalk:
         self._guards.enter_context(undisturbed())
         self._graph = HeapGraph()
         try:
-            _walk_all(HeapWalker(self._graph, self._budget), self._frames, self._also)
+            _walk_all(HeapWalker(self._graph, self._budget), self._frames, self._wanted)
         except BaseException:
             self.__exit__()
             raise
@@ -76,16 +76,16 @@ class HeapWalk:
         resume_collector(self._collects)
 
 
-def _walk_all(walker: HeapWalker, ended: Sequence[FrameType], also: WantedContainers | None) -> None:
+def _walk_all(walker: HeapWalker, ended: Sequence[FrameType], wanted: WantedContainers | None) -> None:
     modules = _module_roots(walker)
     users = {id(module) for _, module in modules if is_user_module(module, walker.origin)}
     program = [(name, module) for name, module in modules if id(module) in users]
     enter_program(walker, program, lambda: _frames(walker, ended))
     libraries = [(name, module) for name, module in modules if id(module) not in users]
     graph = walker.graph
-    if also is not None:
+    if wanted is not None:
         walker.enter_wide()
-        if graph.cut is None and enter_holders_of_tensors(walker, libraries, also):
+        if graph.cut is None and enter_holders_of_tensors(walker, libraries, wanted):
             enter_unrooted(walker)
             return
     enter_libraries(walker, libraries)

@@ -324,11 +324,11 @@ def _groups(reading: RemoteReading) -> list[HolderGroup]:
         if group is None:
             group = groups[record.device, anchor] = HolderGroup(
                 device=record.device, anchor=anchor, path=whole, count=0, nbytes=0,
-                tails={}, owners={}, attached=False,
+                by_path={}, owners={}, attached=False,
             )  # fmt: skip
         group.count += 1
         group.nbytes += record.nbytes
-        group.tails[whole] = group.tails.get(whole, 0) + record.nbytes
+        group.by_path[whole] = group.by_path.get(whole, 0) + record.nbytes
         group.owners[record.owner] = group.owners.get(record.owner, 0) + record.nbytes
         group.attached = group.attached or key in reading.attached
         holding = reading.holdings[key]
@@ -338,7 +338,7 @@ def _groups(reading: RemoteReading) -> list[HolderGroup]:
     for group in groups.values():
         group.entries = len(elements[group.key])
         group.witnesses = frozenset(witnesses[group.key])
-        group.path = max(group.tails, key=lambda path: group.tails[path])
+        group.path = max(group.by_path, key=lambda path: group.by_path[path])
     return sorted(groups.values(), key=lambda group: -group.nbytes)
 
 

@@ -304,7 +304,7 @@ def _asked(job: Attached) -> OutsideCensus | None:
     if answer.refused is not None or not answer.groups:
         return None
     job.ledgers = answer.ledgers
-    groups = [msgspec.structs.replace(group, tails={group.path: group.nbytes}) for group in answer.groups]
+    groups = [msgspec.structs.replace(group, by_path={group.path: group.nbytes}) for group in answer.groups]
     keys = [group.key for group in groups]
     return OutsideCensus(
         groups=groups, storages=[], details=dict(zip(keys, answer.details, strict=True)), at=time.monotonic(),

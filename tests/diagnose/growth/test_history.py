@@ -212,8 +212,8 @@ def test_a_census_within_a_period_hides_no_periodic_growth() -> None:
 def test_a_path_that_grew_most_stands_for_the_holder() -> None:
     saved, context = (*named("losses"), *named("saved")), (*named("losses"), *named("context"))
     history = HolderHistory()
-    history.add(point(3, group("losses", 1100, 4, token=1, tails={saved: 1000, context: 100})))
-    history.add(point(4, group("losses", 2100, 6, token=1, tails={saved: 1050, context: 1050})))
+    history.add(point(3, group("losses", 1100, 4, token=1, by_path={saved: 1000, context: 100})))
+    history.add(point(4, group("losses", 2100, 6, token=1, by_path={saved: 1050, context: 1050})))
     (holding,) = growing(history).values()
     assert holding.path == context
 

@@ -27,14 +27,14 @@ LOSSES = "frame main(): losses[*]"
 
 
 def group(
-    name: str, count: int, nbytes: int, *, device: str = "cpu", tails: dict[HolderPath, int] | None = None
+    name: str, count: int, nbytes: int, *, device: str = "cpu", by_path: dict[HolderPath, int] | None = None
 ) -> HolderGroup:
     anchor = named(name)
-    paths = tails or {anchor: nbytes}
+    paths = by_path or {anchor: nbytes}
     attached = any(path != anchor for path in paths)
     return HolderGroup(
         device=device, anchor=anchor, path=max(paths, key=lambda path: paths[path]), count=count,
-        nbytes=nbytes, tails=paths, owners={"variable": nbytes}, attached=attached,
+        nbytes=nbytes, by_path=paths, owners={"variable": nbytes}, attached=attached,
     )  # fmt: skip
 
 
@@ -86,8 +86,8 @@ def test_fewer_but_larger_storages_are_no_growth() -> None:
 
 def test_the_path_that_grew_most_is_the_holder() -> None:
     saved, context = (*named(LOSSES), *named("saved")), (*named(LOSSES), *named("context"))
-    before = point(1, group(LOSSES, 4, 1100, tails={saved: 1000, context: 100}))
-    after = point(2, group(LOSSES, 6, 1700, tails={saved: 1050, context: 650}))
+    before = point(1, group(LOSSES, 4, 1100, by_path={saved: 1000, context: 100}))
+    after = point(2, group(LOSSES, 6, 1700, by_path={saved: 1050, context: 650}))
     (growth,) = growth_between(before, after)
     assert growth.group.path == saved
     assert growth.path == context
@@ -121,8 +121,8 @@ def test_growth_is_positive_sorted_and_of_the_later_census(
 
 
 def growth(count: int, nbytes: int, distance: int = 4, *, attached: bool = False) -> GroupGrowth:
-    tails = {(*named(LOSSES), *named("node")): nbytes} if attached else None
-    return GroupGrowth(group(LOSSES, 99, nbytes, tails=tails), named(LOSSES), count, nbytes, distance)
+    by_path = {(*named(LOSSES), *named("node")): nbytes} if attached else None
+    return GroupGrowth(group(LOSSES, 99, nbytes, by_path=by_path), named(LOSSES), count, nbytes, distance)
 
 
 @pytest.mark.parametrize(

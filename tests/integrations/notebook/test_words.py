@@ -75,7 +75,7 @@ GROUPS = st.lists(
 def test_no_byte_is_lost_and_no_name_twice(drawn: list[tuple[str, HolderPath, int, int]]) -> None:
     groups = [
         HolderGroup(
-            device=device, anchor=path, path=path, count=count, nbytes=nbytes, tails={path: nbytes},
+            device=device, anchor=path, path=path, count=count, nbytes=nbytes, by_path={path: nbytes},
             owners={"variable": nbytes}, attached=False,
         )
         for device, path, nbytes, count in drawn
@@ -84,7 +84,7 @@ def test_no_byte_is_lost_and_no_name_twice(drawn: list[tuple[str, HolderPath, in
     renamed = census_in_words(census).groups
     assert sum(group.nbytes for group in renamed) == sum(group.nbytes for group in groups)
     assert sum(group.count for group in renamed) == sum(group.count for group in groups)
-    assert all(sum(group.tails.values()) == group.nbytes for group in renamed)
+    assert all(sum(group.by_path.values()) == group.nbytes for group in renamed)
     assert len({group.key for group in renamed}) == len(renamed)
     assert [group.nbytes for group in renamed] == sorted((g.nbytes for g in renamed), reverse=True)
 

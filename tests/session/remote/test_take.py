@@ -25,7 +25,7 @@ def group(nbytes: int, device: str = "cpu") -> HolderGroup:
         path=named(f"kept[{nbytes}]"),
         count=2,
         nbytes=nbytes,
-        tails={},
+        by_path={},
         owners={"variable": nbytes},
         attached=False,
     )

@@ -53,7 +53,7 @@ class Followed:
     def census(self, position: float, lines: dict[tuple[str, int], int] | None = None) -> None:
         self.sites.lines = lines or {}
         compared = self.data.compared()
-        with Look(also=compared.of_libraries) as view:
+        with Look(wanted=compared.of_libraries) as view:
             self.data.add(view, position, compared, self.sites)
 
     def growing(self) -> dict[str, GrowingData]:

@@ -12,7 +12,7 @@ from memtriage.diagnose.growth.trend import GrowthEstimate, estimate, trend_poli
 
 NO_ESTIMATE: Final = GrowthEstimate("too_short")
 CODE: Final = "code"
-WITNESSES: Final = frozenset({"host", "shared", CODE})
+CONFIRMING: Final = frozenset({"host", "shared", CODE})
 """Counters that only speak for or against what others show: the resident set, what of it is shared or mapped,
 and generated code (`observe.generated_code`)."""
 _AS_FAST: Final = 0.5
@@ -23,7 +23,7 @@ class Counter:
     """A counter's readings on one scale, with an estimate that is computed once per reading.
 
     Args:
-        name: `cpu` (malloc's), a device's, or one of `WITNESSES`.
+        name: `cpu` (malloc's), a device's, or one of `CONFIRMING`.
     """
 
     def __init__(self, name: str) -> None:

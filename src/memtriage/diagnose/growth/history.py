@@ -295,7 +295,7 @@ def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
     for group in groups:
         if group.device != "cpu" and group.kept:
             yield msgspec.structs.replace(
-                group, device="cpu", count=0, nbytes=0, tails={group.anchor: 0}, owners={}, known={}
+                group, device="cpu", count=0, nbytes=0, by_path={group.anchor: 0}, owners={}, known={}
             )
 
 
@@ -336,8 +336,8 @@ def _renewed(before: HolderGroup, after: HolderGroup) -> bool:
 
 def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:
     """Return the path whose bytes grew most; of equal ones the one with the most bytes."""
-    tails = {path: (nbytes - before.tails.get(path, 0), nbytes) for path, nbytes in after.tails.items()}
-    return max(tails, key=lambda path: tails[path], default=after.path)
+    rises = {path: (nbytes - before.by_path.get(path, 0), nbytes) for path, nbytes in after.by_path.items()}
+    return max(rises, key=lambda path: rises[path], default=after.path)
 
 
 def _soon(earlier: HeldSize, before: HeldSize, after: HeldSize) -> bool:

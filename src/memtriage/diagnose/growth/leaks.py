@@ -102,8 +102,9 @@ def growth_between(before: CensusPoint, after: CensusPoint) -> list[GroupGrowth]
             continue
         if has(group.anchor, SegmentKind.NOT_SEARCHED):  # two partial censuses leave out different ones
             continue
-        tails = {path: size - (old.tails.get(path, 0) if old else 0) for path, size in group.tails.items()}
-        grew_most = max(tails, key=lambda path: tails[path])
+        before_by_path = {} if old is None else old.by_path
+        rises = {path: size - before_by_path.get(path, 0) for path, size in group.by_path.items()}
+        grew_most = max(rises, key=lambda path: rises[path])
         more = None if old is None else group.entries > old.entries
         grown.append(GroupGrowth(group, grew_most, count, nbytes, distance, after.interrupted, more))
     return sorted(grown, key=lambda growth: -growth.nbytes)

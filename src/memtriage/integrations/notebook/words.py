@@ -78,7 +78,7 @@ def census_in_words(census: Census) -> Census:
             group,
             anchor=cell_path(group.anchor),
             path=cell_path(group.path),
-            tails=_summed({cell_path(path): nbytes} for path, nbytes in group.tails.items()),
+            by_path=_summed({cell_path(path): nbytes} for path, nbytes in group.by_path.items()),
         )
         known = groups.get(own.key)
         groups[own.key] = own if known is None else _together(known, own)
@@ -91,14 +91,14 @@ def census_in_words(census: Census) -> Census:
 
 
 def _together(first: HolderGroup, second: HolderGroup) -> HolderGroup:
-    tails = _summed((first.tails, second.tails))
+    by_path = _summed((first.by_path, second.by_path))
     return HolderGroup(
         device=first.device,
         anchor=first.anchor,
-        path=max(tails, key=lambda path: tails[path]),
+        path=max(by_path, key=lambda path: by_path[path]),
         count=first.count + second.count,
         nbytes=first.nbytes + second.nbytes,
-        tails=tails,
+        by_path=by_path,
         owners=_summed((first.owners, second.owners)),
         attached=first.attached or second.attached,
         known=_summed((first.known, second.known)),

@@ -70,7 +70,7 @@ def _to_follow(view: CensusView, census: Census) -> tuple[list[HolderGroup], lis
     """Return the largest groups without what cannot be sent, and details of them."""
     largest = sorted(census.groups, key=lambda group: -(group.nbytes + group.kept))[:MOST_HOLDERS]
     details = view.details([group.key for group in largest], lambda tensor: None, alone=())
-    sent = [msgspec.structs.replace(group, tails={}) for group in largest]
+    sent = [msgspec.structs.replace(group, by_path={}) for group in largest]
     return sent, [details.get(group.key, GroupDetail()) for group in largest]
 
 

@@ -202,7 +202,7 @@ class Investigator:
             also: called while the view is valid.
             frames: given when memory has just run out: the frames of the error (empty inside the failing
                 allocation, whose frames still run). Nothing is read from the device then.
-            wanted: which containers of libraries to find, the `also` of `HeapWalk`; None to walk all of the
+            wanted: which containers of libraries to find, as `HeapWalk` has it; None to walk all of the
                 libraries.
         """
         # Of workers' data sets all containers count, and only an evaluation stack may lead to their loader.

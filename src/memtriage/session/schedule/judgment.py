@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from memtriage.diagnose.causes import memory_of, one_a_cause, rate_of, with_native_part
-from memtriage.diagnose.growth.counter import WITNESSES, Counter
+from memtriage.diagnose.growth.counter import CONFIRMING, Counter
 from memtriage.diagnose.growth.holders import HolderGrowth, waits_for_collector
 from memtriage.diagnose.growth.judged import NO_COUNTER, judge_counter, with_limit
 from memtriage.diagnose.growth.trend import GrowthEstimate
@@ -80,7 +80,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
     facts_by_path = {path: facts for finding, facts in held if (path := finding.holder_path) is not None}
     leaks = one_a_cause(findings, facts_by_path)
     for counter, estimate in sorted(evidence.estimates.items()):
-        if counter in WITNESSES or main.names_all(counter) or _ends_by_itself(main, counter, estimate):
+        if counter in CONFIRMING or main.names_all(counter) or _ends_by_itself(main, counter, estimate):
             continue
         since = estimate.onset or 0.0
         contradicts = main.counters.contradicts("host", POLICY.resident * estimate.rate, since)

@@ -11,7 +11,7 @@ from typing import Final
 from memtriage.account.census import CensusView
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth.census_plan import PLANS, affordable, next_census
-from memtriage.diagnose.growth.counter import CODE, NO_ESTIMATE, WITNESSES, Counter, Counters
+from memtriage.diagnose.growth.counter import CODE, CONFIRMING, NO_ESTIMATE, Counter, Counters
 from memtriage.diagnose.growth.holders import (
     DataGrowth,
     HolderGrowth,
@@ -217,7 +217,7 @@ class ScaleScheduler:
         if self.scale == "second" and any(
             self._pauses.made_up_for(counter.track.points())
             for name, counter in self.counters.items()
-            if name not in WITNESSES
+            if name not in CONFIRMING
         ):
             self._include_pauses()
 
@@ -395,7 +395,7 @@ class ScaleScheduler:
         for name, counter in self.counters.items():
             estimate = counter.estimate()
             known = sum(rate for device, rate in proven if device == name)
-            grows = estimate.state in ("growing", "undecided") and name not in WITNESSES
+            grows = estimate.state in ("growing", "undecided") and name not in CONFIRMING
             if grows and known < SUSPICION.explained * estimate.rate:
                 yield estimate
         resident = self._estimate("host")

@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Final
 
 from memtriage.account.census import CensusView
-from memtriage.diagnose.growth.counter import CODE, WITNESSES
+from memtriage.diagnose.growth.counter import CODE, CONFIRMING
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.model.position import TrainingPosition
 from memtriage.session.schedule.investigation import Investigator
@@ -65,7 +65,7 @@ class CensusScheduler:
     def growing(self) -> dict[str, float]:
         """Return by device how many bytes per step (backward, second) its counter grows so far."""
         estimates = {
-            name: counter.estimate() for name, counter in self.main.counters.items() if name not in WITNESSES
+            name: counter.estimate() for name, counter in self.main.counters.items() if name not in CONFIRMING
         }
         return {
             name: estimate.rate if estimate.state == "growing" else 0.0
