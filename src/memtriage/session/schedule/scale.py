@@ -92,11 +92,11 @@ class ScaleScheduler:
         # Places on the scale: of the first mark and the latest, and how far apart the last two were.
         self._began = self._now = 0.0
         self._spacing = 1.0
-        # When to act next: estimate from so many marks on, take a census from that place on.
+        # When to act next: estimate from so many marks on, take a census from that position on.
         self._estimate_at = float(self._plan.first)
         self._census_due = float(self._plan.first)
         self._not_before = 0.0
-        # The suspicion, the place of its onset, and from where on its censuses count as those of a proof.
+        # The suspicion, the position of its onset, and from where on its censuses count as those of a proof.
         # Open is what only more censuses can settle: a suspicion, or a proof that no counter confirms.
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
@@ -231,7 +231,7 @@ class ScaleScheduler:
         self._onset = None if self._onset is None else to(self._onset)
 
     def _on_scale(self, position: TrainingPosition) -> float:
-        """Return the place on this scale. Time is without what censuses took."""
+        """Return where training stands on this scale. Time is without what censuses took."""
         if self.scale == "second":
             return position.time_s - self._paused_s
         return position.backwards if self.scale == "microbatch" else position.step
@@ -269,7 +269,7 @@ class ScaleScheduler:
         return at_counters_rate(growing, self.counters)
 
     def fills_with_code(self, since: float) -> bool:
-        """Return whether malloc's counter rises, since a place, because a cache of generated code fills."""
+        """Return whether malloc's counter rises since a position because a cache of generated code fills."""
         memory, code = self.counters.get("cpu"), self.counters.get(CODE)
         return (
             memory is not None
@@ -293,28 +293,28 @@ class ScaleScheduler:
         Where it rose after them, or between them far less than at other times, what they do not show may have
         a holder.
         """
-        since, places = self._counts_since(name), [place for place, _ in self.investigation.totals]
-        if not places or name not in self.counters:
+        since, positions = self._counts_since(name), [at for at, _ in self.investigation.totals]
+        if not positions or name not in self.counters:
             return True
-        first = max((place for place in places if place < since), default=since)
-        return self.counters.rose(name, self._estimate(name).rate, first, places[-1])
+        first = max((at for at in positions if at < since), default=since)
+        return self.counters.rose(name, self._estimate(name).rate, first, positions[-1])
 
     def harmless_rate(self, name: str) -> float:
         """Return the rate at which bounded containers, logs and larger content grew while a counter did."""
         return self.investigation.harmless_rate(name, self._counts_since(name))
 
     def _counts_since(self, name: str) -> float:
-        """Return the place from which censuses count for the growth of a counter: its onset.
+        """Return the position from which censuses count for the growth of a counter: its onset.
 
         That is an estimate. Where fewer than two censuses follow it, earlier ones count if the counter rose
         as fast then.
         """
         estimate, investigation = self._estimate(name), self.investigation
         onset = estimate.onset or 0.0
-        places = [place for place, _ in investigation.totals]
-        if not places or name not in self.counters or investigation.held_rate(name, onset) is not None:
+        positions = [at for at, _ in investigation.totals]
+        if not positions or name not in self.counters or investigation.held_rate(name, onset) is not None:
             return onset
-        return 0.0 if self.counters[name].rose(estimate.rate, places[0], places[-1]) else onset
+        return 0.0 if self.counters[name].rose(estimate.rate, positions[0], positions[-1]) else onset
 
     def names_all(self, name: str) -> bool:
         """Return whether all that a counter rose by, from census to census since its onset, has a holder.
@@ -324,7 +324,7 @@ class ScaleScheduler:
         """
         counter, investigation = self.counters[name], self.investigation
         onset = counter.estimate().onset or 0.0
-        held = [(place, totals.get(name, 0)) for place, totals in investigation.totals if place >= onset]
+        held = [(at, totals.get(name, 0)) for at, totals in investigation.totals if at >= onset]
         if len(held) <= SUSPICION.named_over:
             return False
         rise = counter.rise(held[0][0], held[-1][0])
@@ -361,7 +361,7 @@ class ScaleScheduler:
         self._census_due = max(self._not_before, due)
 
     def _is_old(self, since: float) -> bool:
-        """Return whether a proof, by growth since a place, says nothing about the end of the run by now."""
+        """Return whether a proof by growth since a position says nothing about the end of the run by now."""
         last = self.investigation.taken[-1]
         return self._now - last > self._proof.ages * (last - since)
 
@@ -415,7 +415,7 @@ class ScaleScheduler:
 
     def _named_nothing(self) -> bool:
         taken = self.investigation.taken
-        return sum(place >= (self._onset or 0.0) for place in taken) > 1 and self.investigation.names_nothing
+        return sum(at >= (self._onset or 0.0) for at in taken) > 1 and self.investigation.names_nothing
 
     def _affordable(self, elapsed_s: float) -> bool:
         return affordable(
