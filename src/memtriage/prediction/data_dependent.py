@@ -129,17 +129,24 @@ def _repeat_interleave(context: Context, func: Any, args: tuple[Any, ...], kwarg
 def _bincount(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = _known(context, args[0])
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-    if known is not None and (len(args) < 2 or args[1] is None):
-        counts = torch.bincount(known, minlength=least)
-        result = _make(context, func, counts.shape, counts.dtype)
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    dtype = torch.int64
+    if weights is not None:  # SummaryOps.cu
+        dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
+    if known is None:
+        size = max(least, NUMBER)
+        context.notes.assume(f"unknown numbers that are counted are taken as less than {size}")
+        return _make(context, func, (size,), dtype)
+    counts = torch.bincount(known, minlength=least)
+    result = _make(context, func, counts.shape, dtype)
+    if weights is None:
         context.values.note(result, counts)
-        return result
-    return _make(context, func, (max(least, NUMBER),), torch.int64)
+    return result
 
 
 def _ctc_loss(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`_ctc_loss` (LossCTC.cu): a loss a sample, and alpha for twice the longest target and one more."""
-    steps, batch, _ = args[0].shape if args[0].dim() == 3 else (args[0].shape[0], 1, 0)
+    steps, batch, _ = args[0].shape  # C++ makes a batch of a single target
     lengths = args[3]
     if isinstance(lengths, torch.Tensor):
         known = _known(context, lengths)
