@@ -1,0 +1,586 @@
+"""Operators that C++ breaks up by device allocate what they allocate on CUDA."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from support.traced import traced
+
+HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
+SMALL = (2, 4, 16, 64)
+
+
+def attend(dtype=HALF, query=SMALL, key=None, value=None, mask=None, needs_grad=(), **options):
+    """Run attention on the device; returns shape, strides and type of what comes out."""
+
+    def run(device):
+        inputs = [torch.empty(shape, device=device, dtype=dtype) for shape in (query, key or query)]
+        inputs.append(torch.empty(value or key or query, device=device, dtype=dtype))
+        given = None
+        if mask is not None:
+            make = torch.empty if len(mask) == 2 else torch.empty_strided
+            shape, kind, *strides = mask
+            given = make(shape, *strides, device=device, dtype=kind)
+        for number in needs_grad:
+            [*inputs, given][number].requires_grad_()
+        result = functional.scaled_dot_product_attention(*inputs, given, **options)
+        if needs_grad:
+            result.sum().backward()
+        return tuple(result.shape), result.stride(), result.dtype
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arguments", "expected"),
+    [
+        pytest.param(
+            "h200",
+            {},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.bfloat16),
+                "empty 16384, empty 16384, empty 16384, _scaled_dot_product_cudnn_attention 16384, "
+                "_scaled_dot_product_cudnn_attention 512, _scaled_dot_product_cudnn_attention 8, "
+                "_scaled_dot_product_cudnn_attention 8",
+                66064,
+                ["attention (bfloat16, head size 64) is run by cuDNN attention"],
+            ),
+            id="cudnn",
+        ),
+        pytest.param(
+            "h200",
+            {"needs_grad": (2,), "is_causal": True},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.bfloat16),
+                "empty 16384, empty 16384, empty 16384, _scaled_dot_product_cudnn_attention 16384, "
+                "_scaled_dot_product_cudnn_attention 512, _scaled_dot_product_cudnn_attention 8, "
+                "_scaled_dot_product_cudnn_attention 8, sum 2, ones_like 2, "
+                "_scaled_dot_product_cudnn_attention_backward 16384, "
+                "_scaled_dot_product_cudnn_attention_backward 16384, "
+                "_scaled_dot_product_cudnn_attention_backward 16384, "
+                "_scaled_dot_product_cudnn_attention_backward 33280 workspace",
+                148500,
+                ["attention (bfloat16, head size 64) is run by cuDNN attention"],
+            ),
+            id="cudnn, with gradients",
+        ),
+        pytest.param(
+            "h200",
+            {"mask": ((16, 16), torch.bool)},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.bfloat16),
+                "empty 16384, empty 16384, empty 16384, empty 256, full 2, scalar_tensor 2, where 512, "
+                "_scaled_dot_product_cudnn_attention 16384, _scaled_dot_product_cudnn_attention 512, "
+                "_scaled_dot_product_cudnn_attention 8, _scaled_dot_product_cudnn_attention 8",
+                66832,
+                ["attention (bfloat16, head size 64, with a mask) is run by cuDNN attention"],
+            ),
+            id="cudnn, a mask of conditions",
+        ),
+        pytest.param(
+            "h200",
+            {"mask": ((2, 1, 16, 16), HALF)},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.bfloat16),
+                "empty 16384, empty 16384, empty 16384, empty 1024, _scaled_dot_product_cudnn_attention "
+                "16384, _scaled_dot_product_cudnn_attention 512, _scaled_dot_product_cudnn_attention 8, "
+                "_scaled_dot_product_cudnn_attention 8",
+                67088,
+                ["attention (bfloat16, head size 64, with a mask) is run by cuDNN attention"],
+            ),
+            id="cudnn, a mask to add",
+        ),
+        pytest.param(
+            "a100",
+            {"dropout_p": 0.1},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.bfloat16),
+                "empty 16384, empty 16384, empty 16384, _scaled_dot_product_flash_attention 16384, "
+                "_scaled_dot_product_flash_attention 512, _scaled_dot_product_flash_attention 16, "
+                "_scaled_dot_product_flash_attention 8",
+                66072,
+                ["attention (bfloat16, head size 64) is run by flash attention"],
+            ),
+            id="flash",
+        ),
+        pytest.param(
+            "a100",
+            {"needs_grad": (0,)},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.bfloat16),
+                "empty 16384, empty 16384, empty 16384, _scaled_dot_product_flash_attention 16384, "
+                "_scaled_dot_product_flash_attention 512, _scaled_dot_product_flash_attention 16, "
+                "_scaled_dot_product_flash_attention 8, sum 2, ones_like 2, "
+                "_scaled_dot_product_flash_attention_backward 16384, "
+                "_scaled_dot_product_flash_attention_backward 16384, "
+                "_scaled_dot_product_flash_attention_backward 16384, "
+                "_scaled_dot_product_flash_attention_backward 4096 workspace, "
+                "_scaled_dot_product_flash_attention_backward 262144 workspace",
+                381468,
+                ["attention (bfloat16, head size 64) is run by flash attention"],
+            ),
+            id="flash, with gradients",
+        ),
+        pytest.param(
+            "h200",
+            {"dtype": DOUBLE, "mask": ((16, 16), DOUBLE), "needs_grad": (3,)},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.float64),
+                "empty 65536, empty 65536, empty 65536, empty 2048, mul 65536, mul 65536, bmm 16384, "
+                "cublas 33554432 workspace, _safe_softmax 16384, _safe_softmax 2048 workspace, "
+                "_safe_softmax 128 workspace, _safe_softmax 8 workspace, bmm 65536, sum 8, ones_like 8, "
+                "bmm 16384, cublas 33554432 workspace, bmm 65536 workspace, _softmax_backward_data "
+                "16384, _softmax_backward_data 16384 workspace, sum 2048",
+                67471376,
+                ["attention (float64, head size 64, with a mask) is run by math"],
+            ),
+            id="a mask that learns",
+        ),
+        pytest.param(
+            "a100",
+            {"query": (2, 4, 16, 60), "needs_grad": (0,)},
+            (
+                ((2, 4, 16, 60), (4096, 1024, 64, 1), torch.bfloat16),
+                "empty 15360, empty 15360, empty 15360, constant_pad_nd 16384, constant_pad_nd 16384, "
+                "constant_pad_nd 16384, _scaled_dot_product_flash_attention 16384, "
+                "_scaled_dot_product_flash_attention 512, _scaled_dot_product_flash_attention 16, "
+                "_scaled_dot_product_flash_attention 8, sum 2, ones_like 2, slice_backward 16384, "
+                "_scaled_dot_product_flash_attention_backward 16384, "
+                "_scaled_dot_product_flash_attention_backward 16384, "
+                "_scaled_dot_product_flash_attention_backward 16384, "
+                "_scaled_dot_product_flash_attention_backward 4096 workspace, "
+                "_scaled_dot_product_flash_attention_backward 262144 workspace, constant_pad_nd 15360",
+                443932,
+                ["attention (bfloat16, head size 60) is run by flash attention"],
+            ),
+            id="flash, padded",
+        ),
+        pytest.param(
+            "a100",
+            {"query": (2, 4, 16, 60), "scale": 2.0},
+            (
+                ((2, 4, 16, 60), (4096, 1024, 64, 1), torch.bfloat16),
+                "empty 15360, empty 15360, empty 15360, constant_pad_nd 16384, constant_pad_nd 16384, "
+                "constant_pad_nd 16384, _scaled_dot_product_flash_attention 16384, "
+                "_scaled_dot_product_flash_attention 512, _scaled_dot_product_flash_attention 16, "
+                "_scaled_dot_product_flash_attention 8",
+                112152,
+                ["attention (bfloat16, head size 60) is run by flash attention"],
+            ),
+            id="flash, scaled",
+        ),
+        pytest.param(
+            "h200",
+            {"dtype": SINGLE},
+            (
+                ((2, 4, 16, 64), (4096, 64, 256, 1), torch.float32),
+                "empty 32768, empty 32768, empty 32768, _scaled_dot_product_efficient_attention 32768, "
+                "_scaled_dot_product_efficient_attention 8, _scaled_dot_product_efficient_attention 8",
+                131088,
+                ["attention (float32, head size 64) is run by memory-efficient attention"],
+            ),
+            id="efficient",
+        ),
+        pytest.param(
+            "h200",
+            {"dtype": SINGLE, "needs_grad": (1,)},
+            (
+                ((2, 4, 16, 64), (4096, 64, 256, 1), torch.float32),
+                "empty 32768, empty 32768, empty 32768, _scaled_dot_product_efficient_attention 32768, "
+                "_scaled_dot_product_efficient_attention 1024, _scaled_dot_product_efficient_attention "
+                "8, _scaled_dot_product_efficient_attention 8, sum 4, ones_like 4, "
+                "_scaled_dot_product_efficient_attention_backward 32768, "
+                "_scaled_dot_product_efficient_attention_backward 32768, "
+                "_scaled_dot_product_efficient_attention_backward 32768, "
+                "_scaled_dot_product_efficient_attention_backward 32768 workspace, "
+                "_scaled_dot_product_efficient_attention_backward 512 workspace, new_empty_strided "
+                "32768",
+                263704,
+                ["attention (float32, head size 64) is run by memory-efficient attention"],
+            ),
+            id="efficient, with gradients",
+        ),
+        pytest.param(
+            "a100",
+            {"mask": ((1, 1, 16, 16), HALF)},
+            (
+                ((2, 4, 16, 64), (4096, 64, 256, 1), torch.bfloat16),
+                "empty 16384, empty 16384, empty 16384, empty 512, "
+                "_scaled_dot_product_efficient_attention 16384, _scaled_dot_product_efficient_attention "
+                "8, _scaled_dot_product_efficient_attention 8",
+                66064,
+                ["attention (bfloat16, head size 64, with a mask) is run by memory-efficient attention"],
+            ),
+            id="efficient, an aligned mask",
+        ),
+        pytest.param(
+            "a100",
+            {"query": (2, 4, 20, 64), "mask": ((20, 20), torch.bool)},
+            (
+                ((2, 4, 20, 64), (5120, 64, 256, 1), torch.bfloat16),
+                "empty 20480, empty 20480, empty 20480, empty 400, full 2, scalar_tensor 2, where 800, "
+                "constant_pad_nd 1280, _scaled_dot_product_efficient_attention 20480, "
+                "_scaled_dot_product_efficient_attention 8, _scaled_dot_product_efficient_attention 8",
+                83616,
+                ["attention (bfloat16, head size 64, with a mask) is run by memory-efficient attention"],
+            ),
+            id="efficient, a mask that is padded",
+        ),
+        pytest.param(
+            "a100",
+            {"query": (2, 4, 16, 64), "mask": ((4, 16, 16), HALF, (264, 16, 1))},
+            (
+                ((2, 4, 16, 64), (4096, 64, 256, 1), torch.bfloat16),
+                "empty 16384, empty 16384, empty 16384, empty_strided 2096, constant_pad_nd 4096, "
+                "_scaled_dot_product_efficient_attention 16384, _scaled_dot_product_efficient_attention "
+                "8, _scaled_dot_product_efficient_attention 8",
+                71744,
+                ["attention (bfloat16, head size 64, with a mask) is run by memory-efficient attention"],
+            ),
+            id="efficient, heads of the mask that are not aligned",
+        ),
+        pytest.param(
+            "v100",
+            {"dtype": HALF, "query": (2, 4, 3, 8), "scale": -4.0},
+            (
+                ((2, 4, 3, 8), (96, 24, 8, 1), torch.bfloat16),
+                "empty 384, empty 384, empty 384, _to_copy 768, _to_copy 768, _to_copy 768, mul 768, "
+                "mul 768, bmm 288, cublas 8519680 workspace, _safe_softmax 288, _safe_softmax 72 "
+                "workspace, _safe_softmax 24 workspace, _safe_softmax 4 workspace, _to_copy 144, bmm "
+                "768, _to_copy 384",
+                8525008,
+                ["attention (bfloat16, head size 8) is run by math"],
+            ),
+            id="in single precision",
+        ),
+        pytest.param(
+            "h200",
+            {"dtype": DOUBLE, "is_causal": True, "key": (2, 4, 8, 64)},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.float64),
+                "empty 65536, empty 32768, empty 32768, mul 65536, ones 128, tril 128, full 8, "
+                "scalar_tensor 8, where 1024, mul 32768, bmm 8192, cublas 33554432 workspace, "
+                "_safe_softmax 8192, _safe_softmax 1024 workspace, _safe_softmax 128 workspace, "
+                "_safe_softmax 8 workspace, bmm 65536",
+                33833984,
+                ["attention (float64, head size 64) is run by math"],
+            ),
+            id="causal",
+        ),
+        pytest.param(
+            "h200",
+            {"dtype": DOUBLE, "dropout_p": 0.1},
+            (
+                ((2, 4, 16, 64), (4096, 1024, 64, 1), torch.float64),
+                "empty 65536, empty 65536, empty 65536, mul 65536, mul 65536, bmm 16384, cublas "
+                "33554432 workspace, _safe_softmax 16384, _safe_softmax 2048 workspace, _safe_softmax "
+                "128 workspace, _safe_softmax 8 workspace, native_dropout 2048, native_dropout 16384, "
+                "bmm 65536",
+                33914880,
+                ["attention (float64, head size 64) is run by math"],
+            ),
+            id="with dropout",
+        ),
+        pytest.param(
+            "v100",
+            {"query": (1, 6, 16, 8), "key": (1, 2, 5, 8), "value": (1, 2, 5, 24), "enable_gqa": True}
+            | {"mask": ((16, 5), torch.bool), "needs_grad": (0,)},
+            (
+                ((1, 6, 16, 24), (2304, 384, 24, 1), torch.bfloat16),
+                "empty 1536, empty 160, empty 480, empty 80, full 2, scalar_tensor 2, where 160, "
+                "_to_copy 3072, _to_copy 320, _to_copy 960, mul 3072, clone 960, clone 2880, mul 960, "
+                "bmm 1920, cublas 8519680 workspace, _safe_softmax 1920, _safe_softmax 480 workspace, "
+                "_safe_softmax 96 workspace, _safe_softmax 4 workspace, _to_copy 960, bmm 9216, "
+                "_to_copy 4608, sum 2, ones_like 2, _to_copy 9216, bmm 1920, cublas 8519680 workspace, "
+                "_softmax_backward_data 1920, _softmax_backward_data 1920 workspace, bmm 3072, mul "
+                "3072, _to_copy 1536",
+                17063124,
+                ["attention (bfloat16, head size 8, with a mask) is run by math"],
+            ),
+            id="heads in groups",
+        ),
+    ],
+)
+def test_attention_allocates_what_its_kernel_needs(gpu, arguments, expected):
+    run = traced(attend(**arguments), gpu)
+    assert (run.answer, run.made, run.most, run.notes) == expected
+
+
+@pytest.mark.parametrize(
+    ("allowed", "first", "kernel"),
+    [
+        ([SDPBackend.MATH], False, "math"),
+        ([SDPBackend.EFFICIENT_ATTENTION], False, "memory-efficient attention"),
+        ([SDPBackend.FLASH_ATTENTION], False, "flash attention"),
+        ([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], False, "cuDNN attention"),
+        ([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], False, "flash attention"),
+        ([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], True, "flash attention"),
+        ([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], True, "memory-efficient attention"),
+        ([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], True, "cuDNN attention"),
+        ([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], True, "math"),
+    ],
+    ids=str,
+)
+def test_the_program_chooses_among_kernels(allowed, first, kernel):
+    def run(device):
+        with sdpa_kernel(allowed, set_priority=first):
+            return attend()(device)
+
+    assert traced(run).notes == [f"attention (bfloat16, head size 64) is run by {kernel}"]
+
+
+def test_a_deterministic_program_leaves_cudnn_out():
+    def run(device):
+        torch.use_deterministic_algorithms(True)
+        try:
+            return attend()(device)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    assert traced(run).notes == ["attention (bfloat16, head size 64) is run by flash attention"]
+
+
+def test_half_precision_is_kept_where_the_program_allows_it():
+    def run(device):
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
+            return attend()(device)
+        finally:
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+
+    assert traced(run, "v100").made == (
+        "empty 16384, empty 16384, empty 16384, mul 16384, mul 16384, bmm 4096, cublas 8519680 "
+        "workspace, _safe_softmax 4096, _safe_softmax 2048 workspace, _safe_softmax 128 "
+        "workspace, _safe_softmax 2 workspace, bmm 16384"
+    )
+
+
+def normalized(kind=torch.float32, weight=torch.float32, backward=False):
+    def run(device):
+        rows = torch.empty(4, 8, device=device, dtype=kind, requires_grad=True)
+        scale = None if weight is None else torch.empty(8, device=device, dtype=weight, requires_grad=True)
+        result = functional.rms_norm(rows, (8,), scale)
+        if backward:
+            result.sum().backward()
+            return rows.grad.dtype, None if scale is None else scale.grad.shape
+        return result.dtype
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments", "expected"),
+    [
+        (
+            (2, 9),
+            (HALF, HALF, True),
+            (
+                (torch.bfloat16, torch.Size([8])),
+                "empty 64, empty 16, _fused_rms_norm 64, _fused_rms_norm 16, sum 2, ones_like 2, "
+                "_fused_rms_norm_backward 64, _fused_rms_norm_backward 16",
+            ),
+        ),
+        (
+            (2, 9),
+            (SINGLE, None, True),
+            (
+                (torch.float32, None),
+                "empty 128, _fused_rms_norm 128, _fused_rms_norm 16, sum 4, ones_like 4, "
+                "_fused_rms_norm_backward 128",
+            ),
+        ),
+        (
+            (2, 9),
+            (HALF, SINGLE),
+            (
+                torch.bfloat16,
+                "empty 64, empty 32, _to_copy 128, pow 128, mean 16, rsqrt 16, mul 128, mul 128, _to_copy 64",
+            ),
+        ),
+        (
+            (2, 8),
+            (SINGLE, SINGLE),
+            (torch.float32, "empty 128, empty 32, pow 128, mean 16, rsqrt 16, mul 128, mul 128"),
+        ),
+        (
+            (2, 9),
+            (torch.complex64, None),
+            (torch.complex64, "empty 256, pow 256, mean 32, rsqrt 32, mul 256"),
+        ),
+    ],
+    ids=["fused", "without a weight", "mixed", "before it was fused", "complex"],
+)
+def test_rms_norm_is_fused_where_the_weight_has_the_type_of_the_input(version, arguments, expected):
+    run = traced(normalized(*arguments), version=version)
+    assert (run.answer, run.made) == expected
+
+
+def test_a_frozen_weight_of_rms_norm_gets_no_gradient():
+    def run(device):
+        rows = torch.empty(4, 8, device=device, requires_grad=True)
+        functional.rms_norm(rows, (8,), torch.empty(8, device=device)).sum().backward()
+
+    assert traced(run).made == (
+        "empty 128, empty 32, _fused_rms_norm 128, _fused_rms_norm 16, sum 4, ones_like 4, "
+        "_fused_rms_norm_backward 128"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "p", "train", "expected"),
+    [
+        (64, 0.5, True, (False, "empty 256, native_dropout 64, native_dropout 256")),
+        (64, 0.0, True, (True, "empty 256")),
+        (64, 1.0, True, (False, "empty 256, zeros 4, mul 256")),
+        (64, 0.5, False, (True, "empty 256")),
+        (0, 0.5, True, (True, "")),
+        (0, 1.0, True, (True, "")),
+    ],
+)
+def test_dropout_keeps_a_mask_where_it_draws_one(count, p, train, expected):
+    def run(device):
+        rows = torch.empty(count, device=device)
+        return torch.dropout(rows, p, train) is rows
+
+    run = traced(run)
+    assert (run.answer, run.made) == expected
+
+
+def normalize_batch(shape=(2, 8, 4, 4), kind=torch.float32, norm=None, train=True):
+    def run(device):
+        layer = (norm or (lambda: nn.BatchNorm2d(8)))().to(device).train(train)
+        rows = torch.empty(shape, device=device, dtype=kind, requires_grad=True)
+        return layer(rows).dtype
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cudnn"),
+    [
+        ({}, True),
+        ({"kind": torch.float16}, True),
+        ({"kind": torch.bfloat16}, True),
+        ({"kind": torch.float64, "norm": lambda: nn.BatchNorm2d(8, dtype=torch.float64)}, False),
+        ({"train": False}, False),
+        ({"norm": lambda: nn.BatchNorm2d(8, affine=False)}, False),
+        ({"norm": lambda: nn.BatchNorm2d(8, track_running_stats=False)}, False),
+        ({"norm": lambda: nn.BatchNorm1d(8), "shape": (4, 8)}, True),
+        ({"norm": lambda: nn.BatchNorm3d(8), "shape": (1, 8, 2, 2, 2)}, True),
+        ({"norm": lambda: nn.BatchNorm1d(8), "shape": (880801, 8)}, True),
+        ({"norm": lambda: nn.BatchNorm1d(8), "shape": (880802, 8)}, False),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else str(value),
+)
+def test_cudnn_normalizes_batches_in_training(arguments, cudnn):
+    made = traced(normalize_batch(**arguments)).made
+    assert ("cudnn_batch_norm" in made, "native_batch_norm" in made) == (cudnn, not cudnn)
+
+
+@pytest.mark.parametrize(
+    ("missing", "shape", "kinds"),
+    [
+        (0, (2, 8, 2, 2), (SINGLE, SINGLE)),
+        (1, (2, 8, 2, 2), (SINGLE, SINGLE)),
+        (2, (2, 8, 2, 2), (SINGLE, SINGLE)),
+        (3, (2, 8, 2, 2), (SINGLE, SINGLE)),
+        (None, (2, 8, 1, 1, 1, 1), (SINGLE, SINGLE)),
+        (None, (2, 8, 2, 2), (SINGLE, HALF)),
+        (None, (2, 8, 2, 2), (HALF, HALF)),
+    ],
+)
+def test_cudnn_refuses_other_batch_norms(missing, shape, kinds):
+    def run(device):
+        tensors = [
+            None
+            if number == missing
+            else torch.empty(8, device=device, dtype=(*kinds, SINGLE, SINGLE)[number])
+            for number in range(4)
+        ]
+        torch.batch_norm(torch.empty(shape, device=device), *tensors, True, 0.1, 1e-5, True)
+
+    assert "native_batch_norm" in traced(run).made
+
+
+def test_a_program_may_switch_cudnn_off():
+    def run(device):
+        before = torch.backends.cudnn.enabled
+        torch.backends.cudnn.enabled = False
+        try:
+            return normalize_batch()(device)
+        finally:
+            torch.backends.cudnn.enabled = before
+
+    assert traced(run).made == (
+        "_to_copy 32, _to_copy 32, _to_copy 32, _to_copy 32, _to_copy 8, empty 1024, "
+        "native_batch_norm 1024, native_batch_norm 32, native_batch_norm 32"
+    )
+
+
+def recurrent(layer):
+    def run(device):
+        made = layer().to(device)
+        output, state = made(torch.empty(3, 2, 4, device=device))
+        states = state if isinstance(state, tuple) else (state,)
+        return tuple(output.shape), [tuple(each.shape) for each in states]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (lambda: nn.LSTM(4, 8, 2), ((3, 2, 8), [(2, 2, 8), (2, 2, 8)])),
+        (lambda: nn.GRU(4, 8, bidirectional=True), ((3, 2, 16), [(2, 2, 8)])),
+        (lambda: nn.RNN(4, 8), ((3, 2, 8), [(1, 2, 8)])),
+        (lambda: nn.RNN(4, 8, nonlinearity="relu"), ((3, 2, 8), [(1, 2, 8)])),
+    ],
+    ids=["lstm", "gru", "tanh", "relu"],
+)
+def test_recurrent_layers_are_run_cell_by_cell(layer, expected):
+    run = traced(recurrent(layer))
+    assert run.answer == expected
+    assert run.notes == [
+        "recurrent layers are traced cell by cell: what cuDNN keeps for backward is not known"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (functional.silu, "empty 256, silu 256, sum 4, ones_like 4, silu_backward 256"),
+        (functional.mish, "empty 256, mish 256, sum 4, ones_like 4, mish_backward 256"),
+        (lambda rows: rows.isinf(), "empty 256, isinf 64"),
+        (
+            lambda rows: torch.native_channel_shuffle(rows.view(1, 4, 4, 4), 2),
+            "empty 256, native_channel_shuffle 256",
+        ),
+    ],
+    ids=["silu", "mish", "isinf", "channel shuffle"],
+)
+def test_kernels_of_cuda_are_run_whole(function, expected):
+    def run(device):
+        rows = torch.empty(64, device=device, requires_grad=True)
+        result = function(rows)
+        if result.requires_grad:
+            result.sum().backward()
+
+    assert traced(run).made == expected
+
+
+def test_the_parts_of_a_sharded_tensor_are_normalized_whole():
+    def run(device):
+        mesh = init_device_mesh(device.type, (2,))
+        rows = DTensor.from_local(torch.empty(4, 8, device=device), mesh, [Shard(0)])
+        on_host = DTensor.from_local(torch.empty(1 << 20, 8), init_device_mesh("cpu", (2,)), [Shard(0)])
+        return [type(functional.rms_norm(each, (8,))) for each in (rows, on_host)]
+
+    run = traced(run, world_size=2)
+    assert (run.answer, run.made) == (
+        [DTensor, DTensor],
+        "empty 128, _fused_rms_norm 128, _fused_rms_norm 16",
+    )
