@@ -12,10 +12,12 @@ from __future__ import annotations
 import builtins
 import errno
 import functools
+import importlib
 import importlib.util
 import io
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -28,6 +30,8 @@ _LOOK: Final = ("stat", "access", "statvfs", "getxattr", "listxattr", "chdir")
 _LOOK_AT_LINK: Final = ("lstat", "readlink")
 _CHANGE: Final = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
 _CHANGE_LINK: Final = ("lchown",)
+_BOUND_AT_IMPORT: Final = ("tempfile", "bz2", "lzma", "tokenize")
+"""Modules that keep `open` or a function of `os` from when they were imported."""
 
 opening: Final = threading.local()
 """`opening.redirected` is true in a thread that is inside the replaced `open`."""
@@ -50,6 +54,9 @@ def install(files: CopyOnWrite) -> None:
         setattr(os, name, _naming(getattr(os, name), function))
     builtins.open = io.open = functools.wraps(open)(_opened(open))
     shutil._use_fd_functions = False  # type: ignore[attr-defined]  # else trees are removed by descriptor
+    for name in _BOUND_AT_IMPORT:
+        if name in sys.modules:
+            importlib.reload(sys.modules[name])
 
 
 def install_native(files: CopyOnWrite) -> None:
@@ -176,7 +183,7 @@ class _Functions:
                     raise file_error(errno.EEXIST, path)
                 if not self._files.is_directory(place):
                     where = self._files.change(place)
-            elif flags & os.O_CREAT:
+            else:
                 where = self._files.make(place)
         return int(self._os["open"](where, flags, mode))
 
@@ -262,7 +269,7 @@ class _Entries:
         self._entries = iter([_Entry(directory, name) for name in names])
 
     def __iter__(self) -> Iterator[_Entry]:
-        return self._entries
+        return self
 
     def __next__(self) -> _Entry:
         return next(self._entries)
