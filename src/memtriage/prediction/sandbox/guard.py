@@ -1,6 +1,7 @@
 """Refuses by audit hooks what would change a file or open a connection, where the kernel cannot refuse it.
 
-Known limits: only what goes through Python is seen. A subprocess would be under no rule, so none is started.
+Known limits: only what goes through Python is seen, and of that not `os.mkfifo` and `os.mknod`. A subprocess
+would be under no rule, so none is started.
 """
 
 from __future__ import annotations
@@ -16,18 +17,7 @@ _TWO_PATHS: Final = frozenset({"os.rename", "os.link"})
 _ONE_PATH: Final = frozenset(
     f"os.{name}"
     for name in (
-        *(
-            "chmod",
-            "chown",
-            "mkdir",
-            "mkfifo",
-            "mknod",
-            "remove",
-            "removexattr",
-            "rmdir",
-            "setxattr",
-            "symlink",
-        ),
+        *("chmod", "chown", "mkdir", "remove", "removexattr", "rmdir", "setxattr", "symlink"),
         *("truncate", "utime"),
     )
 ) | {"sqlite3.connect"}

@@ -131,7 +131,8 @@ class _Functions:
     def __init__(self, files: CopyOnWrite) -> None:
         self._files = files
         self._os = {
-            name: getattr(os, name) for name in ("open", "mkdir", "mkfifo", "symlink", "link", "replace")
+            name: getattr(os, name)
+            for name in ("open", "mkdir", "mkfifo", "mknod", "symlink", "link", "replace")
         }
         self._listdir = os.listdir
 
@@ -142,6 +143,7 @@ class _Functions:
             "open": self.open,
             "mkdir": self.mkdir,
             "mkfifo": self.mkfifo,
+            "mknod": self.mknod,
             "symlink": self.symlink,
             "link": self.link,
             "unlink": self.unlink,
@@ -192,6 +194,9 @@ class _Functions:
 
     def mkfifo(self, path: Any, mode: int = 0o666, *, dir_fd: int | None = None) -> None:
         self._os["mkfifo"](self._new(path, dir_fd), mode)
+
+    def mknod(self, path: Any, mode: int = 0o600, device: int = 0, *, dir_fd: int | None = None) -> None:
+        self._os["mknod"](self._new(path, dir_fd), mode, device)
 
     def symlink(
         self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None
