@@ -195,8 +195,11 @@ def test_names_are_made_and_taken_away(job):
     os.link("link", "of link", follow_symlinks=False)
     os.link("link", "of file")
     os.mkfifo("pipe", 0o600)
+    os.mknod("node")
+    os.mknod("other pipe", stat.S_IFIFO | 0o640)
     assert (os.readlink("of link"), os.path.islink("of file")) == ("log", False)
-    assert stat.filemode(os.lstat("pipe").st_mode) == "prw-------"
+    made = [stat.filemode(os.lstat(name).st_mode) for name in ("pipe", "node", "other pipe")]
+    assert made == ["prw-------", "-rw-------", "prw-r-----"]
     written("hard", "same")
     os.symlink("runs", "to a folder")
     assert raised(os.link, "log", "runs") == ("EEXIST", "log")
@@ -208,7 +211,9 @@ def test_names_are_made_and_taken_away(job):
     os.mkdir("empty")
     os.rmdir("empty")
     shutil.rmtree("runs")
-    assert sorted(os.listdir()) == ["dead", "hard", "log", "of file", "of link", "pipe"]
+    assert sorted(os.listdir()) == [
+        *("dead", "hard", "log", "node", "of file", "of link", "other pipe", "pipe")
+    ]
 
 
 def test_paths_may_begin_at_a_descriptor(job):
