@@ -210,7 +210,7 @@ class _Cover:
         return [
             point
             for point in inside
-            if not any(point.startswith(other + "/") for other in inside if other != point)
+            if not any(point.startswith(other + "/") for other in inside)
         ]
 
     def _overlay(self, directory: str) -> bool:
