@@ -1,0 +1,119 @@
+"""Landlock refuses writes outside some directories, and connections, as far as the kernel's version does."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from memtriage.prediction.sandbox import syscalls
+
+PROGRAM = """
+import errno, json, os, socket, sys
+from memtriage.prediction.sandbox import landlock, syscalls
+
+mine, other, network, version = sys.argv[1:]
+found = {}
+
+def tried(name, call):
+    try:
+        call()
+        found[name] = "done"
+    except OSError as error:
+        found[name] = errno.errorcode[error.errno]
+
+def write(path):
+    with open(path, "w") as file:
+        file.write("x")
+
+before = os.listdir("/proc/self/fd")
+if int(version):
+    syscalls.landlock_version = lambda: int(version)
+landlock.enforce([mine], bool(int(network)))
+found["descriptors"] = len(os.listdir("/proc/self/fd")) - len(before)
+for place in (mine, other):
+    name = os.path.basename(place)
+    tried(name + " read", lambda: open(place + "/kept").close())
+    tried(name + " write", lambda: write(place + "/kept"))
+    tried(name + " truncate", lambda: os.truncate(place + "/kept", 0))
+    tried(name + " make", lambda: os.mkdir(place + "/new"))
+    tried(name + " fifo", lambda: os.mkfifo(place + "/pipe"))
+    tried(name + " symlink", lambda: os.symlink("kept", place + "/link"))
+    tried(name + " rename", lambda: os.rename(place + "/kept", place + "/moved"))
+    tried(name + " remove", lambda: os.remove(place + "/moved"))
+    tried(name + " rmdir", lambda: os.rmdir(place + "/empty"))
+    tried(name + " bind", lambda: socket.socket(socket.AF_UNIX).bind(place + "/s"))
+os.mkdir(mine + "/folder")
+write(mine + "/a")
+tried("another folder", lambda: os.rename(mine + "/a", mine + "/folder/a"))
+tried("device", lambda: write("/dev/null"))
+tried("connect", lambda: socket.socket().connect(("127.0.0.1", 1)))
+print(json.dumps(found))
+"""
+
+
+def system_has(version):
+    try:
+        return syscalls.landlock_version() >= version
+    except (OSError, AttributeError):
+        return False
+
+
+@pytest.fixture
+def enforced(tmp_path):
+    for name in ("mine", "other"):
+        (tmp_path / name / "empty").mkdir(parents=True)
+        (tmp_path / name / "kept").write_text("kept")
+        (tmp_path / name / "moved").write_text("moved")
+
+    def run(network, version):
+        if sys.platform != "linux" or not system_has(max(version, 4)):
+            pytest.skip("this system has no such Landlock")
+        arguments = [tmp_path / "mine", tmp_path / "other", int(network), version]
+        command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_only_the_given_directories_are_writable(enforced, tmp_path):
+    found = enforced(False, 0)
+    assert {name: what for name, what in found.items() if not name.startswith("mine")} == {
+        "descriptors": 0,
+        "other read": "done",
+        "other write": "EACCES",
+        "other truncate": "EACCES",
+        "other make": "EACCES",
+        "other fifo": "EACCES",
+        "other symlink": "EACCES",
+        "other rename": "EACCES",
+        "other remove": "EACCES",
+        "other rmdir": "EACCES",
+        "other bind": "EACCES",
+        "another folder": "done",
+        "device": "done",
+        "connect": "EACCES",
+    }
+    assert {what for name, what in found.items() if name.startswith("mine")} == {"done"}
+    assert sorted(os.listdir(tmp_path / "other")) == ["empty", "kept", "moved"]
+    assert (tmp_path / "other/kept").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("version", "network", "expected"),
+    [
+        (1, False, ["EACCES", "EXDEV", "done", "ECONNREFUSED"]),
+        (2, False, ["EACCES", "done", "done", "ECONNREFUSED"]),
+        (3, False, ["EACCES", "done", "EACCES", "ECONNREFUSED"]),
+        (4, False, ["EACCES", "done", "EACCES", "EACCES"]),
+        (4, True, ["EACCES", "done", "EACCES", "ECONNREFUSED"]),
+    ],
+)
+def test_each_version_of_the_interface_refuses_what_it_knows(enforced, version, network, expected):
+    found = enforced(network, version)
+    assert [
+        found[name] for name in ("other write", "another folder", "other truncate", "connect")
+    ] == expected
