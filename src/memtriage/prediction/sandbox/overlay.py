@@ -207,11 +207,7 @@ class _Cover:
     def _mounted_inside(self, directory: str) -> list[str]:
         """Mount points below a directory, without those below another of them."""
         inside = sorted(point for point in self._points if point.startswith(directory + "/"))
-        return [
-            point
-            for point in inside
-            if not any(point.startswith(other + "/") for other in inside)
-        ]
+        return [point for point in inside if not any(point.startswith(other + "/") for other in inside)]
 
     def _overlay(self, directory: str) -> bool:
         """Cover one directory; return False where the system does not allow it, and it stays read-only."""

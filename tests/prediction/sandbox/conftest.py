@@ -1,0 +1,62 @@
+"""Programs that are run in the sandbox, in a folder with some files."""
+
+import hashlib
+import os
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from memtriage.prediction.sandbox.call import call
+
+
+class Notes(msgspec.Struct):
+    """What the programs of these tests return."""
+
+    notes: list[str]
+    seen: list[str] = []
+
+
+HEAD = """
+import logging, os, pathlib, shutil, signal, socket, subprocess, sys
+import msgspec
+class Notes(msgspec.Struct):
+    notes: list[str] = []
+    seen: list[str] = []
+"""
+
+
+@pytest.fixture
+def sandboxed(tmp_path, monkeypatch):
+    """Runs the body of a function in the sandbox, in a folder with some files."""
+    folder = tmp_path / "job"
+    (folder / "checkpoints/step-1").mkdir(parents=True)
+    for name in ("model.pt", "old.pt", "train.log", "checkpoints/step-1/model.pt", "outside.txt"):
+        (folder / name).write_text(f"precious {name}")
+    (folder / "latest").symlink_to("checkpoints/step-1")
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
+
+    def run(body: str, **options) -> Notes:
+        text = HEAD + "def program():\n    seen = []\n" + textwrap.indent(textwrap.dedent(body), "    ")
+        (modules / "job.py").write_text(text + "\n    return Notes(seen=[str(each) for each in seen])\n")
+        before = tree(folder)
+        try:
+            return call("job:program", {}, Notes, wanted=[str(folder)], **options)
+        finally:
+            assert tree(folder) == before
+
+    return run
+
+
+def tree(folder: Path) -> dict[str, object]:
+    """Every path below a folder, with its kind and contents."""
+    return {
+        str(path): os.readlink(path)
+        if path.is_symlink()
+        else (hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None)
+        for path in folder.rglob("*")
+    }
