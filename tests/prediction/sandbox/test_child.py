@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from memtriage.prediction.sandbox import child
+
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the sandbox needs POSIX")
 
 
@@ -37,3 +39,8 @@ def test_the_child_ends_with_its_caller(sandboxed, tmp_path):
         """
     )
     assert done.seen == [str(int(signal.SIGKILL))]
+
+
+def test_progress_outside_a_sandboxed_call_goes_nowhere(capfd):
+    child.report_progress("step 1 of 2")
+    assert capfd.readouterr() == ("", "")
