@@ -258,9 +258,11 @@ def _wrapped_to(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
 
 def _valued(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.tolist`, which copies from the device first."""
+    """`Tensor.tolist`, which copies from the device first; of a host tensor without data as `numpy`."""
 
     def tolist(self: torch.Tensor) -> Any:
+        if is_host_fake(self):
+            return self.numpy().tolist()
         return original(self.cpu() if fake_device(self).type == "cuda" else self)
 
     return tolist

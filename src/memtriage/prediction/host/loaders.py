@@ -110,7 +110,9 @@ def objects_size(root: Any) -> int:
         size += -(-_own_size(found) // _GRANULE) * _GRANULE
         if not gc.is_tracked(found) and not isinstance(found, (tuple, dict)):
             continue  # leads to nothing
-        for each in gc.get_referents(found):
+        # A dict whose keys are all text does not say that it refers to them.
+        keys = found.keys() if isinstance(found, dict) else ()
+        for each in (*gc.get_referents(found), *keys):
             if id(each) not in seen and not isinstance(each, _NO_DATA):
                 seen.add(id(each))
                 waiting.append(each)
