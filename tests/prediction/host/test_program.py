@@ -151,34 +151,6 @@ raise RuntimeError("no evaluation here")
     assert any("it raised RuntimeError: no evaluation here" in note for note in predicted.notes)
 
 
-def test_workers_copy_the_objects_of_their_data_set(host_of):
-    host = host_of(
-        """
-import torch
-from torch.utils.data import DataLoader, Dataset
-
-class Words(Dataset):
-    def __init__(self):
-        self.words = [f"word {index} {'x' * 100}" for index in range(20000)]
-    def __len__(self):
-        return 64
-    def __getitem__(self, index):
-        return torch.zeros(1000)
-
-def main():
-    for batch in DataLoader(Words(), batch_size=8, num_workers=2):
-        pass
-
-if __name__ == "__main__":
-    main()
-"""
-    ).host
-    objects = host["Python objects"]
-    assert 20000 * 150 < objects < 20000 * 250
-    assert host["workers"] == 2 * (10_000 + objects)
-    assert host["batches in shared memory"] == 8 * 1000 * 4 * 5
-
-
 def test_a_copy_on_the_gpu_is_saved_by_way_of_the_host(host_of):
     host = host_of(
         NET + 'model = network().cuda()\ntorch.save(model.state_dict(), "net.pt")\n', gpu="h100"
