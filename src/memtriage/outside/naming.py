@@ -199,8 +199,6 @@ class RemoteNamer(FoldedPaths):
         if _LRU in klass.bases:
             is_own_dict = self._is_dict(position) and heap.instance_dict(holder, klass) != obj
             return self._cached(self._short(holder), is_own_dict=is_own_dict)
-        if klass.name == "_lru_list_elem":
-            return self._cache_element(before)
         if heap.is_exactly(klass, types.MethodType):
             bound = self._memory.word(holder + layout.method_self) == obj
             return self._add(before, *((attribute_segment("__self__"),) if bound else ()))
