@@ -1,0 +1,212 @@
+"""The walk over another process's objects reaches what the walk inside reaches, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from memtriage.observe.classes import variables_of
+from memtriage.observe.heap_graph import HeapGraph
+from memtriage.observe.kinds import KLASS, NODE, TENSOR
+from memtriage.observe.loaded_modules import modules
+from memtriage.observe.walker import HeapWalker
+from memtriage.outside import walker
+from memtriage.outside.own_memory import own_words
+from memtriage.outside.tensors import TorchReader
+from memtriage.outside.walker import RemoteWalker
+from memtriage.process.collector import collector_paused
+from support.outside_parts import heap_now, known_python, never, own_build, same
+
+pytestmark = known_python
+
+PROGRAM = """
+import collections, functools, json, types
+import numpy, torch
+from memtriage.outside.walker import RemoteWalker
+from torch import nn
+
+def T(): return torch.ones(4)
+def leaf(): return torch.ones(4, requires_grad=True)
+class Thing:
+    def __init__(self, t=None): self.t = t
+class Slots: __slots__ = ("one", "other")
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x * 1)
+        ctx.note = [T()]
+        return x * 1
+    @staticmethod
+    def backward(ctx, g): return g
+class Made(nn.Module):
+    shared = [T()]
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(COUNT))
+        self.register_buffer("mean", T())
+@functools.cache
+def cached(n): return T()
+def with_default(x=[T()], *, y={"a": T()}): pass
+def outer():
+    kept = [T()]
+    def inner(): return kept
+    return inner
+
+model = Made()
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+model.layers[0](torch.ones(2)).sum().backward()
+optimizer.step()
+losses = [(leaf() * T()).sin() for _ in range(COUNT)]
+trained = []
+for _ in range(COUNT):
+    trained.append(leaf())
+    (trained[-1] * 2).sum().backward()
+views = [T()[:2] for _ in range(COUNT)]
+nodes = [(leaf() * T()).grad_fn for _ in range(COUNT)]
+customs = [Function.apply(leaf()) for _ in range(COUNT)]
+with torch.autograd.graph.saved_tensors_hooks(lambda t: [t.clone()], lambda kept: kept[0]):
+    packed = [leaf() * T() for _ in range(COUNT)]
+with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda kept: kept):
+    copied = [leaf() * T() for _ in range(COUNT)]
+things = [Thing([T()]) for _ in range(COUNT)]
+arrays = [numpy.ones(3)[:2] for _ in range(COUNT)] + [T().numpy() for _ in range(COUNT)]
+table = {i: (i, [T()]) for i in range(COUNT)}
+calls = [outer() for _ in range(COUNT)]
+classes = [type(f"Local{i}", (), {"__module__": "train", "held": [T()]}) for i in range(COUNT)]
+libraries = [json.JSONDecoder, collections.Counter, RemoteWalker]
+carriers = [T() for _ in range(COUNT)]
+for carrier in carriers: carrier.extra = [T()]
+shared = [carriers, views, things]
+cached(1), cached(2)
+"""
+
+
+def walked_inside(module: ModuleType) -> HeapWalker:
+    found = HeapWalker(HeapGraph())
+    for other in modules():
+        found.fence(variables_of(other))
+    found.enter_module("train", module)
+    found.exhaust()
+    found.release()
+    return found
+
+
+def walker_now(is_late: Callable[[], bool] = never) -> RemoteWalker:
+    heap = heap_now()
+    made = RemoteWalker(heap, TorchReader(heap, own_build()[2]), same, is_late)
+    for module in modules():
+        made.modules.by_name[module.__name__] = id(module)
+        made.graph.index.fence(id(variables_of(module)))
+    return made
+
+
+def walked(module: ModuleType, is_late: Callable[[], bool] = never) -> RemoteWalker:
+    found = walker_now(is_late)
+    found.enter_module("train", id(module))
+    found.exhaust()
+    found.release()
+    return found
+
+
+def address(obj: Any, kind: int) -> int:
+    """What an object is known by from outside: C++'s address for tensors and nodes."""
+    if kind == TENSOR:
+        return int(obj._cdata)
+    if kind != NODE:
+        return id(obj)
+    offset = (
+        own_build()[2].function_node if isinstance(obj, torch.autograd.function.BackwardCFunction) else 16
+    )
+    return own_words(id(obj) + offset, 1)[0]
+
+
+def steps(objects: Sequence[int], kinds: Sequence[int], parents: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(object, its kind, its holder) of each object in the order of a walk, without what nodes save.
+
+    Inside, each look at what a node saves makes new tensors, and a tuple of them.
+    """
+    left_out, found = set[int](), []
+    for at, (obj, kind, parent) in enumerate(zip(objects, kinds, parents, strict=True)):
+        saved = parent >= 0 and kinds[parent] == NODE and kind != NODE
+        if parent in left_out or saved:
+            left_out.add(at)
+        else:
+            found.append((obj, kind, objects[parent] if parent >= 0 else -1))
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_the_same_objects_through_the_same_holders_as_inside(program: Any, count: int) -> None:
+    program.run(f"COUNT = {count}")
+    program.run(PROGRAM)
+    with collector_paused():
+        outer = walked(program.module)
+        inner = walked_inside(program.module)
+        graph, expected = outer.graph, inner.graph
+        kinds = [expected.kind(at) for at in range(len(expected.objects))]
+        addresses = [address(obj, kind) for obj, kind in zip(expected.objects, kinds, strict=True)]
+    assert steps(graph.objects, graph.kinds, graph.parents) == steps(addresses, kinds, expected.parents)
+    assert graph.root_names == expected.root_names
+    libraries = [klass.name for klass in outer.library_classes]
+    assert {"Counter", "JSONDecoder", "Function"} <= set(libraries)
+    assert not {"Thing", "Made", "RemoteWalker"} & set(libraries)
+    assert len(libraries) == len(set(libraries))
+
+    def listed(objects: Sequence[int], positions: Sequence[int]) -> list[int]:
+        return [objects[at] for at in positions]
+
+    assert listed(graph.objects, graph.modules) == listed(addresses, expected.modules)
+    assert listed(graph.objects, graph.optimizers) == listed(addresses, expected.optimizers)
+    assert listed(graph.objects, graph.nodes) == listed(addresses, expected.nodes)
+    assert graph.tensors == [at for at, kind in enumerate(graph.kinds) if kind == TENSOR]
+
+
+def test_a_walk_ends_when_its_time_is_over_and_says_how_far_it_came(program: Any) -> None:
+    program.run("things = [[number] for number in range(10_000)]")
+    looks: list[bool] = []
+
+    def is_late() -> bool:
+        looks.append(len(looks) == 1)
+        return looks[-1]
+
+    graph = walked(program.module, is_late).graph
+    assert graph.cut is not None
+    assert graph.cut == f"searched {len(graph.objects):,} objects until the time was over"
+    assert looks == [False, True]
+    whole = walked(program.module).graph
+    assert whole.cut is None
+    assert len(whole.objects) > 10_000
+
+
+def test_a_walk_takes_no_more_than_the_most_objects(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.run("things = [[[number]] for number in range(10_000)]")
+    monkeypatch.setattr(walker, "MOST_OBJECTS", 10_001)
+    graph = walked(program.module).graph
+    assert graph.cut is not None
+    assert graph.cut.endswith(" objects, the most that a census from outside takes")
+    assert 10_001 < len(graph.objects) < 20_000
+
+
+def test_what_is_skipped_is_not_walked(program: Any) -> None:
+    program.run("things = [[1]]")
+    found = walker_now()
+    found.enter_module("train", id(program.module))
+    found.skip()
+    found.exhaust()
+    assert found.graph.objects == [id(vars(program.module))]
+    found.enter_module("again", id(program.module))  # as `os.path` is also `posixpath`
+    assert found.graph.root_names == {0: "train"}
+
+
+def test_a_class_is_a_root_by_its_name(program: Any) -> None:
+    program.run("class Outer:\n    class Inner:\n        held = [1]")
+    found = walker_now()
+    klass = found.graph.heap.class_at(id(program["Outer"].Inner))
+    assert klass is not None
+    found.enter_class(klass)
+    assert found.graph.root_names == {0: "train.Outer.Inner"}
+    assert (found.graph.kinds, found.graph.parents) == ([KLASS], [-1])
