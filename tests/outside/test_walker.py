@@ -210,3 +210,51 @@ def test_a_class_is_a_root_by_its_name(program: Any) -> None:
     found.enter_class(klass)
     assert found.graph.root_names == {0: "train.Outer.Inner"}
     assert (found.graph.kinds, found.graph.parents) == ([KLASS], [-1])
+
+
+def test_the_clock_is_looked_at_again_where_one_object_leads_to_the_next(program: Any) -> None:
+    program.run("head = None\nfor _ in range(9000): head = [head]")
+    looks: list[bool] = []
+
+    def is_late() -> bool:
+        looks.append(len(looks) == 1)
+        return looks[-1]
+
+    graph = walked(program.module, is_late).graph
+    assert looks == [False, True]
+    assert 4096 < len(graph.objects) < 4200
+
+
+def test_what_nodes_save_is_noted_and_entered(program: Any) -> None:
+    program.run(
+        """
+        import torch
+        from torch.autograd.graph import saved_tensors_hooks
+        def T(): return torch.ones(4)
+        def leaf(): return torch.ones(4, requires_grad=True)
+        listed, copies = [], []
+        def into_list(t):
+            listed.append([t.clone()])
+            return listed[-1]
+        def as_tensor(t):
+            copies.append(t.clone())
+            return copies[-1]
+        factor = T()
+        product = leaf() * factor
+        with saved_tensors_hooks(into_list, lambda kept: kept[0]): packed = leaf() * T()
+        with saved_tensors_hooks(as_tensor, lambda kept: kept): copied = leaf() * T()
+        kept = [id(each) for each in listed], [each._cdata for each in copies]
+        inner = [each[0]._cdata for each in listed]
+        listed.clear(), copies.clear()
+        """
+    )
+    found = walked(program.module)
+    graph = found.graph
+    lists, copies = program["kept"]
+    assert graph.saved == {program["factor"]._cdata, *copies}
+    nodes = {name: graph.objects.index(address(program[name].grad_fn, NODE)) for name in ("packed", "copied")}
+    holders = dict(zip(graph.objects, graph.parents, strict=True))
+    assert [holders[each] for each in lists] == [nodes["packed"]]
+    assert [holders[each] for each in copies] == [nodes["copied"]]
+    assert [graph.objects[holders[each]] for each in program["inner"]] == lists
+    assert 0 not in holders
