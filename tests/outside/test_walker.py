@@ -16,10 +16,9 @@ from memtriage.observe.loaded_modules import modules
 from memtriage.observe.walker import HeapWalker
 from memtriage.outside import walker
 from memtriage.outside.own_memory import own_words
-from memtriage.outside.tensors import TorchReader
 from memtriage.outside.walker import RemoteWalker
 from memtriage.process.collector import collector_paused
-from support.outside_parts import heap_now, known_python, never, own_build, same
+from support.outside_parts import known_python, never, own_build, walker_now
 
 pytestmark = known_python
 
@@ -93,15 +92,6 @@ def walked_inside(module: ModuleType) -> HeapWalker:
     found.exhaust()
     found.release()
     return found
-
-
-def walker_now(is_late: Callable[[], bool] = never) -> RemoteWalker:
-    heap = heap_now()
-    made = RemoteWalker(heap, TorchReader(heap, own_build()[2]), same, is_late)
-    for module in modules():
-        made.modules.by_name[module.__name__] = id(module)
-        made.graph.index.fence(id(variables_of(module)))
-    return made
 
 
 def walked(module: ModuleType, is_late: Callable[[], bool] = never) -> RemoteWalker:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import pytest
 
+from memtriage.observe.classes import variables_of
+from memtriage.observe.loaded_modules import modules
 from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter, measure, own_layout
 from memtriage.outside.memory import ProcessMemory, Words
 from memtriage.outside.objects import Frame, RemoteHeap
@@ -18,6 +20,7 @@ from memtriage.outside.python_layout import PythonLayout, layout_of
 from memtriage.outside.tensors import TorchReader
 from memtriage.outside.torch_layout import TorchLayout, calibrate
 from memtriage.outside.walk import RemoteWalk
+from memtriage.outside.walker import RemoteWalker
 
 known_python = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
@@ -46,13 +49,13 @@ class Part(RemoteInterpreter):
 
     Args:
         heap: its objects.
-        modules: names of those that it has. The others go by names of memtriage's, which no walk enters.
+        names: of the modules that it has. The others go by names of memtriage's, which no walk enters.
         tracked: addresses of what its collector follows.
     """
 
-    def __init__(self, heap: RemoteHeap, modules: Collection[str], tracked: Sequence[int] = ()) -> None:
+    def __init__(self, heap: RemoteHeap, names: Collection[str], tracked: Sequence[int] = ()) -> None:
         super().__init__(heap, own_build()[1], same)
-        self._names = modules
+        self._names = names
         self._tracked = tracked
 
     def modules(self) -> list[tuple[str, int]]:
@@ -69,7 +72,7 @@ def never() -> bool:
 
 
 def walk_of(
-    modules: Collection[str],
+    names: Collection[str],
     tracked: Sequence[int] = (),
     threads: Sequence[threading.Thread] = (),
     is_late: Callable[[], bool] = never,
@@ -77,14 +80,24 @@ def walk_of(
     """A walk over some modules of this process, some threads that wait, and what else is tracked.
 
     Args:
-        modules, tracked: as `Part` has them.
+        names, tracked: as `Part` has them.
         threads: of these the first one is taken for the main thread.
         is_late: whether the time for the walk is over.
     """
     heap = heap_now()
-    part = Part(heap, modules, tracked)
+    part = Part(heap, names, tracked)
     frames: list[tuple[int | None, Frame]] = []
     if threads:
         idents = [None, *(thread.ident for thread in threads[1:])]
         frames = [pair for pair in part.frames(threads[0].native_id or 0)[0] if pair[0] in idents]
     return RemoteWalk(heap, TorchReader(heap, own_build()[2]), part, same, frames, is_late)
+
+
+def walker_now(is_late: Callable[[], bool] = never) -> RemoteWalker:
+    """A walker over this process as it is now, which has entered nothing, and no module from elsewhere."""
+    heap = heap_now()
+    walker = RemoteWalker(heap, TorchReader(heap, own_build()[2]), same, is_late)
+    for module in modules():
+        walker.modules.by_name[module.__name__] = id(module)
+        walker.graph.index.fence(id(variables_of(module)))
+    return walker
