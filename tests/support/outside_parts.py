@@ -75,6 +75,7 @@ def walk_of(
     names: Collection[str],
     tracked: Sequence[int] = (),
     threads: Sequence[threading.Thread] = (),
+    idents: Sequence[int] = (),
     is_late: Callable[[], bool] = never,
 ) -> RemoteWalk:
     """A walk over some modules of this process, some threads that wait, and what else is tracked.
@@ -82,14 +83,15 @@ def walk_of(
     Args:
         names, tracked: as `Part` has them.
         threads: of these the first one is taken for the main thread.
+        idents: of threads that `threading` did not start.
         is_late: whether the time for the walk is over.
     """
     heap = heap_now()
     part = Part(heap, names, tracked)
     frames: list[tuple[int | None, Frame]] = []
     if threads:
-        idents = [None, *(thread.ident for thread in threads[1:])]
-        frames = [pair for pair in part.frames(threads[0].native_id or 0)[0] if pair[0] in idents]
+        wanted = {None, *idents, *(thread.ident for thread in threads[1:])}
+        frames = [pair for pair in part.frames(threads[0].native_id or 0)[0] if pair[0] in wanted]
     return RemoteWalk(heap, TorchReader(heap, own_build()[2]), part, same, frames, is_late)
 
 

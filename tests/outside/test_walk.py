@@ -1,0 +1,106 @@
+"""The roots of a walk over another process: modules of the program, what runs, then libraries."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import _CheckpointFrame, checkpoint
+
+from memtriage.observe.kinds import LOCALS
+from memtriage.outside.graph import RemoteGraph
+from support.outside_parts import known_python, walk_of
+
+pytestmark = known_python
+
+PROGRAM = """
+import sys, threading
+class Thing: pass
+shared = Thing()
+waiting, stop = threading.Barrier(5), threading.Event()
+def wait():
+    running = sys._getframe()
+    objects.append(id(running))
+    waiting.wait()
+    stop.wait()
+def evaluate():
+    mine, also = Thing(), shared
+    found.append(id(mine))
+    wait()
+found, objects = [], []
+"""
+
+
+def root_of(graph: RemoteGraph, address: int) -> int:
+    at = graph.objects.index(address)
+    while graph.parents[at] >= 0:
+        at = graph.parents[at]
+    return at
+
+
+def test_roots_are_the_program_then_its_functions_then_libraries(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ModuleType("a_library")
+    library.__file__ = torch.__file__
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    program.run(PROGRAM)
+    library.__dict__.update(shared=program["shared"], own=[1, program["Thing"]()])
+    threads = [threading.Thread(target=program["evaluate"], name=name) for name in ("main", "job-1", "job-2")]
+    for thread in threads:
+        thread.start()
+    unlisted = _thread.start_new_thread(program["evaluate"], ())
+    program["waiting"].wait()
+    try:
+        walk = walk_of({"train", "a_library", "threading"}, threads=threads, idents=[unlisted])
+        graph = walk.run()
+    finally:
+        program["stop"].set()
+        for thread in threads:
+            thread.join()
+    roots = {name: at for at, name in graph.root_names.items()}
+    frames = [at for at, kind in enumerate(graph.kinds) if kind == LOCALS]
+    assert roots["train"] == 0 and roots["a_library"] > max(frames)
+    assert roots["train.Thing"] < min(frames)
+    assert root_of(graph, id(program["shared"])) == 0
+    assert root_of(graph, id(library.__dict__["own"])) == roots["a_library"]
+    assert graph.first_unrooted == graph.first_garbage == len(graph.objects)
+    assert {running.thread for running in graph.frames.values()} == {None, "job-*", f"id {unlisted}"}
+    of_program = [graph.frames[graph.objects[at]].frame.file == str(program.file) for at in frames]
+    assert of_program == [True] * 8 + [False] * (len(frames) - 8)  # then what waits in the standard library
+    assert len(frames) > 8
+    assert not set(program["objects"]) & set(graph.objects)  # each is a root by its variables
+    assert len({root_of(graph, address) for address in program["found"]}) == 4
+
+
+def test_a_checkpoint_is_found_by_what_it_will_fill() -> None:
+    out = checkpoint(torch.sin, torch.ones(4, requires_grad=True), use_reentrant=False)
+    (frame,) = [obj for obj in gc.get_objects() if type(obj) is _CheckpointFrame]
+    holders = [reference() for reference in frame.weak_holders]
+    walk = walk_of(set(), [id(frame), id(frame.weak_holders)])
+    assert walk.tracked.tolist() == []
+    graph = walk.run()
+    assert walk.tracked.tolist() == [id(frame), id(frame.weak_holders)]
+    assert graph.checkpoints == {id(holder): id(frame) for holder in holders}
+    assert len(holders) == 1 and out.grad_fn is not None
+
+
+def test_without_the_module_of_threads_they_go_by_number(program: Any) -> None:
+    program.run(PROGRAM.replace("Barrier(5)", "Barrier(3)"))
+    threads = [threading.Thread(target=program["evaluate"], name=name) for name in ("main", "job")]
+    for thread in threads:
+        thread.start()
+    program["waiting"].wait()
+    try:
+        graph = walk_of({"train"}, threads=threads).run()
+    finally:
+        program["stop"].set()
+        for thread in threads:
+            thread.join()
+    assert {each.thread for each in graph.frames.values()} == {None, f"id {threads[1].ident}"}
