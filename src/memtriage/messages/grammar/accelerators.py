@@ -194,7 +194,7 @@ def _read_mps(start: re.Match[str], text: str) -> Message:
     single = start[0].startswith("Invalid")
     matches = {name: pattern.search(text) for name, pattern in _MPS.items()}
     fields: dict[str, Field] = {
-        name: None if match is None else first_size(_MPS[name], text)
+        name: first_size(_MPS[name], text)
         for name, match in matches.items()
         if match is not None or _MPS_PROMISES[name] in text
     }

@@ -18,11 +18,11 @@ _KINDS: Final = {
     "launcher's report": r"ChildFailedError|failed\(exitcode:1\)|Rootcause\(firstobservedfailure\)",
 }
 _START: Final = re.compile("|".join(f"({pattern})" for pattern in _KINDS.values()))
-_NAMES: Final = tuple(_KINDS)
 
 
 def _read(start: re.Match[str], text: str) -> Message:
-    return Message("aftermath", form=_NAMES[(start.lastindex or 1) - 1], ran_out=False, length=len(start[0]))
+    form = next(kind for kind, words in zip(_KINDS, start.groups(), strict=True) if words)
+    return Message("aftermath", form=form, ran_out=False, length=len(start[0]))
 
 
 GRAMMARS: Final = (Grammar(_START, _read),)

@@ -98,8 +98,7 @@ _DEVICES: Final = (
 def _read(start: re.Match[str], text: str) -> Message | None:
     whole = start.string
     begin = whole.rfind("\n", 0, start.start()) + 1
-    end = whole.find("\n", start.end())
-    end = len(whole) if end < 0 else end
+    end = whole.index("\n", start.end())
     line = whole[begin:end]
     after = whole[end : end + _SOON].split("\n", _LINES_AFTER + 1)[1 : _LINES_AFTER + 1]
     length = end - start.start()
@@ -169,8 +168,8 @@ _SPEAKS: Final = (
 
 
 def _read_mention(start: re.Match[str], text: str) -> Message:
-    end = start.string.find("\n", start.end())
-    return Message("mention", ran_out=False, length=(end if end >= 0 else len(start.string)) - start.start())
+    end = start.string.index("\n", start.end())
+    return Message("mention", ran_out=False, length=end - start.start())
 
 
 MENTION: Final = Grammar(_WORDS, _read_mention, tight=False)

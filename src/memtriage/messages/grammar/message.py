@@ -104,7 +104,8 @@ class Grammar:
         read: reads it: the match of `start`, and the text from there to where the next one begins. None
             where it is none after all.
         tight: patterns are for text without any white space, so that no wrap, not even one inside of a word,
-            and no doubled space matters. Else they are for cleaned lines, where digits could run together.
+            and no doubled space matters. Else they are for cleaned lines, where digits could run together,
+            each with a line break at its end.
     """
 
     start: re.Pattern[str]
