@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from memtriage.messages.case import Case, other_processes, own_process
@@ -47,7 +47,7 @@ def _sums(case: Case) -> Iterator[str]:
         (figures.reserved_unallocated, "in holes (reserved but unallocated)"),
         (free, "free"),
     ]
-    known = [f"{as_printed(nbytes)} {name}" for nbytes, name in parts if nbytes is not None]
+    known = _known(parts)
     outside = figures.outside
     if total is None or not known or case.message.family not in ALLOCATORS:
         return
@@ -338,13 +338,13 @@ def _deciding_text(case: Case) -> Iterator[str]:
             "CA": "reserved",
             "Max_CA": "reserved at its peak",
         }
-        sums = [f"{as_printed(message.number(name) or 0)} {words}" for name, words in names.items()]
-        yield ", ".join(sums)
+        yield ", ".join(_known((message.number(name), words) for name, words in names.items()))
     if message.form == "breakdown":
-        parts = [
-            f"{as_printed(message.number(name) or 0)} {name.replace('_', ' ')}" for name in message.fields
-        ]
-        yield " + ".join(parts)
+        yield " + ".join(_known((message.number(name), name.replace("_", " ")) for name in message.fields))
+
+
+def _known(sizes: Iterable[tuple[int | None, str]]) -> list[str]:
+    return [f"{as_printed(nbytes)} {words}" for nbytes, words in sizes if nbytes is not None]
 
 
 def _allocation(message: Message) -> Iterator[str]:
