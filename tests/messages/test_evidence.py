@@ -6,28 +6,9 @@ import pytest
 
 from memtriage.messages.case import Case
 from memtriage.messages.evidence import evidence
-from memtriage.messages.grammar.message import Family, Message
+from memtriage.messages.grammar.message import Message
 from memtriage.messages.shapes import Product
-from memtriage.model.explanation import Field, Label
-
-MIB = 1024**2
-GIB = 1024**3
-
-
-def device_case(label: Label, family: Family = "cuda-v2", **fields: Field) -> Case:
-    """A failed request for 2 GiB on a device of 80 GiB, where the fields do not say else."""
-    figures: dict[str, Field] = {"requested": 2 * GIB, "total": 80 * GIB, **fields}
-    known = {name: size for name, size in figures.items() if size is not None}
-    missing = tuple(name for name, size in figures.items() if size is None and name == "reserved_unallocated")
-    return Case(Message(family, fields=known, device="cuda:0", missing=missing), (label,))
-
-
-def text_case(label: Label, family: Family, form: str = "", **facts: str | int) -> Case:
-    return Case(Message(family, form=form, facts=facts, device="host"), (label,))
-
-
-def sizes_case(label: Label, family: Family, form: str = "", device: str = "host", **fields: Field) -> Case:
-    return Case(Message(family, form=form, fields=fields, device=device), (label,))
+from support.message_cases import GIB, MIB, device_case, sizes_case, text_case
 
 
 @pytest.mark.parametrize(
@@ -667,7 +648,7 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
         ),
         # Other runtimes
         (
-            sizes_case("informational", "allocation", "survived", "", requested=GIB),
+            sizes_case("informational", "allocation", "survived", None, requested=GIB),
             [
                 "requested 1024.00 MiB",
                 "the text says that the program continues without that memory: not a failure",
@@ -681,7 +662,7 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
             ],
         ),
         (
-            sizes_case("unknown", "allocation", "failed", "", requested=GIB),
+            sizes_case("unknown", "allocation", "failed", None, requested=GIB),
             ["requested 1024.00 MiB", "the text shows neither what was free nor what used the rest"],
         ),
         (
@@ -693,19 +674,19 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
             ["needs 8.00 GiB of 8.00 GiB"],
         ),
         (
-            sizes_case("does_not_fit", "allocation", "failed", "", requested=9 * GIB, total=8 * GIB),
+            sizes_case("does_not_fit", "allocation", "failed", None, requested=9 * GIB, total=8 * GIB),
             ["requested 9.00 GiB", "the request alone exceeds the total of 8.00 GiB"],
         ),
         (
-            sizes_case("unknown", "allocation", "failed", "", requested=8 * GIB, total=8 * GIB),
+            sizes_case("unknown", "allocation", "failed", None, requested=8 * GIB, total=8 * GIB),
             ["requested 8.00 GiB"],
         ),
         (
-            sizes_case("does_not_fit", "allocation", "single", "", requested=9 * GIB, max_buffer=8 * GIB),
+            sizes_case("does_not_fit", "allocation", "single", None, requested=9 * GIB, max_buffer=8 * GIB),
             ["requested 9.00 GiB", "one buffer may have 8.00 GiB at most on this device, whatever is free"],
         ),
         (
-            sizes_case("does_not_fit", "allocation", "single", "", requested=9 * GIB),
+            sizes_case("does_not_fit", "allocation", "single", None, requested=9 * GIB),
             [
                 "requested 9.00 GiB",
                 "one buffer is over the device's limit for a single buffer, whatever is free",
@@ -716,7 +697,7 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
                 "allocator_limit",
                 "allocation",
                 "failed",
-                "",
+                None,
                 requested=GIB,
                 allocated=8 * GIB,
                 allowed=8 * GIB,
@@ -724,7 +705,7 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
             ["requested 1024.00 MiB", "8.00 GiB allocated before, with a limit of 8.00 GiB"],
         ),
         (
-            sizes_case("unknown", "allocation", "failed", "", requested=GIB, allocated=8 * GIB),
+            sizes_case("unknown", "allocation", "failed", None, requested=GIB, allocated=8 * GIB),
             [
                 "requested 1024.00 MiB",
                 "8.00 GiB allocated before",
@@ -732,7 +713,7 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
             ],
         ),
         (
-            sizes_case("does_not_fit", "allocation", "failed", "", requested=2 * GIB, free=GIB),
+            sizes_case("does_not_fit", "allocation", "failed", None, requested=2 * GIB, free=GIB),
             ["requested 2.00 GiB; 1024.00 MiB free: 1024.00 MiB short"],
         ),
         (
