@@ -94,8 +94,6 @@ def _uses(message: Message) -> list[int]:
 
 def phase_of(frames: Sequence[tuple[str, str, int]]) -> TrainingPhase | None:
     """Which part of training a traceback shows; None where it does not say."""
-    if not frames:
-        return None
     phase = phase_from_frames(frames, FrameState(training_begun=False))
     if phase == "setup" and not any(_loads(file, name) for file, name, _ in frames[:3]):
         return None
