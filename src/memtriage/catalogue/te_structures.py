@@ -124,7 +124,7 @@ def _parameters_with(scene: Scene, inner: str, other: str) -> Iterator[tuple[str
     tensor = class_of("torch", "Tensor")
     for path, module in scene.modules:
         for name, parameter in (attribute(module, "_parameters") or {}).items():
-            own = {} if parameter is None else instance_dict(parameter) or {}
+            own = instance_dict(parameter) or {}
             if all(issubclass(type(own.get(attribute_name)), tensor) for attribute_name in (inner, other)):
                 yield f"{path}.{name}", parameter
 
