@@ -219,39 +219,6 @@ def test_a_library_is_never_imported_to_look_for_it(stage: Stage) -> None:
     assert set(sys.modules) == before
 
 
-def test_tensors_of_a_pending_backward_stay_in_their_objects(stage: Stage) -> None:
-    """With retain_graph=True, and before backward, the list is what backward will read."""
-    from support.holder_standins import QuantizedLinear
-
-    stage.module("transformer_engine.pytorch")
-    x = torch.ones(1000, requires_grad=True)
-    out = QuantizedLinear.apply(x)
-    held = out.grad_fn.tensor_objects
-    assert clear(ENTRIES["te.tensor_objects"]).status == "absent"
-    out.sum().backward(retain_graph=True)
-    assert clear(ENTRIES["te.tensor_objects"]).status == "absent"
-    out.sum().backward()
-    assert held[1]._data is not None
-    assert clear(ENTRIES["te.tensor_objects"]).status == "cleared"
-    assert out.grad_fn.tensor_objects is None
-
-
-def test_parameters_that_live_on_their_transpose_alone_keep_it(stage: Stage) -> None:
-    STANDINS["te.float8_transpose"][0](stage)()
-    parameter = stage.kept[-1]._parameters["weight"]
-    parameter._data = None
-    assert clear(ENTRIES["te.float8_transpose"]).status == "absent"
-    assert parameter._transpose is not None
-
-
-VERSIONS = ((1, 13), (2, 0), (2, 1), (2, 14, 1), (2, 15))
-
-
-def test_affected_versions_are_those_before_the_fixes() -> None:
-    spans = ENTRIES["te.tensor_objects"].spans
-    assert [sum(span.covers(version) for span in spans) for version in VERSIONS] == [0, 3, 2, 1, 0]
-
-
 def test_situations_forbid_in_the_order_of_the_conditions() -> None:
     both = Situation(reasons={"graphs": "a graph", "backward": "a backward"})
     assert both.forbids(("graphs", "backward")) == "a graph"
