@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.catalogue.contents import cached_values, read_places, storages_in
-from memtriage.catalogue.finders import ValueSlot, only
+from memtriage.catalogue.finders import only
 from memtriage.catalogue.place import Place
 from memtriage.observe.tensors import undisturbed
 from support.holder_standins import NBYTES, CachingTensor, QuantizedStorage, tensor
@@ -127,19 +127,3 @@ def test_a_reading_has_places_by_size_and_each_storage_once() -> None:
     assert reading.places == [("large", 2 * NBYTES), ("small", NBYTES), ("other", 5)]
     assert (reading.entries, reading.nbytes) == (4, {"cpu": 3 * NBYTES, "host": 5})
     assert [nbytes for _, _, nbytes in reading.storages] == seen == [NBYTES] * 3
-
-
-def test_a_slot_is_a_name_in_a_dict_or_on_a_class() -> None:
-    class Klass:
-        buffer: Any = 1
-
-    for owner, read in (
-        (Klass, lambda: Klass.buffer),
-        (variables := {"buffer": 1}, lambda: variables["buffer"]),
-    ):
-        slot = ValueSlot(owner, "buffer")
-        assert slot.values() == (1,)
-        slot.put(2)
-        assert read() == 2
-        slot.empty()
-        assert read() is None

@@ -36,11 +36,10 @@ DISPATCHER_ATTRIBUTES: Final = (
 def _precomputed_scales(scene: Scene) -> Iterator[Place]:
     for path, module in scene.modules:
         for name, parameter in (attribute(module, "_parameters") or {}).items():
-            local = attribute(parameter, "_local_tensor") if parameter is not None else None
-            for inner in (local, parameter):
-                if inner is not None and attribute(inner, "_precomputed_scale") is not None:
-                    own = instance_dict(inner) or {}
-                    yield Place(f"{path}.{name}", ValueSlot(own, "_precomputed_scale").values)
+            for inner in (attribute(parameter, "_local_tensor"), parameter):
+                if attribute(inner, "_precomputed_scale") is not None:
+                    slot = ValueSlot(instance_dict(inner), "_precomputed_scale")
+                    yield Place(f"{path}.{name}", slot.values)
                     break
 
 
