@@ -11,11 +11,9 @@ import pytest
 import torch
 
 import memtriage
-from memtriage.catalogue import situation
 from memtriage.catalogue.catalogue import BUILT_IN, read_holders
 from memtriage.catalogue.entry import Holder
 from memtriage.catalogue.scene import Scene
-from memtriage.catalogue.situation import Situation
 from memtriage.model.holders import KINDS, ClearPolicy, Condition, HolderOutcome, HolderReading
 from support.holder_standins import NBYTES, STANDINS, WITHOUT_STORAGES, Stage, Standin, tensor
 
@@ -183,14 +181,6 @@ def test_the_caller_may_say_that_what_is_pending_never_runs(stage: Stage) -> Non
     assert kept.grad_fn is not None
 
 
-def test_a_graph_whose_backward_has_run_is_not_pending() -> None:
-    weight = torch.ones(3, requires_grad=True)
-    loss = (weight * weight).sum()
-    assert situation.pending_node(iter([loss])) == "MulBackward0"
-    loss.backward()
-    assert situation.pending_node(iter([loss])) is None
-
-
 def test_a_graph_that_only_a_dispatcher_keeps_is_no_obstacle(stage: Stage) -> None:
     STANDINS["megatron.dispatcher"][0](stage)
     moe = stage.kept[-1]
@@ -200,42 +190,11 @@ def test_a_graph_that_only_a_dispatcher_keeps_is_no_obstacle(stage: Stage) -> No
     assert (outcome.status, moe.token_dispatcher.probs) == ("cleared", None)
 
 
-def test_a_graph_that_was_reset_does_not_stand_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Reset(_Captured):
-        def pool(self) -> tuple[int, int]:
-            raise RuntimeError("called without a preceding successful capture")
-
-    monkeypatch.setattr(torch._C, "_CUDAGraph", Reset, raising=False)
-    graph = Reset()
-    with Scene() as scene:
-        assert "graphs" not in situation.read_situation(scene).reasons
-    del graph
-
-
 def test_a_library_is_never_imported_to_look_for_it(stage: Stage) -> None:
     before = set(sys.modules)
     with Scene() as scene:
         read_holders(scene, BUILT_IN)
     assert set(sys.modules) == before
-
-
-def test_situations_forbid_in_the_order_of_the_conditions() -> None:
-    both = Situation(reasons={"graphs": "a graph", "backward": "a backward"})
-    assert both.forbids(("graphs", "backward")) == "a graph"
-    assert both.forbids(("backward",)) == "a backward"
-    assert both.forbids(()) is None
-
-
-def test_a_variable_is_emptied_in_every_module_that_imports_it(stage: Stage) -> None:
-    workspace = tensor()
-    modules = [
-        stage.module(f"transformer_engine.pytorch.module.{name}", _cublas_workspace=workspace)
-        for name in ("base", "linear")
-    ]
-    del workspace
-    outcome = clear(ENTRIES["te.cublas_workspace"])
-    assert (outcome.status, outcome.freed) == ("cleared", {"cpu": NBYTES})
-    assert [module.__dict__["_cublas_workspace"] for module in modules] == [None, None]
 
 
 def test_a_tensor_in_two_places_counts_once(stage: Stage) -> None:
