@@ -41,7 +41,7 @@ def rounded(sizes: Int64s, settings: AllocatorSettings) -> Int64s:
     """The allocator's block sizes for a column of requests."""
     distinct, where = np.unique(sizes, return_inverse=True)
     made = np.fromiter((settings.round_size(size) for size in distinct.tolist()), np.int64, len(distinct))
-    return made[where.reshape(-1)] if len(distinct) else made
+    return made[where.reshape(-1)]
 
 
 class _FreeBlocks:
@@ -338,7 +338,6 @@ class ReplayWalk:
         self.free.put(around, address - around, home)
         self.free.at[address] = around + whole - address
         self.free.region[address] = home
-        self.free.ending[around + whole] = address
         return home
 
     def _request(self, index: int, address: int, _size: int) -> None:
