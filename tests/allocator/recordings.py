@@ -221,15 +221,11 @@ def segment_at(
     )  # fmt: skip
 
 
-def traced(
-    *events: tuple[Action, float, float],
-    segments: Sequence[Segment] = (),
-    conf: str = "",
-    stacks: dict[int, int] | None = None,
-    pools: dict[int, tuple[int, int]] | None = None,
-) -> ReplayedTrace:
-    """The replay of events so many MiB behind `BASE`, of so many MiB, on stream 7, with stacks 1, 2, 3…"""
-    trace = TraceColumns(
+def trace_of(
+    *events: tuple[Action, float, float], pools: dict[int, tuple[int, int]] | None = None
+) -> TraceColumns:
+    """Events so many MiB behind `BASE`, of so many MiB, on stream 7, with stacks 1, 2, 3…"""
+    return TraceColumns(
         time_us=np.arange(len(events), dtype=np.int64),
         kind=np.array([EVENT_KINDS.index(kind) for kind, _, _ in events], np.uint8),
         address=np.array([BASE + int(at * MIB) for _, at, _ in events], np.int64),
@@ -239,4 +235,14 @@ def traced(
         device_free={},
         pool=pools or {},
     )
-    return replay(trace, segments, parse_conf(conf, "2.11.0"), stacks or {})
+
+
+def traced(
+    *events: tuple[Action, float, float],
+    segments: Sequence[Segment] = (),
+    conf: str = "",
+    stacks: dict[int, int] | None = None,
+    pools: dict[int, tuple[int, int]] | None = None,
+) -> ReplayedTrace:
+    """The replay of events as `trace_of` makes them."""
+    return replay(trace_of(*events, pools=pools), segments, parse_conf(conf, "2.11.0"), stacks or {})

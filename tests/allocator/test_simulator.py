@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
-
 import pytest
+from tests.allocator.simulators import MIB, SegmentLog, simulator
 
 from memtriage.allocator.blocks import FREE, SimBlock
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import AllocatorEvent, OutOfMemory
-from memtriage.allocator.settings import parse_conf
-from memtriage.allocator.simulator import Simulator
 
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
-TORCH = "2.11"
 POOL = (0, 7)
-
-
-def simulator(conf: str = "", version: str = TORCH, **options: Any) -> Simulator:
-    return Simulator(parse_conf(conf, version), **options)
-
-
-class Log(list[tuple[str, int]]):
-    """Segment events as (action, size)."""
-
-    def __call__(self, event: AllocatorEvent) -> None:
-        if event.action.startswith(("segment", "oom")):
-            self.append((event.action, event.size))
 
 
 def test_the_classic_walk_through_segment_sizes() -> None:
@@ -82,17 +62,6 @@ def test_best_fit_takes_the_smallest_that_is_large_enough() -> None:
     assert one.malloc(31 * MIB).address == addresses[40]
 
 
-@pytest.mark.parametrize(("version", "first"), [("2.12", False), ("2.13", True)])
-def test_ties_go_by_address_before_torch_2_13_and_by_age_since(version: str, first: bool) -> None:
-    one = simulator(version=version)
-    older, newer = one.malloc(30 * MIB), one.malloc(30 * MIB)
-    expected = (older if first else newer).address
-    assert newer.address < older.address
-    one.free(older)
-    one.free(newer)
-    assert one.malloc(30 * MIB).address == expected
-
-
 def test_a_large_block_keeps_up_to_one_mib_of_slack() -> None:
     one = simulator()
     one.free(one.malloc(30 * MIB))
@@ -130,23 +99,11 @@ def test_a_block_can_be_freed_once() -> None:
         one.malloc(0)
 
 
-def test_empty_cache_keeps_what_is_split() -> None:
-    one = simulator()
-    kept, gone = one.malloc(4 * MIB), one.malloc(30 * MIB)
-    one.free(gone)
-    assert (one.releasable, one.stranded) == (30 * MIB, 16 * MIB)
-    one.empty_cache()
-    assert (one.reserved, one.releasable, one.stranded) == (20 * MIB, 0, 16 * MIB)
-    one.free(kept)
-    one.empty_cache()
-    assert one.reserved == 0
-
-
 class TestLimits:
     """Memory that is out: flushes, retries, errors."""
 
     def test_the_cache_is_flushed_before_giving_up(self) -> None:
-        log = Log()
+        log = SegmentLog()
         one = simulator(capacity=100 * MIB, hook=log)
         one.free(one.malloc(60 * MIB))
         one.malloc(70 * MIB)
@@ -158,7 +115,7 @@ class TestLimits:
         assert (one.retries, one.ooms, one.reserved) == (1, 0, 70 * MIB)
 
     def test_out_of_memory_leaves_live_blocks_as_they_are(self) -> None:
-        log = Log()
+        log = SegmentLog()
         one = simulator(capacity=100 * MIB, hook=log)
         one.malloc(40 * MIB)
         one.free(one.malloc(50 * MIB))
@@ -179,30 +136,6 @@ class TestLimits:
         with pytest.raises(OutOfMemory):
             one.malloc(513, stream=7)
         assert events == [AllocatorEvent("oom", 0, 1024, 7, (0, 0))]
-
-    def test_a_fraction_of_the_device_is_a_limit(self) -> None:
-        one = simulator("per_process_memory_fraction:0.5", device_memory=100 * MIB)
-        one.malloc(50 * MIB)
-        with pytest.raises(OutOfMemory):
-            one.malloc(1)
-        with pytest.raises(ValueError, match="needs the device's memory"):
-            simulator("per_process_memory_fraction:0.5")
-
-    def test_throwing_early_spares_the_cache(self) -> None:
-        conf = "throw_on_cudamalloc_oom:True"
-        one = simulator(conf, "2.12", capacity=100 * MIB)
-        one.free(one.malloc(60 * MIB))
-        with pytest.raises(OutOfMemory):
-            one.malloc(70 * MIB)
-        assert (one.reserved, one.retries) == (60 * MIB, 0)
-
-    def test_but_a_limit_of_the_process_does_not(self) -> None:
-        conf = "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5"
-        one = simulator(conf, "2.12", device_memory=100 * MIB)
-        one.free(one.malloc(40 * MIB))
-        with pytest.raises(OutOfMemory):
-            one.malloc(70 * MIB)
-        assert (one.reserved, one.retries) == (0, 1)
 
     def test_a_capacity_or_a_driver(self) -> None:
         with pytest.raises(ValueError, match="not both"):
@@ -241,79 +174,6 @@ class TestMaxSplitSize:
         one.malloc(30 * MIB)
         one.malloc(30 * MIB)
         assert one.reserved == 60 * MIB
-
-    def test_one_oversized_block_is_released_before_the_whole_cache(self) -> None:
-        log = Log()
-        one = simulator("max_split_size_mb:64", capacity=400 * MIB, hook=log)
-        for block in [one.malloc(size * MIB) for size in (70, 80, 200, 40)]:
-            one.free(block)
-        one.malloc(140 * MIB)
-        assert log[4:] == [("segment_free", 200 * MIB), ("segment_alloc", 140 * MIB)]
-        assert one.retries == 0
-
-    def test_it_need_not_be_larger_than_an_oversized_block_is(self) -> None:
-        log = Log()
-        one = simulator("max_split_size_mb:64", capacity=200 * MIB, hook=log)
-        for block in [one.malloc(size * MIB) for size in (40, 50, 100)]:
-            one.free(block)
-        one.malloc(60 * MIB)
-        assert log[3:] == [("segment_free", 100 * MIB), ("segment_alloc", 60 * MIB)]
-
-    def test_or_several_of_them_the_largest_first(self) -> None:
-        log = Log()
-        one = simulator("max_split_size_mb:64", capacity=300 * MIB, hook=log)
-        for block in [one.malloc(size * MIB) for size in (70, 80, 90, 40)]:
-            one.free(block)
-        one.malloc(160 * MIB)
-        assert log[4:] == [
-            ("segment_free", 90 * MIB),
-            ("segment_free", 80 * MIB),
-            ("segment_alloc", 160 * MIB),
-        ]
-
-
-class TestGarbageCollection:
-    """`garbage_collection_threshold`."""
-
-    def test_old_blocks_go_before_more_is_reserved(self) -> None:
-        log = Log()
-        one = simulator("garbage_collection_threshold:0.5", limit=200 * MIB, hook=log)
-        old, young = one.malloc(60 * MIB), one.malloc(50 * MIB)
-        one.free(old)
-        for _ in range(3):
-            one.free(one.malloc(30 * MIB, stream=4))
-        one.free(young)
-        one.malloc(20 * MIB, stream=3)
-        assert ("segment_free", 60 * MIB) in log
-        assert ("segment_free", 50 * MIB) not in log
-        assert one.retries == 0
-
-    def test_small_allocations_make_no_large_block_older(self) -> None:
-        log = Log()
-        one = simulator("garbage_collection_threshold:0.5", limit=200 * MIB, hook=log)
-        one.free(one.malloc(512))
-        first, second = one.malloc(60 * MIB), one.malloc(50 * MIB)
-        one.free(first)
-        for _ in range(3):
-            one.free(one.malloc(512))
-        one.free(second)
-        one.malloc(20 * MIB, stream=3)
-        assert [size for action, size in log if action == "segment_free"] == [50 * MIB, 60 * MIB]
-
-    def test_a_segment_that_is_in_use_stays(self) -> None:
-        log = Log()
-        one = simulator("garbage_collection_threshold:0.5", limit=200 * MIB, hook=log)
-        front, _, _ = one.malloc(5 * MIB), one.malloc(5 * MIB), one.malloc(90 * MIB)
-        one.free(front)
-        one.malloc(30 * MIB, stream=3)
-        assert "segment_free" not in dict(log)
-
-    def test_nothing_happens_below_the_threshold_or_without_a_limit(self) -> None:
-        for options in ({"limit": GIB}, {}):
-            one = simulator("garbage_collection_threshold:0.9", **options)
-            one.free(one.malloc(60 * MIB))
-            one.malloc(100 * MIB)
-            assert one.reserved == 160 * MIB
 
 
 class TestStreams:
@@ -448,100 +308,6 @@ class TestPrivatePools:
         ]
 
 
-class TestExpandableSegments:
-    """`expandable_segments:True`."""
-
-    def test_one_segment_grows_by_whole_pages(self) -> None:
-        log = Log()
-        one = simulator("expandable_segments:True", hook=log)
-        first = one.malloc(5 * MIB)
-        second = one.malloc(50 * MIB)
-        assert second.address == first.address + 5 * MIB
-        one.malloc(512)
-        assert log == [("segment_map", 20 * MIB), ("segment_map", 40 * MIB), ("segment_map", 2 * MIB)]
-        assert (one.reserved, one.allocated) == (62 * MIB, 55 * MIB + 512)
-        large, small = sorted(one.snapshot(), key=lambda segment: -segment.size)
-        assert (large.expandable, large.page, large.size) == (True, 20 * MIB, 60 * MIB)
-        assert (small.expandable, small.page, small.size) == (True, 2 * MIB, 2 * MIB)
-
-    def test_blocks_are_split_to_the_byte(self) -> None:
-        one = simulator("expandable_segments:True")
-        assert one.malloc(19 * MIB + MIB // 2).size == 19 * MIB + MIB // 2
-
-    def test_wholly_free_pages_go_back_and_the_gap_is_filled_first(self) -> None:
-        log = Log()
-        one = simulator("expandable_segments:True", hook=log)
-        a, b, c = one.malloc(30 * MIB), one.malloc(40 * MIB), one.malloc(10 * MIB)
-        assert one.reserved == 80 * MIB
-        one.free(b)
-        assert (one.releasable, one.stranded) == (20 * MIB, 20 * MIB)
-        one.empty_cache()
-        assert log[-1] == ("segment_unmap", 20 * MIB)
-        assert one.reserved == 60 * MIB
-        assert [segment.size for segment in one.snapshot()] == [40 * MIB, 20 * MIB]
-        again = one.malloc(35 * MIB)
-        assert again.address == a.address + a.size
-        assert log[-1] == ("segment_map", 20 * MIB)
-        assert c.address == a.address + 70 * MIB
-
-    def test_everything_goes_back_with_its_virtual_range(self) -> None:
-        one = simulator("expandable_segments:True")
-        blocks = [one.malloc(size) for size in (512, 5 * MIB, 70 * MIB)]
-        for block in blocks:
-            one.free(block)
-        one.empty_cache()
-        assert (one.reserved, list(one.blocks())) == (0, [])
-
-    def test_best_fit_spares_the_end_that_can_grow(self) -> None:
-        one = simulator("expandable_segments:True")
-        hole = one.malloc(30 * MIB)
-        start = hole.address
-        one.malloc(5 * MIB)
-        assert one.reserved == 40 * MIB  # 5 MiB are free at the end: the better fit, but for its growth.
-        one.free(hole)
-        assert one.malloc(4 * MIB).address == start
-
-    def test_of_equal_holes_the_lower_one_is_taken(self) -> None:
-        one = simulator("expandable_segments:True")
-        blocks = [one.malloc(6 * MIB) for _ in range(5)]
-        lower = blocks[1].address
-        one.free(blocks[3])
-        one.free(blocks[1])
-        assert one.malloc(6 * MIB).address == lower
-
-    def test_pages_are_unmapped_under_pressure(self) -> None:
-        one = simulator("expandable_segments:True", capacity=100 * MIB)
-        other = one.malloc(60 * MIB, stream=1)
-        one.free(other)
-        one.malloc(80 * MIB)
-        assert (one.retries, one.reserved) == (1, 80 * MIB)
-        with pytest.raises(OutOfMemory):
-            one.malloc(40 * MIB)
-        assert one.allocated == 80 * MIB
-
-    def test_what_was_mapped_before_memory_ran_out_stays_mapped(self) -> None:
-        one = simulator("expandable_segments:True", capacity=100 * MIB)
-        blocks = [one.malloc(20 * MIB) for _ in range(4)]
-        one.free(blocks[1])
-        with pytest.raises(OutOfMemory):
-            one.malloc(41 * MIB)
-        assert one.reserved == 60 * MIB
-        one.malloc(40 * MIB)
-        assert one.reserved == 100 * MIB
-
-    def test_a_segment_that_is_full_is_followed_by_another(self) -> None:
-        one = simulator("expandable_segments:True", capacity=100 * MIB, device_memory=40 * MIB)
-        one.malloc(50 * MIB)  # Of a virtual range of 60 MiB: 9/8 of 40 MiB in whole pages.
-        one.malloc(20 * MIB)
-        assert len(one.backing.segments) == 2
-        assert one.reserved == 80 * MIB
-
-    def test_the_page_follows_the_setting(self) -> None:
-        one = simulator("expandable_segments:True,large_segment_size_mb:64")
-        one.malloc(2 * MIB)
-        assert one.reserved == 64 * MIB
-
-
 def test_events_are_those_of_a_memory_history() -> None:
     events: list[AllocatorEvent] = []
     one = simulator(hook=events.append)
@@ -558,22 +324,6 @@ def test_events_are_those_of_a_memory_history() -> None:
         ("free_completed", base, 1000, 5, (0, 0)),
         ("segment_free", base, 2 * MIB, 5, (0, 0)),
     ]
-
-
-def test_the_snapshot_has_every_state() -> None:
-    one = simulator(device=3)
-    live, waiting = one.malloc(1000), one.malloc(2000)
-    one.record_stream(waiting, 6)
-    one.free(waiting)
-    (segment,) = one.snapshot()
-    assert (segment.device, segment.size, segment.expandable, segment.page) == (3, 2 * MIB, False, None)
-    assert [(block.size, block.requested, block.state) for block in segment.blocks] == [
-        (1024, 1000, "active"),
-        (2048, 2000, "awaiting"),
-        (2 * MIB - 3072, 0, "free"),
-    ]
-    assert all(left.end == right.address for left, right in pairwise(segment.blocks))
-    assert segment.blocks[0].address == live.address
 
 
 def test_peaks_begin_again_where_one_is() -> None:
