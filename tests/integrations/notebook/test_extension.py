@@ -1,4 +1,4 @@
-"""The magics in a real IPython: the cell stays what it is, and memory is told."""
+"""The extension on a real IPython: the cell stays what it is, and memory is told."""
 
 from __future__ import annotations
 

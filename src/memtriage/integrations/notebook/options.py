@@ -41,7 +41,7 @@ def _variable(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
+    if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows; expected 1 or more")
     return int(text)
 

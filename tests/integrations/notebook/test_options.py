@@ -1,0 +1,100 @@
+"""The options of the magics: what they mean, what is refused, and the help that tells of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import pytest
+
+from memtriage.integrations.notebook.options import (
+    UsageProblem,
+    cell_parser,
+    free_parser,
+    line_parser,
+    parse,
+)
+
+CELL_USAGE = (
+    "usage: %%memtriage [-h] [--json VAR] [--no-html] [-q] [--census] [--top N] [--keep-traceback] [-o DIR]"
+)
+CELL_DEFAULTS = {
+    "help": False, "json": None, "no_html": False, "quiet": False, "census": False, "top": 12,
+    "keep_traceback": False, "directory": None,
+}  # fmt: skip
+LINE_DEFAULTS = {"help": False, "json": None, "no_html": False, "top": 12}
+FREE_DEFAULTS = {"help": False, "json": None, "no_html": False, "out": False}
+HELP = """\
+usage: %memtriage_free [-h] [--out] [--json VAR] [--no-html]
+
+Let go of the last error's traceback, which keeps the variables of every function that the error ended.
+%tb and %debug have nothing to show afterwards.
+
+options:
+  -h, --help  show this, and run nothing
+  --out       and of the values in Out (and _, __, ___) that keep tensors
+  --json VAR  put what was freed (a dict) into the variable VAR
+  --no-html   show plain text
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.mark.parametrize(
+    ("parser", "line", "options"),
+    [
+        (cell_parser, "", CELL_DEFAULTS),
+        (
+            cell_parser,
+            "--json told --no-html -q --census --top 3 --keep-traceback -o 'my runs'",
+            {
+                "help": False, "json": "told", "no_html": True, "quiet": True, "census": True, "top": 3,
+                "keep_traceback": True, "directory": "my runs",
+            },
+        ),
+        (cell_parser, "--quiet -h", {**CELL_DEFAULTS, "quiet": True, "help": True}),
+        (line_parser, "", LINE_DEFAULTS),
+        (line_parser, "--top 1 --json _x", {**LINE_DEFAULTS, "top": 1, "json": "_x"}),
+        (line_parser, "--no-html --help", {**LINE_DEFAULTS, "no_html": True, "help": True}),
+        (free_parser, "", FREE_DEFAULTS),
+        (free_parser, "--out --json freed", {**FREE_DEFAULTS, "out": True, "json": "freed"}),
+    ],
+)  # fmt: skip
+def test_a_line_is_read_as_a_command_s_options(
+    parser: Callable[[], argparse.ArgumentParser], line: str, options: dict[str, object]
+) -> None:
+    assert vars(parse(parser(), line)) == options
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("--top 0", "argument --top: '0' is not a number of rows; expected 1 or more"),
+        ("--top ²", "argument --top: '²' is not a number of rows; expected 1 or more"),
+        ("--top", "argument --top: expected one argument"),
+        ("--json 1x", "argument --json: '1x' is not a variable name"),
+        ("--keep", "unrecognized arguments: --keep"),
+        ("x", "unrecognized arguments: x"),
+    ],
+)
+def test_a_wrong_line_is_refused_with_its_usage(line: str, problem: str) -> None:
+    with pytest.raises(UsageProblem) as raised:
+        parse(cell_parser(), line)
+    assert str(raised.value) == f"%%memtriage: {problem}\n{CELL_USAGE}"
+
+
+def test_an_open_quotation_is_refused() -> None:
+    with pytest.raises(UsageProblem, match=r"^%memtriage: No closing quotation$"):
+        parse(line_parser(), "--json 'x")
+
+
+def test_help_describes_every_option() -> None:
+    assert free_parser().format_help() == HELP
+    text = " ".join(cell_parser().format_help().split())
+    assert text.startswith(f"{CELL_USAGE} Watch this cell, and show")
+    assert "--top N rows of a list (12)" in text
+    assert "for %debug; otherwise its memory is freed" in text
+    assert "--top N holders to list (12)" in " ".join(line_parser().format_help().split())

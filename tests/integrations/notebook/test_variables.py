@@ -1,0 +1,111 @@
+"""Variables that got a new value while the old one was alive: found by two looks, before a cell and after."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from memtriage.account.census import Look
+from memtriage.integrations.notebook.variables import Variables
+from memtriage.model.cell import Rebinding
+
+MIB = 1 << 20
+
+
+def mib(size: float) -> torch.Tensor:
+    return torch.zeros(round(size * MIB), dtype=torch.uint8)
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, only_new_objects: None) -> Any:
+    """The module in which a notebook's cells run."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    yield module
+    vars(module).clear()
+
+
+def rebound(cell: Callable[[], None]) -> dict[str, Rebinding]:
+    """What a cell has rebound, by variable."""
+    gc.collect()
+    with Look() as view:
+        variables = Variables(view)
+    variables.begin()
+    cell()
+    gc.collect()
+    with Look() as view:
+        found = variables.rebindings(view)
+    assert [each.old for each in found] == sorted((each.old for each in found), reverse=True)
+    return {each.name: each for each in found}
+
+
+def test_old_and_new_values_at_once_are_found(main: Any) -> None:
+    main.model = {"weight": mib(8), "bias": mib(2)}
+    main.held = mib(6)
+    main.also, main.more, main.most = {"x": main.held}, [main.held], (main.held,)
+    main.and_more = {0: main.held}
+    main.first_freed, main.unchanged, main.moved = mib(5), mib(5), mib(5)
+    main.shrunk, main.gone = mib(7), mib(5)
+
+    def cell() -> None:
+        del main.first_freed
+        main.first_freed = mib(5)
+        main.model = {"weight": mib(8), "bias": mib(3)}
+        main.held = mib(7)
+        main.elsewhere, main.moved = main.moved, mib(5)
+        main.shrunk = mib(0.5)
+        del main.gone
+
+    found = rebound(cell)
+    assert set(found) == {"model", "held", "moved"}
+    model, held, moved = found["model"], found["held"], found["moved"]
+    assert (model.device, model.old, model.new, model.still_held_by) == ("cpu", 10 * MIB, 11 * MIB, [])
+    assert model.extra is not None and 8 * MIB < model.extra <= 14 * MIB
+    assert (held.old, held.new, held.extra) == (6 * MIB, 7 * MIB, None)
+    first, *others = held.still_held_by
+    assert first == "also['x']"
+    assert len(set(others)) == 2 and set(others) <= {"more", "most", "and_more"}
+    assert (moved.old, moved.new, moved.still_held_by) == (5 * MIB, 5 * MIB, ["elsewhere"])
+
+
+def test_only_the_user_s_variables_of_some_size_are_followed(main: Any) -> None:
+    main.least, main.under, main._own, main.Out = mib(1), mib(1 - 1 / MIB), mib(2), [mib(2)]
+    main.number = 1
+
+    def cell() -> None:
+        for name, size in (("least", 1), ("under", 1), ("_own", 2)):
+            setattr(main, name, mib(size))
+        main.Out = [mib(2)]
+
+    assert set(rebound(cell)) == {"least"}
+
+
+def test_what_is_small_beside_all_tensors_is_left_out(main: Any) -> None:
+    main.small, main.large, main.other = mib(3), mib(5), mib(40)
+
+    def cell() -> None:
+        main.small, main.large = mib(3), mib(5)
+
+    assert set(rebound(cell)) == {"large"}
+
+
+def test_a_value_that_overlaps_little_needs_no_more_memory(main: Any) -> None:
+    """The old value goes when most of the new one is yet to come, or has less than half of its bytes."""
+    main.late, main.early = mib(8), mib(8)
+
+    def cell() -> None:
+        main.first = mib(3)
+        del main.late
+        main.late = mib(8)
+        main.second = mib(2)  # with the first more than half
+        main.third = mib(8)
+        del main.early
+        main.early = mib(8)
+
+    assert set(rebound(cell)) == {"early"}
