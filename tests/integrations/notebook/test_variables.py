@@ -74,7 +74,13 @@ def test_old_and_new_values_at_once_are_found(main: Any) -> None:
     assert (moved.old, moved.new, moved.still_held_by) == (5 * MIB, 5 * MIB, ["elsewhere"])
 
 
-def test_only_the_user_s_variables_of_some_size_are_followed(main: Any) -> None:
+def test_only_the_notebook_s_variables_of_some_size_are_followed(
+    main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper: Any = ModuleType("helper")
+    helper.__file__ = "/home/user/helper.py"
+    monkeypatch.setitem(sys.modules, "helper", helper)
+    helper.cache = mib(2)
     main.least, main.under, main._own, main.Out = mib(1), mib(1 - 1 / MIB), mib(2), [mib(2)]
     main.number = 1
 
@@ -82,6 +88,7 @@ def test_only_the_user_s_variables_of_some_size_are_followed(main: Any) -> None:
         for name, size in (("least", 1), ("under", 1), ("_own", 2)):
             setattr(main, name, mib(size))
         main.Out = [mib(2)]
+        helper.cache = mib(2)
 
     assert set(rebound(cell)) == {"least"}
 

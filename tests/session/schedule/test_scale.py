@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +15,12 @@ from hypothesis import strategies as st
 from memtriage.diagnose.growth.judged import judge_counter
 from memtriage.model.census import HolderGroup
 from memtriage.model.judged import Judged
+from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import MIB
 from memtriage.session.schedule import scale as scale_module
+from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.judgment import judge_devices
+from memtriage.session.schedule.scale import ScaleScheduler
 from support.censuses import group
 from support.marked_loops import LOOK, LOSSES, Loop, Notes, SmallEntries, leaking, nothing, taken
 from support.simulated import clock, clock_of
@@ -508,3 +512,214 @@ def test_healthy_program_over_time_has_few_censuses() -> None:
         loop.time(0.5, cpu=100 * MIB)
     assert len(loop.notes.took) <= 7
     assert loop.leaks() == []
+
+
+# --- one scale ----------------------------------------------------------------------------------------------
+
+
+class Records(Notes):
+    """Notes what recorders are asked for: positions that remain, the period, and whether once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, float | None, bool]] = []
+
+    def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
+        self.asked.append((remaining, period, again))
+
+
+def followed(scale: Scale, notes: Notes | None = None) -> ScaleScheduler:
+    return ScaleScheduler(scale, cast(Investigator, notes or Notes()), LOOK, lambda: None)
+
+
+def ramp(scheduler: ScaleScheduler, **counters: Sequence[float]) -> ScaleScheduler:
+    """A scale of steps whose counters show so many MiB, one value a step, and no census."""
+    for step in range(1, 1 + max(map(len, counters.values()))):
+        values = {
+            name: round(series[step - 1] * MIB) for name, series in counters.items() if step <= len(series)
+        }
+        scheduler.at_mark(TrainingPosition(step=step), values, censuses=False)
+    return scheduler
+
+
+@pytest.mark.parametrize(("scale", "place"), [("step", 5), ("microbatch", 22), ("second", 7.5)])
+def test_a_place_is_a_number_of_steps_of_backwards_or_of_seconds(scale: Scale, place: float) -> None:
+    scheduler = followed(scale)
+    assert (scheduler.scale, scheduler.now, scheduler.marks) == (scale, 0.0, 0)
+    position = TrainingPosition(step=5, microbatch=2, backwards=22, time_s=7.5)
+    scheduler.at_mark(position, {"cpu": MIB})
+    assert (scheduler.now, scheduler.marks) == (place, 1)
+    scheduler.census(position)
+    assert scheduler.investigation.taken == [place]
+
+
+@pytest.mark.parametrize(
+    ("frames", "scale", "place"), [((), "step", 6), ((), "second", 7.5), (None, "step", 5)]
+)
+def test_a_census_in_the_middle_of_a_step_counts_for_that_step(
+    frames: Sequence[Any] | None, scale: Scale, place: float
+) -> None:
+    scheduler = followed(scale)
+    scheduler.census(TrainingPosition(step=5, time_s=7.5), frames)
+    assert scheduler.investigation.taken == [place]
+
+
+def test_over_time_a_program_s_own_work_begins_at_its_first_mark() -> None:
+    """It imports and loads for a minute. Marks come each half second."""
+    loop = Loop()
+    loop.notes.held = nothing(0)
+    loop.now_s = 59.5
+    for _ in range(60):
+        loop.time(0.5, cpu=100 * MIB)
+    assert taken(loop) == [65, pytest.approx(70.5, abs=0.01)]
+
+
+def test_recorders_are_told_how_many_marks_remain() -> None:
+    notes, last_marks = Records(), []
+    loop = Loop(notes)
+    for mark in range(1, 31):
+        notes.held, asked = leaking(mark), len(notes.asked)
+        loop.time(0.5, cpu=(100 + mark) * MIB)
+        if [remaining for remaining, *_ in notes.asked[asked:]] == [1]:
+            last_marks.append(loop.now_s)
+        loop.scheduler.main.investigation.recorded = min(len(notes.asked), 1)
+    places = [place for _, place in notes.took]
+    assert len(last_marks) >= 2
+    assert all(any(place == pytest.approx(at + 0.5, abs=0.1) for place in places) for at in last_marks)
+    assert [again for *_, again in notes.asked] == [False, *[True] * (len(notes.asked) - 1)]
+
+
+def test_nothing_is_recorded_of_what_is_proven() -> None:
+    notes = Records()
+    loop = Loop(notes).train(60, leaking)
+    asked = len(notes.asked)
+    assert 0 < asked < 40 and loop.proven() and loop.scheduler.main.investigation.lacks_sites
+    loop.train(20, leaking)
+    assert len(notes.asked) == asked
+
+
+def test_recorders_are_told_the_period_of_what_grows() -> None:
+    notes = Records()
+    Loop(notes).train(120, lambda step: {"epochs[*]": 1 + step // 10})
+    assert {period for _, period, _ in notes.asked} >= {10}
+    assert {period for _, period, _ in notes.asked} <= {None, 10}
+
+
+def test_generated_code_has_no_period_that_censuses_follow() -> None:
+    scheduler = followed("step")
+    for step in range(1, 121):
+        values = {"cpu": 100 * MIB, "code": MIB * (1 + step // 10)}
+        scheduler.at_mark(TrainingPosition(step=step), values)
+    assert scheduler.counters["code"].estimate().period == 10
+    assert scheduler.investigation.period is None
+
+
+@pytest.mark.parametrize(
+    ("code", "generated"),
+    [
+        pytest.param([], False, id="never read"),
+        pytest.param([1] * 6, False, id="constant"),
+        pytest.param([5, 5, 5, 5, 4, 4, 4, 4], False, id="falls"),
+        pytest.param([1, 1, 1, 1, 1, 1, 2, 2], True, id="rises"),
+    ],
+)
+def test_code_is_generated_where_it_grows(code: list[float], generated: bool) -> None:
+    assert ramp(followed("step"), cpu=[1] * 8, code=code).generates_code() is generated
+
+
+CODE_COMES = [20 + step // 6 * 0.5 for step in range(48)]
+
+
+@pytest.mark.parametrize(
+    ("counters", "fills"),
+    [
+        pytest.param(
+            {"cpu": [100 + code / 5 for code in CODE_COMES], "code": CODE_COMES}, True, id="with it"
+        ),
+        pytest.param({"cpu": [100 + step / 50 for step in range(48)]}, False, id="no code"),
+        pytest.param({"code": CODE_COMES}, False, id="no memory"),
+        pytest.param({"cpu": [100 + step for step in range(48)], "code": CODE_COMES}, False, id="far more"),
+    ],
+)
+def test_a_cache_of_code_explains_what_comes_with_code(counters: dict[str, list[float]], fills: bool) -> None:
+    assert ramp(followed("step"), **counters).fills_with_code(0) is fills
+
+
+def with_censuses(scheduler: ScaleScheduler, held: Mapping[float, float]) -> ScaleScheduler:
+    """Add censuses that found so many MiB to have a holder, by place."""
+    scheduler.investigation.totals = [(place, {"cpu": round(mib * MIB)}) for place, mib in held.items()]
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("held", "all_named"),
+    [
+        pytest.param({28: 10, 34: 16, 40: 22}, True, id="all of it"),
+        pytest.param({28: 10, 34: 10, 40: 18.5}, True, id="most of it"),
+        pytest.param({28: 10, 34: 16, 40: 18}, False, id="too little"),
+        pytest.param({27: 10, 40: 23}, False, id="one interval"),
+        pytest.param({10: 0, 20: 0, 28: 10, 40: 22}, False, id="one interval since it began"),
+        pytest.param({10: 22, 27: 9, 34: 16, 40: 22}, True, id="other holders have gone before"),
+        pytest.param({}, False, id="no census"),
+    ],
+)
+def test_all_of_a_rise_has_a_holder(held: dict[float, float], all_named: bool) -> None:
+    """The counter rises all the time, and surely since step 27."""
+    scheduler = with_censuses(ramp(followed("step"), cpu=range(50)), held)
+    assert scheduler.names_all("cpu") is all_named
+
+
+def test_a_counter_that_does_not_rise_has_nothing_to_be_named() -> None:
+    flat = with_censuses(ramp(followed("step"), cpu=[1] * 50), {10: 1, 20: 1, 40: 1})
+    assert flat.names_all("cpu") is False
+    rises = with_censuses(ramp(followed("step"), cpu=[1] * 50), {10: 1, 20: 1, 40: 2})
+    assert rises.names_all("cpu") is False
+
+
+@pytest.mark.parametrize(
+    ("held", "covered"),
+    [
+        pytest.param({}, True, id="no census"),
+        pytest.param({10: 1, 20: 1, 40: 1}, True, id="while it grew"),
+        pytest.param({4: 1, 9: 1}, True, id="before, and it grew as fast then"),
+        pytest.param({2: 1, 3: 1}, False, id="before anything is known of it"),
+    ],
+)
+def test_growth_is_covered_by_censuses_while_it_lasts(held: dict[float, float], covered: bool) -> None:
+    scheduler = with_censuses(ramp(followed("step"), cpu=range(50)), held)
+    assert scheduler.covers_growth("cpu") is covered
+    assert scheduler.covers_growth("cuda:0") is True  # nothing is known of it
+
+
+def test_growth_after_the_last_census_is_not_covered() -> None:
+    late = with_censuses(ramp(followed("step"), cpu=[0] * 50 + [*range(100)]), {10: 0, 30: 0})
+    assert late.covers_growth("cpu") is False
+    assert late.held_rate("cpu") is None
+    steady = with_censuses(ramp(followed("step"), cpu=range(50)), {10: 10, 30: 25})
+    assert steady.held_rate("cpu") == 0.75 * MIB
+    assert steady.harmless_rate("cpu") == 0
+
+
+def test_resident_memory_that_surely_grows_alone_asks_for_censuses() -> None:
+    healthy, rising, explained = Loop(), Loop(), Loop()
+    for step in range(1, 101):
+        healthy.step(cpu=100 * MIB, host=500 * MIB)
+        rising.step(cpu=100 * MIB, host=(500 + step) * MIB)
+        explained.notes.held = leaking(step)
+        explained.step(cpu=(100 + step) * MIB, host=(500 + step) * MIB)
+    assert taken(healthy) == [3, 6, 24, 96]
+    assert len(taken(rising)) > 8
+    assert len(taken(explained)) < len(taken(rising))
+
+
+def test_a_late_leak_that_is_proven_ages_by_the_time_it_was_seen_to_grow() -> None:
+    """It began at step 300. By step 340 its proof says nothing of the end."""
+    loop = Loop().train(300, nothing)
+    loop.train(40, lambda step: {"model": 50, LOSSES: step - 300})
+    main = loop.scheduler.main
+    last = max(taken(loop))
+    while not (loop.proven() and loop.steps - last > 0.4 * (last - 300)):
+        loop.train(1, lambda step: {"model": 50, LOSSES: step - 300})
+        last = max(taken(loop))
+    main.end(loop.position, None)
+    assert taken(loop)[-1] == loop.steps > last

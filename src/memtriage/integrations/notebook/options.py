@@ -46,10 +46,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _with_output(parser: _Parser, what: str) -> _Parser:
+def _with_output(parser: _Parser, what: str) -> None:
     parser.add_argument("--json", metavar="VAR", type=_variable, help=f"put {what} into the variable VAR")
     parser.add_argument("--no-html", action="store_true", help="show plain text")
-    return parser
 
 
 def cell_parser() -> argparse.ArgumentParser:
