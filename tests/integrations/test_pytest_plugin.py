@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from memtriage.integrations.memory_check import GROWTH_STEPS, MemoryCheck
+from memtriage.integrations.memory_check import GROWTH_STEPS
 
 TESTS = """
     import pytest
@@ -160,13 +160,3 @@ def test_what_fails_by_itself_fails_as_it_would_without(
     assert text is not None
     assert words in text
     assert "memory: " not in text
-
-
-def test_growth_within_a_watched_process_is_refused() -> None:
-    first, second = MemoryCheck(no_growth=True), MemoryCheck(no_growth=True)
-    first.begin()
-    try:
-        with pytest.raises(RuntimeError, match="one watch at a time"):
-            second.begin()
-    finally:
-        first.end(judge=False)
