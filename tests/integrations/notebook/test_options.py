@@ -27,7 +27,7 @@ FREE_DEFAULTS = {"help": False, "json": None, "no_html": False, "out": False}
 HELP = """\
 usage: %memtriage_free [-h] [--out] [--json VAR] [--no-html]
 
-Let go of the last error's traceback, which keeps the variables of every function that the error ended.
+Release the last error's traceback, which keeps the variables of every function that the error ended.
 %tb and %debug have nothing to show afterwards.
 
 options:

@@ -90,7 +90,7 @@ def free_parser() -> argparse.ArgumentParser:
     """`%memtriage_free`."""
     parser = _parser(
         FREE,
-        "Let go of the last error's traceback, which keeps the variables of every function that the error "
+        "Release the last error's traceback, which keeps the variables of every function that the error "
         "ended.\n%tb and %debug have nothing to show afterwards.",
     )
     parser.add_argument(

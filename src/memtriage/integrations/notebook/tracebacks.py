@@ -41,7 +41,7 @@ def last_errors(shell: Any) -> list[BaseException]:
 
 
 def free_tracebacks(shell: Any) -> int:
-    """Let go of the last error's traceback wherever IPython and the interpreter keep it.
+    """Release the last error's traceback wherever IPython and the interpreter keep it.
 
     The variables of its finished functions go; functions that still run, or wait to go on, keep theirs.
     `%tb` and `%debug` have nothing to show afterwards. The errors themselves stay what they are, without

@@ -70,7 +70,7 @@ def cell_html(report: CellReport) -> str:
             [rebinding_in_words(rebinding) for rebinding in report.rebindings],
             "advice",
         ),
-        _sentences("Let go of", [] if report.freed is None else [freed_in_words(report.freed)]),
+        _sentences("Released", [] if report.freed is None else [freed_in_words(report.freed)]),
         _sentences(
             "Kept by IPython", traceback_in_words(report.traceback) + outputs_in_words(report.outputs)
         ),

@@ -1,0 +1,195 @@
+"""A cell's report as a fragment of a page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from memtriage.model.cell import DeviceUse, Freed, HolderChange, MemoryNow, OutputHold, Rebinding
+from memtriage.model.findings import Finding
+from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.model.marks import Mark
+from memtriage.model.units import MIB
+from memtriage.report.notebook.html import cell_html, freed_html, now_html
+from support.cell_reports import Balanced, change, report, rising, run_report
+from support.expected import assert_as_kept
+
+HOSTILE = "cache['</div><script>alert(1)</script>']"
+
+
+def lines(page: str) -> list[str]:
+    """A fragment without its styles."""
+    return [line.strip() for line in page.partition("</style>")[2].splitlines() if line.strip()]
+
+
+def test_the_whole_page_of_a_cell() -> None:
+    leak = Finding(
+        kind="leak", device="cuda:0", holder="kept[*]", also_held_by=["log", "history[*]"], bytes=3 * MIB,
+        bytes_per_step=1 << 20, step=12, mechanism="`kept` grows", fix="clear `kept`", playbook="M1",
+        allocated_at="In[4]:7 in train", stored_at="In[4]:9 in train", evidence=["censuses", "counters"],
+        certainty="proven",
+    )  # fmt: skip
+    others = [Finding(kind="leak", device="cpu", bytes=MIB, bytes_per_step=64)]
+    others += [
+        Finding(kind="residue", device="cpu", holder=f"rest{number}", bytes=MIB * number)
+        for number in range(1, 8)
+    ]
+    told = report(
+        run=3,
+        devices=[
+            DeviceUse(device="cuda:0", before=MIB, after=4 * MIB, peak=9 * MIB, reserved=20 * MIB),
+            DeviceUse(device="cpu", before=2 * MIB, after=MIB),
+        ],
+        went=[change("old.weight", -2 * MIB, -3)],
+        notes=["said of it"],
+        freed=Freed(bytes={"cuda:0": 5 * MIB}, frames=2),
+        holders=[change("model", 8 * MIB, 2)],
+        rebindings=[Rebinding(name="model", device="cuda:0", old=MIB, new=2 * MIB, still_held_by=["Out[3]"])],
+        outputs=[OutputHold(number=3, bytes={"cuda:0": MIB}, kind="Tensor")],
+        traceback={"cuda:0": MIB},
+        run_report=run_report(
+            verdict="leak", findings=[leak, *others], steps=12,
+            marks=rising("cuda:0", 10 * MIB, 12 * MIB, 11 * MIB, 14 * MIB),
+        ),
+        runs_out_in=[99],
+    )  # fmt: skip
+    assert_as_kept("notebook_cell", lines(cell_html(told)))
+
+
+def test_the_whole_page_of_what_holds_memory_now() -> None:
+    """Ledger rows by size, the smallest summed; what is missing is hatched."""
+    rows = [
+        LedgerRow(row="requested", bytes=12 * MIB, owner="parameter", detail="of models"),
+        LedgerRow(row="releasable", bytes=MIB),
+        LedgerRow(row="unaccounted", bytes=-20 * MIB),
+        *(
+            LedgerRow(row="requested", bytes=MIB // number, owner=f"owner {number}")
+            for number in range(2, 12)
+        ),
+    ]
+    now = MemoryNow(
+        ledgers=[
+            Ledger(device="cuda:0", total=sum(row.bytes for row in rows), source="driver", rows=rows),
+            Ledger(
+                device="host", total=5 * MIB, source="kernel", rows=[LedgerRow(row="heap", bytes=5 * MIB)]
+            ),
+        ],
+        holders=[HolderChange(device="cpu", holder="x", bytes=MIB, count=0, owner="variable")],
+        more={"cpu": 2048, "cuda:0": MIB},
+        outputs=[OutputHold(number=3, bytes={"cuda:0": MIB}, kind="Tensor")],
+        traceback={"cuda:0": MIB},
+    )
+    assert_as_kept("notebook_now", lines(now_html(now)))
+
+
+def test_the_whole_page_of_what_was_freed() -> None:
+    freed = Freed(bytes={"cuda:0": MIB}, frames=1, outputs=[3], holders=[change("Out[*]", -MIB)])
+    assert_as_kept(
+        "notebook_freed", lines(freed_html(freed, [OutputHold(number=7, bytes={"cpu": MIB}, kind="Tensor")]))
+    )
+    nothing = lines(freed_html(Freed(bytes={}, frames=0), []))
+    assert nothing == [
+        '<div class="memtriage">',
+        '<div class="head "><b>free</b><span class="what">nothing was kept</span></div>',
+        "</div>",
+    ]
+
+
+def test_the_styles_hold_for_the_report_alone() -> None:
+    style = re.search(r"<style>(.*)</style>", cell_html(report()), re.DOTALL)
+    assert style is not None and "\n" not in style[1] and "/*" not in style[1]
+    assert re.match(r"\.memtriage\{(--[\w-]+:[^;{}]+;){10,}\}", style[1])
+    assert all(
+        ".memtriage" in rule for rule in re.findall(r"([^{}]+)\{[^{}]*\}", style[1]) if "@" not in rule
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "points", "ends"),
+    [
+        ((MIB, 3 * MIB, 2 * MIB), "0.0,98.0 500.0,2.0 1000.0,50.0", "step 1 1.0 MiB to 3.0 MiB step 3"),
+        ((3 * MIB, None, MIB, MIB), "0.0,2.0 500.0,98.0 1000.0,98.0", "step 1 1.0 MiB to 3.0 MiB step 4"),
+    ],
+)
+def test_a_course_goes_from_edge_to_edge(values: tuple[int | None, ...], points: str, ends: str) -> None:
+    page = cell_html(report(run_report=run_report(steps=3, marks=rising("cuda:0", *values))))
+    assert f'<polyline class="line" points="{points}"/>' in page
+    assert f'points="0,100 {points} 1000,100"' in page
+    assert ends in Balanced(page).text
+
+
+@pytest.mark.parametrize(
+    ("number", "more"), [(6, None), (7, "and 1 more finding"), (8, "and 2 more findings")]
+)
+def test_the_first_findings_are_shown(number: int, more: str | None) -> None:
+    findings = [Finding(kind="residue", device="cpu", holder=f"h{at}", bytes=MIB) for at in range(number)]
+    words = Balanced(cell_html(report(run_report=run_report(verdict="residue", findings=findings)))).text
+    assert [f"h{at}" in words for at in range(number)] == [at < 6 for at in range(number)]
+    assert more is None or more in words
+    assert (more is None) == ("more finding" not in words)
+
+
+def test_names_are_never_markup() -> None:
+    finding = Finding(kind="leak", device="cpu", holder=HOSTILE, mechanism=f"`{HOSTILE}` grows", bytes=MIB)
+    page = Balanced(
+        cell_html(
+            report(
+                came=[change(HOSTILE, MIB)], notes=[HOSTILE], label=HOSTILE,
+                run_report=run_report(verdict="leak", findings=[finding]),
+                rebindings=[Rebinding(name=HOSTILE, device="cpu", old=1, new=1, still_held_by=[HOSTILE])],
+            )
+        )
+    )  # fmt: skip
+    assert "script" not in page.tags
+    assert page.text.count(HOSTILE) >= 5
+
+
+def test_names_that_utf_8_lacks_are_shown() -> None:
+    assert "cache?[*]" in Balanced(cell_html(report(came=[change("cache\ud800[*]", MIB)]))).text
+
+
+def test_a_finding_names_its_entry_of_the_playbook() -> None:
+    entry, none = (
+        cell_html(report(run_report=run_report(findings=[Finding(kind="leak", device="cpu", playbook=name)])))
+        for name in ("M1", None)
+    )
+    assert "M1" in Balanced(entry).text and "M1" not in Balanced(none).text
+
+
+def test_the_course_is_drawn_where_it_rises() -> None:
+    def marks(step_bytes: int) -> list[Mark]:
+        return [
+            Mark(
+                name="step", step=step, microbatch=1, rank=None, time_s=step, device="cuda:0",
+                allocated=MIB + step * step_bytes,
+            )
+            for step in range(1, 2000)
+        ]  # fmt: skip
+
+    drawn = cell_html(report(run_report=run_report(steps=1999, marks=marks(1 << 16))))
+    assert "allocated on cuda:0" in Balanced(drawn).text
+    assert len(drawn) < 30_000
+    assert "<svg" not in cell_html(report(run_report=run_report(steps=1999, marks=marks(0))))
+
+
+@pytest.mark.parametrize(
+    ("marks", "found_on", "drawn"),
+    [
+        (rising("cpu", MIB, 2 * MIB, 9 * MIB), None, "malloc in use on cpu at each step"),
+        ([*rising("cpu", 1, 2, 3), *rising("cuda:1", 5, 6, 7)], None, "allocated on cuda:1 at each step"),
+        ([*rising("cpu", 1, 2, 3), *rising("cuda:1", 5, 6, 7)], "cpu", "malloc in use on cpu at each step"),
+        (
+            [*rising("cpu", 1, 2, 3, name="backward"), *rising("cpu", 1, 2)],
+            None,
+            "malloc in use on cpu at each backward",
+        ),
+        (rising("cpu", 1, None, 2), None, None),
+        (rising("cpu", 1, 2, 3, name="time"), None, None),
+    ],
+)
+def test_whose_course_is_drawn(marks: list[Mark], found_on: str | None, drawn: str | None) -> None:
+    findings = [] if found_on is None else [Finding(kind="leak", device=found_on, bytes_per_step=MIB)]
+    page = cell_html(report(run_report=run_report(steps=3, marks=marks, findings=findings)))
+    assert ("<svg" in page) == (drawn is not None)
+    assert drawn is None or drawn in Balanced(page).text
