@@ -7,7 +7,6 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,16 +15,10 @@ import pytest
 
 from memtriage.model.asked import Answer
 from memtriage.process.threads import OwnThread
-from memtriage.session.remote import ask as client
 from memtriage.session.remote import listen
 from memtriage.session.remote.ask import AskError, ask, ask_all, listening
 from memtriage.session.remote.listen import Deadline, Listener
-
-Start = Callable[[Callable[[float], Answer]], Listener]
-
-
-def answering(within_s: float, follow: bool) -> Answer:
-    return Answer(pid=os.getpid(), step=7, waited_s=within_s)
+from support.listening import Start, answering
 
 
 def test_a_deadline_counts_down_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,23 +30,6 @@ def test_a_deadline_counts_down_to_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert (due.left_s, due.passed_s) == (2.0, 3.0)
     now = 1007.0
     assert (due.left_s, due.passed_s) == (0.0, 7.0)
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Begins to listen below the test's own directory."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    made: list[Listener] = []
-
-    def begin(answer: Callable[[float], Answer]) -> Listener:
-        listener = Listener(answer)
-        made.append(listener)
-        listener.start()
-        return listener
-
-    yield begin
-    for listener in made:
-        listener.stop()
 
 
 def test_a_question_is_answered(start: Start) -> None:
@@ -80,13 +56,6 @@ def test_other_users_are_not_answered(start: Start, monkeypatch: pytest.MonkeyPa
     start(answering)
     monkeypatch.setattr(listen, "peer", lambda connection: (1, os.geteuid() + 1, 1))
     with pytest.raises(AskError, match="broke off"):
-        ask(os.getpid(), 20.0)
-
-
-def test_a_socket_of_another_user_is_not_asked(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(answering)
-    monkeypatch.setattr(client, "peer", lambda connection: (1, os.geteuid() + 1, 1))
-    with pytest.raises(AskError, match="another user's socket"):
         ask(os.getpid(), 20.0)
 
 
@@ -134,28 +103,6 @@ def test_a_failure_to_accept_passes(start: Start, monkeypatch: pytest.MonkeyPatc
     assert ask(os.getpid(), 20.0).step == 7
 
 
-def test_an_answer_that_does_not_come_in_time(start: Start) -> None:
-    asked, release = threading.Event(), threading.Event()
-
-    def slow(within_s: float, follow: bool) -> Answer:
-        asked.set()
-        release.wait()
-        return answering(within_s, follow)
-
-    start(slow)
-    with pytest.raises(AskError, match=r"did not answer within 50 ms"):
-        ask(os.getpid(), 0.05)
-    assert asked.wait(60.0)
-    release.set()
-
-
-def test_a_process_that_is_gone() -> None:
-    with pytest.raises(AskError, match="there is no process 4194305"):
-        listening(2**22 + 1)
-    with pytest.raises(AskError, match="process 4194305 ended before it answered"):
-        ask(2**22 + 1, 5.0)
-
-
 def test_where_it_cannot_listen_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Path:
         raise listen.PlaceError("/tmp/memtriage-0: belongs to another user")
@@ -194,22 +141,6 @@ def test_a_forked_child_leaves_its_parents_socket_alone(start: Start) -> None:
     os.waitpid(child, 0)
     assert listener.path is not None and listener.path.exists()
     assert ask(os.getpid(), 20.0).step == 7
-
-
-def test_several_are_asked_and_each_is_told() -> None:
-    def one(pid: int, timeout_s: float) -> Answer:
-        if pid == 3:
-            raise AskError("process 3 ended before it answered")
-        if pid == 4:
-            return Answer(pid=pid, refused="its watch has ended")
-        return Answer(pid=99, rank=10 - pid)
-
-    answers, failed = ask_all([1, 2, 3, 4], 1.0, one)
-    assert [(answer.pid, answer.rank) for answer in answers] == [(2, 8), (1, 9)]
-    assert [(each.pid, each.why) for each in failed] == [
-        (3, "process 3 ended before it answered"),
-        (4, "process 4 gave no census: its watch has ended"),
-    ]
 
 
 def test_an_answer_is_one_line(start: Start) -> None:
