@@ -1,13 +1,10 @@
 import os
-import re
 import subprocess
 import sys
 
 import pytest
-import typer
 
 from memtriage.cli import app, run, trace_options
-from memtriage.cli.commands import COMMANDS, EXIT_STATUSES, _application
 from memtriage.model.version import __version__
 
 
@@ -30,47 +27,6 @@ def test_run_gets_its_arguments_unread(arguments, monkeypatch):
 def test_version(option, capsys):
     assert app.main([option]) == 0
     assert capsys.readouterr().out == f"memtriage {__version__}\n"
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_help_offers_the_commands_that_exist(arguments, capsys):
-    assert app.main(arguments) == 0
-    out = capsys.readouterr().out
-    for group in {command.group for command in COMMANDS}:
-        assert f"\n{group}:\n" in out
-    for command in COMMANDS:
-        assert re.search(rf"^  {command.name}\s+[A-Z].+[.]$", out, re.MULTILINE)
-    for status, meaning in EXIT_STATUSES.items():
-        assert re.search(rf"^    {status} +{re.escape(meaning)}$", out, re.MULTILINE)
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_help_of_a_command_fits_and_has_an_example(command, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert app.main([command.name, "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert not [line for line in lines if len(line) > 80]
-    assert not re.search(r"[{}]|<\w+", "\n".join(lines))  # as parsers write metavars: `{FILE} <path>`
-    summary = lines[lines.index("") + 1].strip()
-    assert summary.endswith(".") and len(summary) <= 55
-    start = next(number for number, line in enumerate(lines) if line.strip() == "Examples:")
-    examples = [line.split() for line in lines[start + 1 :]]
-    assert examples
-    for words in examples:
-        assert "memtriage" in words
-        assert words[words.index("memtriage") + 1] == command.name
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_examples_have_options_that_exist(command):
-    known = {option for parameter in _parameters(command.name) for option in parameter.opts}
-    for example in command.examples:
-        own = example.partition(" -- ")[0].split()
-        assert {word for word in own if word.startswith("-")} <= known
-
-
-def _parameters(name):
-    return typer.main.get_command(_application()).commands[name].params
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -17,6 +17,7 @@ from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter
 
 MIB = 1024**2
+GIB = 1024**3
 
 HEAD = """
 [trials]
@@ -24,6 +25,22 @@ module = "job"
 warmup = 1
 repeats = 3
 mark = "after refit"
+"""
+MORE = """
+[values]
+loss = 'loss ([0-9.]+)'
+[[target]]
+metric = "reserved"
+variant = "fp8 + phase"
+at_most = "1.1 x allocated + 100 MB"
+[[target]]
+metric = "time_per_step"
+variant = "fp8 + phase"
+at_most = "1.01 x fp8"
+[[target]]
+metric = "allocated"
+variant = "fp8"
+at_most = "bf16"
 """
 
 

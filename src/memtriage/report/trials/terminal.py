@@ -143,12 +143,12 @@ def _stacked(page: Page, report: TrialsReport, row: VariantRow) -> None:
 
 
 def _values(page: Page, report: TrialsReport) -> None:
-    for name in report.variants[0].values:
+    finished = [row for row in report.variants if row.finished]
+    for name in report.variants[0].values if finished else ():
         page.heading(name, "read from the output")
-        for row in report.variants:
-            if row.finished:
-                said = values(row, name, report.baseline)
-                page.line((f"  {row.name}: ", "dim"), (said, ""), indent=4)
+        for row in finished:
+            said = values(row, name, report.baseline)
+            page.line((f"  {row.name}: ", "dim"), (said, ""), indent=4)
 
 
 def _targets(page: Page, report: TrialsReport) -> None:

@@ -1,0 +1,164 @@
+"""The sub-commands that a parser reads: what their help lists, and what becomes of a wrong line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import typer
+
+from memtriage.cli import app, commands
+from memtriage.cli.commands import COMMANDS, EXIT_STATUSES, dispatch
+
+GROUPS = {
+    "Watch a job": ["run", "top", "report", "census", "attach", "install-listener"],
+    "Read an error or a recording": ["explain", "snapshot"],
+    "Before a run, without a GPU": ["predict", "plan"],
+    "Test a change": ["compare"],
+    "Look up": ["doctor", "holders", "metrics"],
+}
+ATTACH = """\
+Usage: memtriage attach [OPTIONS] PID
+
+  Judge a running job from outside, without changing it.
+
+Arguments:
+  PID  A training process, or its launcher.
+
+Options:
+  --for TIME   Watch for a time, such as 60s or 5m.  [default: 60s]
+  --json       Print the report as JSON.
+  --all-ranks  Watch all ranks of the job on this node.
+  -h, --help   Show this message and exit.
+
+  Examples:
+    memtriage attach 4711 --for 5m
+"""
+METRICS = """\
+Usage: memtriage metrics [OPTIONS]
+
+  List the exported metrics; print a Grafana dashboard.
+
+Options:
+"""
+EXPLAIN = """\
+Usage: memtriage explain [OPTIONS] [FILE|-|M1...M21]
+
+  Explain an out-of-memory error or a log.
+
+Arguments:
+  [FILE|-|M1...M21]  A log or an error text; `-` or nothing reads standard
+                     input. M1 to M21: an entry of the playbook.
+
+Options:
+  --json                  Print the result as JSON.
+"""
+
+
+@pytest.fixture(autouse=True)
+def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_commands_are_listed_under_headings_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([]) == dispatch(["--help"]) == 0
+    text, again = capsys.readouterr().out.split("Usage: memtriage [OPTIONS] COMMAND [ARGS]...\n")[1:]
+    assert text == again
+    listed = {
+        title: re.findall(r"^  ([a-z-]+)(?= |$)", rows, re.MULTILINE)
+        for title, rows in re.findall(r"^(\w[^\n]+):\n((?:  .*\n)+)", text, re.MULTILINE)
+    }
+    assert {title: listed.get(title) for title in GROUPS} == GROUPS
+    assert list(listed)[-len(GROUPS) :] == list(GROUPS)
+    assert "  run         Run a training script and report what keeps its memory.\n" in text
+    assert "  install-listener\n              Let all jobs of this environment answer a census.\n" in text
+    statuses = "".join(f"    {status:<7}{meaning}\n" for status, meaning in EXIT_STATUSES.items())
+    assert text.endswith(
+        f"\n  Exit status:\n{statuses}\n  `memtriage COMMAND --help` has options and examples.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "help_text"), [("attach", ATTACH), ("metrics", METRICS), ("explain", EXPLAIN)]
+)
+def test_the_help_of_a_command(name: str, help_text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([name, "-h"]) == 0
+    assert capsys.readouterr().out.startswith(help_text)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_of_a_command_fits_and_has_an_example(
+    command: commands.Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main([command.name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if len(line) > 80]
+    assert not re.search(r"[{}]|<\w+", "\n".join(lines))  # as parsers write metavars: `{FILE} <path>`
+    summary = lines[lines.index("") + 1].strip()
+    assert summary.endswith(".") and len(summary) <= 55
+    start = next(number for number, line in enumerate(lines) if line.strip() == "Examples:")
+    examples = [line.split() for line in lines[start + 1 :]]
+    assert examples
+    for words in examples:
+        assert "memtriage" in words
+        assert words[words.index("memtriage") + 1] == command.name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_examples_have_options_that_exist(command: commands.Command) -> None:
+    known = {option for parameter in parameters(command.name) for option in parameter.opts}
+    for example in command.examples:
+        own = example.partition(" -- ")[0].split()
+        assert {word for word in own if word.startswith("-")} <= known
+
+
+def parameters(name: str) -> Any:
+    return typer.main.get_command(commands._application()).commands[name].params
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["nonsense"], "memtriage: No such command 'nonsense'"),
+        (["--nonsense"], "memtriage: No such option: --nonsense"),
+        (["report"], "memtriage report: Missing argument 'DIR...'"),
+        (["doctor", "x"], "memtriage doctor: "),
+        (["attach", "x"], "memtriage attach: Invalid value for 'PID': "),
+    ],
+)
+def test_a_wrong_line_is_said_in_one_line(
+    line: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dispatch(line) == 2
+    out, err = capsys.readouterr()
+    name = said.partition(":")[0]
+    assert out == ""
+    assert err.startswith(said) and err.endswith(f"; see `{name} --help`\n")
+    assert err.count("\n") == 1 and ".;" not in err
+
+
+def test_the_status_is_the_command_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def status() -> int:
+        """Answer."""
+        return 3
+
+    def nothing() -> None:
+        """Answer nothing."""
+
+    def interrupted() -> None:
+        """Stop."""
+        raise typer.Abort
+
+    made = [
+        commands.Command("Look up", name, function, ())
+        for name, function in (("status", status), ("nothing", nothing), ("interrupted", interrupted))
+    ]
+    monkeypatch.setattr(commands, "COMMANDS", made)
+    assert (dispatch(["status"]), dispatch(["nothing"])) == (3, 0)
+    with pytest.raises(KeyboardInterrupt):
+        dispatch(["interrupted"])
+    assert dispatch(["status", "--help"]) == 0
+    assert "Examples" not in capsys.readouterr().out
