@@ -10,6 +10,7 @@ import typer
 
 from memtriage.cli import app, commands
 from memtriage.cli.commands import COMMANDS, EXIT_STATUSES, dispatch
+from memtriage.model.version import __version__
 
 GROUPS = {
     "Watch a job": ["run", "top", "report", "census", "attach", "install-listener"],
@@ -115,6 +116,12 @@ def test_examples_have_options_that_exist(command: commands.Command) -> None:
 
 def parameters(name: str) -> Any:
     return typer.main.get_command(commands._application()).commands[name].params
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_all_that_is_shown(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([option]) == dispatch([option, "doctor"]) == 0
+    assert capsys.readouterr().out == 2 * f"memtriage {__version__}\n"
 
 
 @pytest.mark.parametrize(

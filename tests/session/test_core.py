@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,6 @@ from memtriage.session.progress import TrainingProgress
 from memtriage.session.schedule.investigation import Investigator
 from memtriage.store.layout import RankIdentity
 from support import censuses
-from support.builds import versions_of_torch
 
 torch = pytest.importorskip("torch")
 
@@ -90,11 +88,6 @@ def test_the_record_begins_with_who_runs_and_ends_with_how(session: Session) -> 
     assert end["device_limits"]["cpu"] > 0
     assert marks(session) == [("start", 0, 0), ("backward", 0, 1), ("step", 1, 1), ("end", 1, 1)]
     assert lines(session, "note") == []
-
-
-def test_the_version_of_torch_is_known_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch")
-    assert ends.torch_version() in versions_of_torch()
 
 
 def test_a_finished_session_does_nothing_more(session: Session) -> None:

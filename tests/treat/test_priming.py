@@ -143,13 +143,6 @@ def test_exactly_one_source_is_given(tmp_path: Path) -> None:
         memtriage.prime(snapshot="a.pickle", run=tmp_path)
 
 
-def test_what_is_expected_in_words() -> None:
-    assert chosen().in_words() == (
-        "2 blocks of 84.0 MiB in all; expected reserved 84.0 MiB instead of 100.0 MiB "
-        "(1.050 instead of 1.250 of allocated)"
-    )
-
-
 @pytest.mark.parametrize("capacity", [1 << 30, 70 * MIB])
 def test_settings_are_changed_along_with_the_blocks(monkeypatch: pytest.MonkeyPatch, capacity: int) -> None:
     done: list[str] = []

@@ -30,7 +30,6 @@ from memtriage.diagnose.host.findings import (
 from memtriage.diagnose.host.findings import host_limit as host_limit_rule
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.judged import DetectionLimit, Judged
-from memtriage.playbook.host import pinned_remedy
 from support.paths import named
 
 FLAT = Judged(scale="step", points=30, detection_limit=DetectionLimit(1024, "step"))
@@ -189,25 +188,6 @@ def test_what_was_not_rounded_is_not_waste() -> None:
 def test_powers_of_two_waste_nothing_and_cache_is_no_rounding() -> None:
     blocks = tuple(PinnedBlock(256 * MIB, None) for _ in range(4))
     assert pinned_rounding(PinnedUse(blocks, 2 * GIB, "2.13.0")) is None
-
-
-@pytest.mark.parametrize("version", ["2.8.0", "2.11.0+cu130", "2.12.1", "2.12.0a0+git123"])
-def test_versions_without_the_settings_are_not_told_of_them(version: str) -> None:
-    assert "pinned_m" not in pinned_remedy(version)
-
-
-@pytest.mark.parametrize(
-    "version", ["2.13.0", "2.13.0+cu130", "2.13.1", "2.14.0", "2.14.1rc1", "2.13.0a0+git1"]
-)
-def test_combination_that_overflows_the_heap_is_not_proposed(version: str) -> None:
-    advice = pinned_remedy(version)
-    assert "pinned_max_cached_size_mb:" in advice
-    assert "round_threshold" not in advice
-
-
-@pytest.mark.parametrize("version", ["2.14.1", "2.15.0", "3.0"])
-def test_mended_versions_get_the_setting_that_keeps_the_cache(version: str) -> None:
-    assert "pinned_max_round_threshold_mb:" in pinned_remedy(version)
 
 
 # -- notes -----------------------------------------------------------------------------------------------
