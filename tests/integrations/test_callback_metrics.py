@@ -13,7 +13,6 @@ import torch
 import transformers
 from torch.utils.data import DataLoader, TensorDataset
 
-from memtriage.integrations import huggingface, lightning_hooks
 from memtriage.integrations.huggingface import MemtriageCallback as TrainerCallback
 from memtriage.integrations.lightning import MemtriageCallback as LightningCallback
 from support import censuses
@@ -113,17 +112,6 @@ def test_trainer_logs_to_all_its_reporters(
     assert RSS not in capsys.readouterr().out  # the lines that Trainer prints stay short
 
 
-def test_trainer_without_reporters_computes_nothing(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "metrics", forbidden)
-    trainer_run(local, TrainerCallback(), [])
-    trainer_run(local, TrainerCallback(metrics=False), ["tensorboard"])
-    assert not any("memtriage" in tag for tag in curves(local / "board"))
-
-
-def forbidden() -> dict[str, float]:
-    raise AssertionError("metrics were computed for nobody")
-
-
 def test_a_subclass_of_the_callback_finds_the_reporters_too(local: Path) -> None:
     class Own(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -153,11 +141,3 @@ def test_lightning_logs_once_a_step_of_several_batches(local: Path) -> None:
     board = TensorBoardLogger(local / "lit")
     lightning_run(local, LightningCallback(), board, batches_a_step=3)
     assert curves(Path(board.log_dir))[RSS] == [1, 3]
-
-
-def test_lightning_without_loggers_computes_nothing(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning.pytorch.loggers import CSVLogger
-
-    monkeypatch.setattr(lightning_hooks, "metrics", forbidden)
-    lightning_run(local, LightningCallback(), False)
-    lightning_run(local, LightningCallback(metrics=False), CSVLogger(local))

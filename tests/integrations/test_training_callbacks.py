@@ -15,7 +15,6 @@ import torch
 import transformers
 from torch.utils.data import DataLoader, TensorDataset
 
-import memtriage
 from memtriage.integrations.huggingface import MemtriageCallback as TrainerCallback
 from memtriage.integrations.lightning import MemtriageCallback as LightningCallback
 from memtriage.integrations.pytorch_lightning import MemtriageCallback as OlderCallback
@@ -121,16 +120,6 @@ def test_an_error_ends_the_watch_and_passes_on(tmp_path: Path) -> None:
         train_with_lightning(tmp_path, callback, keep=False, fails=True)
     assert "program's own error" in callback.report.exception
     assert active.session is None
-
-
-def test_in_a_watched_process_only_marks_are_made(tmp_path: Path) -> None:
-    callback = LightningCallback()
-    with memtriage.watch(tmp_path / "outer", quiet=True) as outer:
-        train_with_lightning(tmp_path, callback, keep=False)
-    assert callback.report is None
-    assert outer.report is not None
-    assert "evaluation" in {mark.name for mark in outer.report.marks}
-    assert not (tmp_path / "memtriage").exists()
 
 
 def test_either_name_of_lightning_has_its_own_base() -> None:
