@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from memtriage.cli.app import main
 from memtriage.session.remote import install as hook
 from memtriage.session.remote.ask import ask, listening
 from memtriage.session.remote.listen import Listener
@@ -105,24 +104,3 @@ def test_whoever_listens_next_stops_who_listened(monkeypatch: pytest.MonkeyPatch
         second.stop()
         first.stop()
     assert second.path is not None and not second.path.exists()
-
-
-def test_the_command_installs_and_removes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(hook, "place", lambda: tmp_path)
-    assert main(["install-listener"]) == 0
-    assert {file.name for file in tmp_path.iterdir()} == {f"{hook.MODULE}.py", f"{hook.MODULE}.pth"}
-    assert main(["install-listener", "--uninstall", "--json"]) == 0
-    assert not list(tmp_path.iterdir())
-    assert '"installed":false' in capfd.readouterr().out
-    assert main(["install-listener", "--uninstall"]) == 0
-    assert "nothing to remove" in capfd.readouterr().out
-
-
-def test_a_folder_that_cannot_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(hook, "place", lambda: tmp_path / "missing")
-    assert main(["install-listener"]) == 2
-    assert "cannot write to" in capfd.readouterr().err

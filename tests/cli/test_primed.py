@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memtriage.cli import primed, run
-from memtriage.model.priming import no_priming
+from memtriage.cli.trace_options import NamedProgram
+from memtriage.model.priming import Priming, no_priming
+from memtriage.planning import priming
+from memtriage.prediction.sandbox.call import TraceFailed
 from memtriage.session.runner import ScriptTarget
 
 SCRIPT = """
@@ -71,3 +75,47 @@ def test_a_program_that_cannot_be_predicted_gets_no_blocks(tmp_path: Path) -> No
 def test_the_flag_is_parsed() -> None:
     assert run.parse(["run", "--prime", "train.py"]).prime
     assert not run.parse(["run", "train.py"]).prime
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks"),
+    [
+        ({}, {"world_size": 1, "rank": 0}),
+        ({"WORLD_SIZE": "8", "RANK": "3"}, {"world_size": 8, "rank": 3}),
+        ({"WORLD_SIZE": "-8", "RANK": "x"}, {"world_size": 1, "rank": 0}),
+        ({"WORLD_SIZE": "", "RANK": "²"}, {"world_size": 1, "rank": 0}),
+    ],
+)
+@pytest.mark.parametrize(("kind", "named"), [("script", ("train", None)), ("module", (None, "train"))])
+def test_a_program_is_predicted_as_it_is_going_to_run(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ranks: dict[str, int], kind: Any, named: Any
+) -> None:
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(priming, "gpu_here", lambda: "h100")
+    asked: list[tuple[NamedProgram, str, dict[str, Any], type]] = []
+
+    def trace(program: NamedProgram, function: str, options: dict[str, Any], returned: type) -> Any:
+        asked.append((program, function, options, returned))
+        return no_priming("chosen")
+
+    monkeypatch.setattr(NamedProgram, "trace", trace)
+    assert primed.choose_for(ScriptTarget(kind, "train", ["--lr", "1"])).reason == "chosen"
+    ((program, function, options, returned),) = asked
+    assert (function, options, returned) == ("prime", ranks, Priming)
+    assert (program.target.name, program.target.module) == named
+    assert list(program.target.arguments) == ["--lr", "1"]
+    assert (program.figures, program.allow_network, program.show_output) == ({"gpu": "h100"}, False, False)
+
+
+@pytest.mark.parametrize("error", [ValueError("no torch"), TraceFailed("no torch")])
+def test_why_a_program_cannot_be_predicted(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def trace(*given: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(priming, "gpu_here", lambda: "h100")
+    monkeypatch.setattr(NamedProgram, "trace", trace)
+    choice = primed.choose_for(ScriptTarget("script", "train.py", []))
+    assert (choice.reason, choice.blocks) == ("the program cannot be predicted: no torch", [])
