@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,12 @@ def test_a_folder_that_cannot_be_written_to(
         "",
         f"memtriage install-listener: cannot write to {missing}: No such file or directory\n",
     )
+
+
+def test_the_process_that_installs_it_does_not_listen() -> None:
+    code = (
+        "import sys; from memtriage.session.remote import install;"
+        "print([type(finder).__name__ for finder in sys.meta_path if type(finder) is not type])"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert "_ArmingFinder" not in done.stdout

@@ -6,9 +6,9 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
-from memtriage.session.remote import listener_hook
-
 MODULE: Final = "_memtriage_listener"
+_SOURCE: Final = Path(__file__).with_name("listener_hook.py")
+"""Read, not imported: importing it arms the process that does."""
 _START: Final = f'import sys; exec("try:\\n import {MODULE}\\nexcept Exception: pass")\n'
 """`site` runs lines that begin with `import`. This one never raises, whatever has become of the module."""
 
@@ -31,7 +31,7 @@ def install(folder: Path) -> list[Path]:
     """
     module, start = files(folder)
     try:
-        module.write_text(Path(listener_hook.__file__).read_text())
+        module.write_text(_SOURCE.read_text())
         start.write_text(_START)
     except OSError:
         uninstall(folder)
