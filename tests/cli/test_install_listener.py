@@ -65,5 +65,5 @@ def test_the_process_that_installs_it_does_not_listen() -> None:
         "import sys; from memtriage.session.remote import install;"
         "print([type(finder).__name__ for finder in sys.meta_path if type(finder) is not type])"
     )
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "_ArmingFinder" not in done.stdout

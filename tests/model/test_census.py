@@ -1,11 +1,10 @@
-"""Censuses and what is compared with them: names of storages, bytes on the host, changes."""
+"""Censuses and what is compared with them: names of storages, bytes on the host."""
 
 from __future__ import annotations
 
 import pytest
 
 from memtriage.model.census import HolderGroup, StorageRecord, known_path
-from memtriage.model.comparison import ValueChange
 from memtriage.model.paths import HolderPath, in_words
 from support.paths import items_of, named
 
@@ -44,10 +43,3 @@ def test_storages_on_a_gpu_take_no_host_memory_but_what_is_kept_for_them(device:
     )
     assert group.on_host == on_host
     assert (group.key, group.holder) == ((device, named("losses")), in_words(PATH))
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "by"), [(3, 10, 7), (10, 3, -7), (0, 0, 0), (None, 3, None), (3, None, None)]
-)
-def test_a_change_needs_both_figures(before: int | None, after: int | None, by: int | None) -> None:
-    assert ValueChange(before=before, after=after).by == by

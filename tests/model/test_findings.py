@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memtriage.model.asked import HeldHere
 from memtriage.model.cell import HolderChange, Rebinding
 from memtriage.model.findings import Certainty, Finding, FindingKind, Projection
 from support.paths import items_of, local
@@ -16,7 +15,6 @@ PATH, OTHER = items_of("main", "losses"), local("main", "last")
 def test_words_are_made_of_paths_where_they_are_not_given() -> None:
     found = Finding(kind="leak", device="cpu", holder_path=PATH, also_held_by_paths=[OTHER])
     assert (found.holder, found.also_held_by) == ("frame main(): losses[*]", ["frame main(): last"])
-    assert HeldHere(device="cpu", holder_path=PATH, count=1, bytes=1).holder == "frame main(): losses[*]"
     change = HolderChange(device="cpu", holder_path=PATH, bytes=1, count=1, owner="variable")
     assert change.holder == "frame main(): losses[*]"
     rebound = Rebinding(name="x", device="cpu", old=1, new=1, still_held_by_paths=[OTHER])
@@ -35,9 +33,6 @@ def test_words_of_a_record_without_paths_stay() -> None:
         also_held_by_paths=[OTHER],
     )
     assert (both.holder, both.also_held_by) == ("as read", ["too"])
-    here = HeldHere(device="cpu", holder="as read", holder_path=PATH, count=1, bytes=1)
-    rest = HeldHere(device="cpu", count=1, bytes=1)
-    assert (here.holder, rest.holder) == ("as read", None)
     change = HolderChange(device="cpu", holder="x", holder_path=PATH, bytes=1, count=1, owner="variable")
     assert change.holder == "x"
     rebound = Rebinding(
