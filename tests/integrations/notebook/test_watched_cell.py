@@ -1,0 +1,402 @@
+"""One execution of a cell: what is looked at before and after, and what its report says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import memtriage
+from memtriage.diagnose.cells import CellRun
+from memtriage.integrations.notebook import watched_cell
+from memtriage.integrations.notebook.watched_cell import CellHistory, CellOptions, WatchedCell
+from memtriage.integrations.notebook.words import census_in_words
+from memtriage.model.blocks import DeviceCounters
+from memtriage.model.cell import CellReport
+from memtriage.model.census import Census, GroupDetail, HolderGroup
+from memtriage.model.findings import Finding
+from memtriage.model.judged import DetectionLimit, Judged
+from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
+from memtriage.model.report import RankCount, RunReport
+from memtriage.model.units import MIB
+from memtriage.observe import cuda
+from memtriage.process import active
+from support import censuses
+from support.censuses import census, point
+from support.paths import of_module
+
+FLAT = {"cpu": Judged(scale="step", points=30, detection_limit=DetectionLimit(1024, "step"))}
+
+
+def mib(size: float) -> torch.Tensor:
+    return torch.zeros(round(size * MIB), dtype=torch.uint8)
+
+
+@pytest.fixture(autouse=True)
+def main(monkeypatch: pytest.MonkeyPatch, only_new_objects: None) -> Iterator[Any]:
+    """The module in which a notebook's cells run."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    censuses.leave_out(monkeypatch)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "MEMTRIAGE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    yield module
+    vars(module).clear()
+    for name in ("last_exc", "last_value", "last_type", "last_traceback"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    assert active.session is None
+
+
+class Notebook:
+    """Executes cells as IPython does, as far as a watched cell asks."""
+
+    def __init__(self, main: Any) -> None:
+        self.history = CellHistory()
+        self.shell: Any = SimpleNamespace(
+            user_ns=vars(main), compile=SimpleNamespace(_filename_map={"/tmp/ipykernel_7/12.py": 4}),
+            last_execution_result=None, InteractiveTB=SimpleNamespace(),
+        )  # fmt: skip
+
+    def run(
+        self, body: Callable[[], object] = lambda: None, cell: str = "cell", **options: Any
+    ) -> CellReport:
+        watched = WatchedCell(self.shell, cell, self.history, CellOptions(**options))
+        watched.begin()
+        failed = False
+        try:
+            body()
+        except Exception as raised:
+            failed, sys.last_value, sys.last_traceback = True, raised, raised.__traceback__
+        return watched.end(sys.last_value if failed else None, "In[5]")
+
+
+def changed(changes: Any) -> list[tuple[str, int, int]]:
+    return [(each.holder, each.bytes, each.count) for each in changes]
+
+
+def test_what_an_execution_changed(main: Any) -> None:
+    main.model, main.old, main.kept = mib(4), [mib(3), mib(2)], [mib(1)]
+    main.Out = main._oh = {3: mib(2)}
+
+    def cell() -> None:
+        main.model = mib(4)
+        main.old.clear()
+        main.kept.append(mib(2))
+        main.new = mib(1)
+        main._oh[5] = mib(3)
+
+    report = Notebook(main).run(cell)
+    assert (report.label, report.run) == ("In[5]", 1)
+    assert 0 < report.seconds < 60
+    assert changed(report.came) == [("Out[*]", 3 * MIB, 1), ("kept[*]", 2 * MIB, 1), ("new", MIB, 1)]
+    assert changed(report.went) == [("old[*]", -5 * MIB, -2)]
+    assert [(each.name, each.old, each.new) for each in report.rebindings] == [("model", 4 * MIB, 4 * MIB)]
+    assert [(each.number, each.bytes) for each in report.outputs] == [
+        (5, {"cpu": 3 * MIB}),
+        (3, {"cpu": 2 * MIB}),
+    ]
+    (use,) = report.devices
+    assert (use.device, use.after - use.before, use.reserved) == ("cpu", MIB, None)
+    assert use.peak is not None and use.peak > use.after
+    assert (report.holders, report.traceback, report.freed, report.notes) == ([], {}, None, [])
+    assert report.run_report is not None and report.run_report.verdict == "not_judged"
+    assert {"host"} <= set(report.run_report.ledger)
+    assert report.runs_out_in == []
+
+
+def test_an_out_of_memory_error_frees_what_its_traceback_keeps(main: Any) -> None:
+    notebook = Notebook(main)
+    main.model = mib(4)
+
+    def cell() -> None:
+        activations = [mib(2), mib(1)]
+        raise torch.OutOfMemoryError(f"CUDA out of memory with {len(activations)}")
+
+    kept = notebook.run(cell, keep_traceback=True)
+    assert (kept.traceback, kept.freed) == ({"cpu": 3 * MIB}, None)
+    assert ("last traceback -> frame cell(): activations[*]", 3 * MIB, 2) in changed(kept.came)
+    freed = notebook.run(cell)
+    assert (freed.run, freed.traceback) == (2, {})
+    assert freed.freed is not None
+    assert (freed.freed.bytes, freed.freed.frames > 0) == ({"cpu": 3 * MIB}, True)
+    assert [each.bytes for each in freed.freed.holders] == [-3 * MIB]
+    assert ("model", 4 * MIB, 1) in changed(freed.holders) and len(freed.holders) <= 8
+    assert freed.run_report is not None and freed.run_report.verdict == "out_of_memory"
+    assert changed(freed.went) == [("last traceback -> frame cell(): activations[*]", -3 * MIB, -2)]
+
+
+# --- with censuses that are stated --------------------------------------------------------------------------
+
+
+def held(name: str, mib: float, count: int = 1, device: str = "cpu") -> HolderGroup:
+    """A variable of the notebook; the items of a list, where its name ends so."""
+    variable = of_module("__main__", name.removesuffix("[*]"))
+    anchor = (*variable, ANY_ITEM) if name.endswith("[*]") else variable
+    nbytes = round(mib * MIB)
+    return HolderGroup(
+        device=device, anchor=anchor, path=anchor, count=count, nbytes=nbytes, tails={anchor: nbytes},
+        owners={"variable": nbytes}, attached=False,
+    )  # fmt: skip
+
+
+class Stated:
+    """Stands for `Look`: each look finds the next census that the test states, then the last one again."""
+
+    class graph:
+        tensors: list[int] = []
+
+    def __init__(self, *looks: Census) -> None:
+        self.looks = list(looks)
+
+    def __call__(self) -> Stated:
+        self.now = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        return self
+
+    def __enter__(self) -> Stated:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def census(self) -> Census:
+        return self.now
+
+    def heads(self) -> dict[Any, bytes]:
+        return {}
+
+    def details(self, keys: list[Any], named: object) -> dict[Any, GroupDetail]:
+        return {key: GroupDetail(bound=100 if "bounded" in str(key) else None) for key in keys}
+
+
+Sees = Callable[..., Notebook]
+
+
+@pytest.fixture
+def sees(main: Any, monkeypatch: pytest.MonkeyPatch) -> Sees:
+    def notebook(*looks: Census) -> Notebook:
+        monkeypatch.setattr(watched_cell, "Look", Stated(*looks))
+        return Notebook(main)
+
+    return notebook
+
+
+def growing(*names: str, runs: int = 4) -> list[Census]:
+    """Looks before and after each run, of lists that get 1 MiB longer in each."""
+    sizes = [size for run in range(runs) for size in (run, run + 1)]
+    return [census(*(held(f"{name}[*]", size, size) for name in names if size)) for size in sizes]
+
+
+def test_growth_from_run_to_run_is_judged_at_the_third(sees: Sees) -> None:
+    notebook = sees(*growing("kept", "bounded"))
+    first, second, third, fourth = (notebook.run() for _ in range(4))
+    assert [report.run for report in (first, second, third, fourth)] == [1, 2, 3, 4]
+    assert first.notes == []
+    assert sorted(second.notes) == [
+        f"{name}[*] grew in this run and in the one before, by 1.0 MiB; run the cell once more, and it is "
+        "judged"
+        for name in ("bounded", "kept")
+    ]
+    assert third.notes == fourth.notes == []
+    assert first.run_report is not None and third.run_report is not None
+    assert (first.run_report.verdict, third.run_report.verdict) == ("not_judged", "leak")
+    (finding,) = third.run_report.findings
+    assert (finding.kind, finding.holder, finding.bytes) == ("leak", "kept[*]", 3 * MIB)
+    assert third.runs_out_in == [None]
+
+
+def test_each_cell_has_a_history_of_its_own_and_errors_judge_nothing(sees: Sees) -> None:
+    def failing() -> None:
+        raise KeyError("its own")
+
+    looks = growing("kept")
+    notebook = sees(*looks)
+    assert [notebook.run(cell="a").notes, notebook.run(cell="b").notes] == [[], []]
+    notebook = sees(*looks)
+    notebook.run()
+    report = notebook.run(failing)
+    assert report.notes == []
+    assert report.run_report is not None and report.run_report.exception == "KeyError: 'its own'"
+
+
+def test_lists_are_cut_and_all_holders_come_where_asked(sees: Sees, tmp_path: Path) -> None:
+    few, many = census(held("model", 9)), census(*(held(f"v{each}", 10 - each) for each in range(9)))
+    report = sees(few, many).run(top=2, census=True, directory=str(tmp_path))
+    assert [each.holder for each in report.came] == ["v0", "v1"]
+    assert [each.holder for each in report.holders] == ["v0", "v1"]
+    assert [each.holder for each in sees(many, few).run(top=2).went] == ["v0", "v1"]
+    (record,) = tmp_path.rglob("*.jsonl")
+    assert report.notes == [f"the record is kept: memtriage report {record.parent}"]
+    assert sees(few, many).run().holders == []
+    assert len(sees(few, many).run().came) == 9
+
+    def failing() -> None:
+        raise MemoryError
+
+    report = sees(few, many).run(failing, top=2)
+    assert [each.holder for each in report.holders] == [f"v{each}" for each in range(8)]
+
+
+def test_in_a_watched_process_the_cell_s_own_is_told(sees: Sees, tmp_path: Path) -> None:
+    notebook = sees(census(), census(held("kept", 2)))
+    with memtriage.watch(tmp_path, quiet=True):
+        report = notebook.run()
+    assert report.run_report is None and report.runs_out_in == []
+    assert changed(report.came) == [("kept", 2 * MIB, 1)]
+    assert report.notes == [
+        "this process is watched already, from outside of the cell: steps and growth within the cell are in "
+        "that watch's report"
+    ]
+
+
+def test_gpus_in_use_have_a_peak_where_it_rose(sees: Sees, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cuda:1` has had as much before; `cuda:2` has a tensor only before the cell."""
+    before = {0: (5, 7), 1: (5, 7), 2: (None, None)}
+    after = {0: (9, 12), 1: (5, 7), 2: (None, 3)}
+    now = before
+    monkeypatch.setattr(cuda, "initialized", lambda: True)
+    monkeypatch.setattr(cuda, "devices", lambda: list(now))
+    monkeypatch.setattr(
+        cuda,
+        "counters",
+        lambda device: DeviceCounters(peak_allocated=now[device][0], reserved=now[device][1]),
+    )
+    monkeypatch.setattr(watched_cell, "Watch", ReportingWatch)
+    monkeypatch.setattr(watched_cell, "take_ledgers", lambda *given, **options: [])
+
+    def cell() -> None:
+        nonlocal now
+        now = after
+
+    two = census(held("x", 2, device="cuda:0"), held("y", 1))
+    report = sees(census(held("z", 3, device="cuda:2")), two).run(cell)
+    rows = [(use.device, use.before, use.after, use.reserved) for use in report.devices]
+    assert rows == [
+        ("cuda:2", 3 * MIB, 0, 3),
+        ("cuda:1", 0, 0, 7),
+        ("cuda:0", 0, 2 * MIB, 12),
+        ("cpu", 0, MIB, None),
+    ]
+    assert [use.peak for use in report.devices[:3]] == [None, None, 9]
+
+
+class ReportingWatch:
+    """Stands for a watch, with the report that it ends with."""
+
+    folder = Path("/nonexistent")
+    report: RunReport | None = None
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        assert options["quiet"] and not options["last_census"]
+        assert options["program"].argv == ["notebook cell"]
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+RESIDUE = Finding(kind="residue", device="cpu", holder="rest", bytes=MIB)
+WITHIN = Finding(
+    kind="leak", device="cpu", holder_path=(*of_module("__main__", "kept"), ANY_ITEM), bytes_per_step=5,
+    certainty="proven", allocated_at="12.py:3 in train", evidence=["at other.py:1"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verdict", "findings", "judged", "grows", "word"),
+    [
+        ("clean", [], FLAT, False, "clean"),
+        ("clean", [], FLAT, True, "leak"),
+        ("not_judged", [], {}, False, "not_judged"),
+        ("not_judged", [], {}, True, "leak"),
+        ("residue", [RESIDUE], FLAT, True, "leak"),
+        ("residue", [RESIDUE], FLAT, False, "residue"),
+        ("leak", [WITHIN], FLAT, True, "leak"),
+        ("error", [], {}, True, "error"),
+        ("out_of_memory", [], FLAT, True, "out_of_memory"),
+    ],
+)
+def test_the_verdict_is_that_of_the_watch_and_of_all_runs(
+    sees: Sees, monkeypatch: pytest.MonkeyPatch, verdict: Any, findings: list[Finding], judged: Any,
+    grows: bool, word: str,
+) -> None:  # fmt: skip
+    report = RunReport(
+        verdict=verdict, steps=3, findings=findings, marks=[], ledger={}, ranks=RankCount(seen=1, of=1),
+        judged=judged,
+    )  # fmt: skip
+    monkeypatch.setattr(watched_cell, "Watch", ReportingWatch)
+    monkeypatch.setattr(ReportingWatch, "report", report)
+    notebook = sees(*(growing("kept") if grows else [census()]))
+    told = [notebook.run() for _ in range(3)][-1]
+    assert told.run_report is not None
+    assert told.run_report.verdict == word
+    kinds = [finding.kind for finding in told.run_report.findings]
+    # What the watch has found already is not told twice.
+    assert kinds == [finding.kind for finding in findings] + ["leak"] * (grows and findings != [WITHIN])
+    assert len(told.runs_out_in) == len(kinds)
+
+
+def test_findings_within_the_cell_have_the_notebook_s_names(
+    sees: Sees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = RunReport(
+        verdict="leak", steps=3, findings=[WITHIN], marks=[], ledger={}, ranks=RankCount(seen=1, of=1)
+    )
+    monkeypatch.setattr(watched_cell, "Watch", ReportingWatch)
+    monkeypatch.setattr(ReportingWatch, "report", report)
+    told = sees(census()).run().run_report
+    assert told is not None
+    (finding,) = told.findings
+    assert (finding.holder, finding.allocated_at) == ("kept[*]", "In[4]:3 in train")
+    assert finding.evidence == ["at other.py:1"]
+
+
+def test_a_watch_without_a_report_leaves_the_rest(sees: Sees, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_cell, "Watch", ReportingWatch)
+    report = sees(census(), census(held("kept", 2))).run()
+    assert report.run_report is None
+    assert changed(report.came) == [("kept", 2 * MIB, 1)]
+
+
+def test_what_the_last_traceback_keeps_by_device() -> None:
+    frame = PathSegment(SegmentKind.LAST_TRACEBACK), PathSegment(SegmentKind.FRAME, "f")
+
+    def behind(name: str, mib: int, device: str) -> HolderGroup:
+        group = held("x", mib, device=device)
+        group.anchor = (*frame, PathSegment(SegmentKind.VARIABLE, name))
+        return group
+
+    found = census(behind("a", 2, "cpu"), behind("b", 3, "cpu"), behind("c", 1, "cuda:0"), held("model", 9))
+    assert watched_cell.held_by_traceback(found) == {"cpu": 5 * MIB, "cuda:0": MIB}
+    assert watched_cell.held_by_traceback(census(held("model", 9))) == {}
+
+
+def test_what_has_gone_since_a_census(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        watched_cell, "Look", Stated(census(held("model", 2), held("new", 1, device="cuda:1")))
+    )
+    before = census_in_words(census(held("model", 5), held("x", 1, device="cuda:0")))
+    freed, after = watched_cell.freed_since(before, 3)
+    assert (freed.bytes, freed.frames) == ({"cpu": 3 * MIB, "cuda:0": MIB}, 3)
+    assert changed(freed.holders) == [("model", -3 * MIB, 0), ("x", -MIB, -1)]
+    assert [group.holder for group in after.groups] == ["model", "new"]
+
+
+def test_a_history_keeps_the_last_runs_of_the_last_cells() -> None:
+    history = CellHistory()
+    runs = [CellRun(point(number), point(number)) for number in range(5)]
+    assert [len(history.add("a", run)) for run in runs] == [1, 2, 3, 3, 3]
+    assert history.add("a", runs[0])[:2] == runs[3:]
+    assert [history.begin("a"), history.begin("a"), history.begin("b")] == [1, 2, 1]
+    for number in range(198):
+        history.begin(f"cell {number}")
+    assert history.begin("a") == 3  # still known, and now the newest
+    history.begin("one more")
+    assert [history.begin("b"), history.begin("a")] == [1, 4]  # the oldest has gone
+    for number in range(200):
+        history.begin(f"later {number}")
+    assert len(history.add("a", runs[0])) == 1
