@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from memtriage.process.forks import call_in_forked_children
 
 
@@ -26,12 +28,13 @@ def said_by_a_child(pipe: int, other_end: int) -> bytes:
     return os.read(pipe, 100)
 
 
-def test_children_call_it_while_its_object_lives() -> None:
+def test_children_call_it_while_its_object_lives(capfd: pytest.CaptureFixture[str]) -> None:
     reading, writing = os.pipe()
     watch = Watch(writing)
     call_in_forked_children(watch.cleanup)
     assert said_by_a_child(reading, writing) == b".called"
     del watch
     assert said_by_a_child(reading, writing) == b"."
+    assert capfd.readouterr().err == ""  # where Python says what it ignores of a child's start
     os.close(reading)
     os.close(writing)

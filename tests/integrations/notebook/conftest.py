@@ -54,7 +54,8 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
 def no_census(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is no question of a census: one of all that pytest has in memory takes its time."""
     censuses.leave_out(monkeypatch)
-    monkeypatch.setattr("memtriage.integrations.notebook.watched_cell.Look", _NoLook)
+    for module in ("watched_cell", "now"):
+        monkeypatch.setattr(f"memtriage.integrations.notebook.{module}.Look", _NoLook)
 
 
 class _NoLook(Look):

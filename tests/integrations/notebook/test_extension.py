@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("IPython")
+
+from IPython.utils.capture import capture_output
+
 import memtriage
 from memtriage.process import active
 from support.notebooks import run
@@ -146,3 +150,77 @@ def test_unloading_takes_everything_away(shell: Any, capsys: pytest.CaptureFixtu
     assert shell.find_line_magic("memtriage_free") is None
     run(shell, "%load_ext memtriage")
     assert shell.find_cell_magic("memtriage") is not None
+
+
+# --- what is shown, and what is in variables ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["%%memtriage {}\nx = 1", "%memtriage {}", "%memtriage_free {}"])
+def test_a_result_is_shown_as_text_and_as_a_page(shell: Any, no_census: None, line: str) -> None:
+    for option, forms in (("", {"text/plain", "text/html"}), ("--no-html", {"text/plain"})):
+        with capture_output() as captured:
+            run(shell, line.format(option))
+        (output,) = captured.outputs
+        assert set(output.data) == forms
+        assert "memtriage" in output.data["text/plain"] or "in use" in output.data["text/plain"]
+        assert captured.stdout == captured.stderr == ""
+
+
+def test_a_result_is_in_the_variable_that_is_asked_for(shell: Any, no_census: None) -> None:
+    with capture_output():
+        run(shell, "%memtriage --json now")
+        run(shell, "%memtriage_free --json freed --out")
+        run(shell, "%%memtriage --json told\nx = 1")
+        run(shell, "%memtriage")
+    now, freed, told = (shell.user_ns[name] for name in ("now", "freed", "told"))
+    assert (now["schema"], now["holders"], now["outputs"]) == (1, [], [])
+    assert "host" in {ledger["device"] for ledger in now["ledgers"]}
+    assert freed == {
+        "schema": 1,
+        "freed": {"bytes": {}, "frames": 0, "holders": [], "outputs": []},
+        "outputs": [],
+    }
+    assert (told["verdict"], told["cell"]["label"], told["cell"]["run"]) == ("not_judged", "In[5]", 1)
+    assert "run_report" not in told["cell"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("%memtriage -h", "--top N"), ("%memtriage_free -h", "--out"), ("%%memtriage -h\nx", "-q")],
+)
+def test_each_magic_has_its_help(shell: Any, line: str, said: str) -> None:
+    with capture_output() as captured:
+        run(shell, line)
+    assert captured.stdout.startswith(f"usage: {line.split()[0]} [-h]") and said in captured.stdout
+    assert captured.outputs == [] and captured.stderr == ""
+
+
+def test_other_cells_are_left_alone(shell: Any, no_census: None, capsys: pytest.CaptureFixture[str]) -> None:
+    for cell in ("y = 1", "y + 1;", "", "raise KeyError"):
+        run(shell, cell)
+    shell.events.trigger("post_run_cell", None)  # of a cell that began before the extension was loaded
+    out, err = capsys.readouterr()
+    assert "memtriage" not in out + err and "Error in callback" not in out + err
+    assert active.session is None
+
+
+def test_a_cell_that_is_not_kept_in_the_history_is_watched_too(shell: Any, no_census: None) -> None:
+    shell.run_cell("%%memtriage -q --json told\nz = 1", store_history=False)
+    assert shell.user_ns["told"]["verdict"] == "not_judged"
+
+
+def test_a_cell_has_a_history_by_its_text(shell: Any, no_census: None) -> None:
+    for options, body in (("-q", "x = 1"), ("-q --top 3", "x = 1\n\n"), ("-q", "x = 2"), ("-q", "\nx = 1")):
+        run(shell, f"%%memtriage {options} --json told\n{body}")
+        shell.user_ns.setdefault("runs", []).append(shell.user_ns["told"]["cell"]["run"])
+    assert shell.user_ns["runs"] == [1, 2, 1, 3]
+
+
+def test_loading_twice_is_loading_once(shell: Any, no_census: None) -> None:
+    before = list(shell.input_transformer_manager.cleanup_transforms)
+    run(shell, "%load_ext memtriage")
+    run(shell, "%reload_ext memtriage")
+    assert len(shell.input_transformer_manager.cleanup_transforms) == len(before)
+    run(shell, "%unload_ext memtriage")
+    run(shell, "%unload_ext memtriage")
+    assert len(shell.input_transformer_manager.cleanup_transforms) == len(before) - 1
