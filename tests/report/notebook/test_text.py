@@ -86,3 +86,26 @@ def test_the_whole_text_of_what_was_freed() -> None:
     freed = Freed(bytes={"cuda:0": MIB}, frames=1, outputs=[3], holders=[change("Out[*]", -MIB)])
     assert freed_text(freed, [OutputHold(number=7, bytes={"cpu": MIB}, kind="Tensor")]) == FREED
     assert freed_text(Freed(bytes={}, frames=0), []) == "memtriage  nothing was kept"
+
+
+def test_long_sentences_are_wrapped_under_their_beginning() -> None:
+    told = cell_text(report(notes=["word " * 25], came=[])).splitlines()[-2:]
+    assert told == [f"  - {' '.join(['word'] * 18)}", f"    {' '.join(['word'] * 7)}"]
+    many = {f"cuda:{number}": MIB for number in range(8)}
+    _, second = now_text(MemoryNow(ledgers=[], holders=[], more=many)).splitlines()
+    assert second == "    MiB on cuda:4, 1.0 MiB on cuda:5, 1.0 MiB on cuda:6, 1.0 MiB on cuda:7"
+    _, second = freed_text(Freed(bytes=many, frames=0), []).splitlines()
+    assert second == "  MiB on cuda:4, 1.0 MiB on cuda:5, 1.0 MiB on cuda:6, 1.0 MiB on cuda:7"
+
+
+def test_parts_without_anything_are_left_out() -> None:
+    assert cell_text(report(came=[])) == BARE
+    assert now_text(MemoryNow(ledgers=[], holders=[], more={})) == ""
+
+
+BARE = """\
+memtriage  CLEAN  tensors +3.0 MiB on cuda:0
+In[5] · 1.2 s
+
+tensors
+  cuda:0  1.0 MiB -> 4.0 MiB  (+3.0 MiB); most in use meanwhile: 9.0 MiB allocated"""
