@@ -1,8 +1,8 @@
 """With `open` and the functions of `os` replaced, programs see what they write and no file changes."""
 
-import builtins
 import bz2
 import errno
+import functools
 import glob
 import importlib
 import io
@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import sys
+import tarfile
 import tempfile
 import tokenize
 from pathlib import Path
@@ -23,7 +24,7 @@ from memtriage.prediction.sandbox.copy_on_write import CopyOnWrite
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the sandbox needs POSIX")
 
-LISTED = os.listdir
+LISTED = functools.partial(os.listdir)  # the function itself would be replaced, too
 
 
 def tree(folder):
@@ -53,17 +54,21 @@ def job(tmp_path, monkeypatch, files):
     (folder / "dead").symlink_to("nowhere")
     monkeypatch.chdir(folder)
     before = tree(folder)
-    functions = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}
-    kept = builtins.open, io.open, shutil._use_fd_functions
+    functions = {id(value) for value in vars(os).values() if callable(value)} | {id(open)}
+    kept = [
+        (module, name, value)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if id(value) in functions
+    ]
+    monkeypatch.setattr(shutil, "_use_fd_functions", shutil._use_fd_functions)
     redirect.install(files)
     try:
         yield folder
     finally:
-        for name, function in functions.items():
-            setattr(os, name, function)
-        builtins.open, io.open, shutil._use_fd_functions = kept
-        for module in (tempfile, bz2, lzma, tokenize):  # which keep functions from when they were imported
-            importlib.reload(module)
+        for module, name, value in kept:
+            setattr(module, name, value)
+        importlib.reload(tempfile)
         os.chdir(folder)
     assert tree(folder) == before
 
@@ -351,6 +356,10 @@ def test_compressed_files_are_written_to_the_copy(job):
     written("module.py", "# coding: latin-1")
     with tokenize.open("module.py") as file:
         assert file.encoding == "iso-8859-1"
+    with tarfile.open("all.tar", "w") as archive:
+        archive.add("module.py")
+    with tarfile.open("all.tar") as archive:
+        assert archive.getnames() == ["module.py"]
 
 
 def test_torch_and_safetensors_write_to_the_copy(job, files, monkeypatch):

@@ -14,12 +14,11 @@ import errno
 import functools
 import importlib
 import importlib.util
-import io
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from memtriage.prediction.sandbox.copy_on_write import CopyOnWrite, file_error
@@ -30,9 +29,6 @@ _LOOK: Final = ("stat", "access", "statvfs", "getxattr", "listxattr", "chdir")
 _LOOK_AT_LINK: Final = ("lstat", "readlink")
 _CHANGE: Final = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
 _CHANGE_LINK: Final = ("lchown",)
-_BOUND_AT_IMPORT: Final = ("tempfile", "bz2", "lzma", "tokenize")
-"""Modules that keep `open` or a function of `os` from when they were imported."""
-
 opening: Final = threading.local()
 """`opening.redirected` is true in a thread that is inside the replaced `open`."""
 
@@ -50,13 +46,26 @@ def install(files: CopyOnWrite) -> None:
         for name in names:
             if hasattr(os, name):
                 replaced[name] = functions.of_a_path(getattr(os, name), follow, change)
-    for name, function in replaced.items():
-        setattr(os, name, _naming(getattr(os, name), function))
-    builtins.open = io.open = functools.wraps(open)(_opened(open))
+    before = {name: getattr(os, name) for name in replaced}
+    new = {id(before[name]): _naming(before[name], function) for name, function in replaced.items()}
+    new[id(open)] = functools.wraps(open)(_opened(open))
+    for module in list(sys.modules.values()):
+        _replace_in(module, new)
+    builtins.open = new[id(open)]
     shutil._use_fd_functions = False  # type: ignore[attr-defined]  # else trees are removed by descriptor
-    for name in _BOUND_AT_IMPORT:
-        if name in sys.modules:
-            importlib.reload(sys.modules[name])
+    if "tempfile" in sys.modules:
+        importlib.reload(sys.modules["tempfile"])  # default arguments keep `os.unlink`
+
+
+def _replace_in(module: Any, new: Mapping[int, Callable[..., Any]]) -> None:
+    """Replace functions wherever a module keeps them: bz2 and tarfile have `open` under a name of theirs."""
+    names = getattr(module, "__dict__", {})
+    name = names.get("__name__", "")
+    if name in sys.builtin_module_names or str(name).partition(".")[0] == "memtriage":
+        return
+    for key, value in list(names.items()):
+        if id(value) in new:
+            setattr(module, key, new[id(value)])
 
 
 def install_native(files: CopyOnWrite) -> None:
