@@ -3,7 +3,6 @@
 import inspect
 import os
 import pickle
-import threading
 
 import msgspec
 import numpy as np
@@ -14,7 +13,6 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 import memtriage
-from memtriage.prediction.fake_cuda.tensors import meaning_meta, meta_is_meant
 
 PLACES = [
     torch,
@@ -240,27 +238,6 @@ def test_a_default_type_of_the_device_makes_tensors_there():
     memtriage.predict(build, steps=1)
 
 
-def test_what_a_thread_does_is_not_taken_for_what_another_means():
-    """As a DataLoader's thread that pins memory makes tensors between any two lines of the program."""
-    inside, left = threading.Event(), threading.Event()
-
-    def asks_for_meta():
-        inside.set()
-        assert left.wait(60)
-
-    asking = meaning_meta(asks_for_meta, lambda: True)
-    other = threading.Thread(target=asking)
-    other.start()
-
-    def makes():
-        left.set()
-        other.join(60)
-
-    assert inside.wait(60)
-    meaning_meta(makes, lambda: False)()
-    assert not meta_is_meant()
-
-
 def test_large_tensors_of_the_host_are_read_as_ones():
     def build(device):
         large = torch.rand(3, 1 << 20)
@@ -436,7 +413,7 @@ def test_tensors_of_the_meta_device_take_no_memory():
             weight.new_empty(1024, 256, device="meta"),
             weight.to("meta"),
             weight.to("meta", torch.bfloat16),
-            weight.to(torch.bfloat16, device="meta"),
+            weight.to(dtype=torch.bfloat16, device="meta"),
             weight.to(torch.empty(0, device="meta")),
         ]
         assert [tensor.device.type for tensor in made] == ["meta"] * len(made)

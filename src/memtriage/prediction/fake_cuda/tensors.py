@@ -236,22 +236,20 @@ def _wrapped_to(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
             if kwargs.get("dtype") is None:
                 kwargs.pop("dtype", None)
         wanted = kwargs.get("device")
-        if wanted is not None:
+        if wanted is not None and not args:
             device = torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
             if device.type == fake_device(self).type and true_device(self).type == "meta":
                 del kwargs["device"]
-                if not args and not any(
-                    value is not None and value is not False for value in kwargs.values()
-                ):
+                if not any(value is not None and value is not False for value in kwargs.values()):
                     return self
-                if "dtype" not in kwargs and not args:
+                if "dtype" not in kwargs:
                     kwargs["dtype"] = self.dtype
             elif device.type == "cuda":
                 kwargs["device"] = CUDA
             if device.type == "meta":
                 kwargs["device"] = META
                 if fake_device(self).type != "meta" and true_device(self).type == "meta":
-                    return to_meta(self, dtype=kwargs.get("dtype", args[0] if args else None), device=META)
+                    return to_meta(self, dtype=kwargs.get("dtype"), device=META)
         return original(self, *args, **kwargs)
 
     return to
