@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memtriage.prediction.gpu_kinds import machine
-from memtriage.prediction.lifetimes import FREE
+from memtriage.prediction.lifetimes import FREE, AllocationTrace, Lifetimes
 from memtriage.prediction.trace import Trace, trace
 
 UNSTEPPED = "no optimizer stepped in the step: its states are not part of the figures"
@@ -62,3 +62,46 @@ def traced(
         most = max(most, sum(live.values()))
     notes = [note for note in found.notes if note not in (UNSTEPPED, FORWARD_ALONE)]
     return Traced(answers[0], ", ".join(made), most, notes, found)
+
+
+def recorded(text: str) -> tuple[AllocationTrace, dict[str, int]]:
+    """Record lifetimes that are written down; returns them, and the numbers of blocks by name.
+
+    A line each: `+ NAME BYTES` and `- NAME` allocate and free, `scratch BYTES` is a buffer in an operator,
+    `empty` empties the cache, `stream N`, `pool N`, `state_of N` and `grad 0` hold for what is allocated next
+    (-1: none), `use NAME STREAM` and `passed STREAM` are `record_stream` and its end, `keep POOL` and
+    `restore KEPT NAME...` keep the state of a private pool and put it back, and `PHASE STEP` begins a phase.
+    """
+    records = [True]
+    lifetimes = Lifetimes(lambda: records[0])
+    held: dict[str, Any] = {}
+    numbers: dict[str, int] = {}
+    for what, *words in filter(None, map(str.split, text.splitlines())):
+        if what == "+":
+            held[words[0]] = storage = torch.UntypedStorage(int(words[1]), device="meta")
+            lifetimes.see(storage, words[0])
+            numbers[words[0]] = len(lifetimes.recording.blocks) - 1
+            del storage
+        elif what == "-":
+            del held[words[0]]
+        elif what == "scratch":
+            lifetimes.release(lifetimes.scratch([int(words[0])], "scratch"))
+        elif what == "empty":
+            lifetimes.cache_emptied()
+        elif what in ("stream", "pool", "state_of"):
+            value = int(words[0])
+            setattr(lifetimes, what, None if value < 0 else value)
+        elif what == "grad":
+            records[0] = bool(int(words[0]))
+        elif what == "use":
+            lifetimes.used_on(held[words[0]], int(words[1]))
+        elif what == "passed":
+            lifetimes.stream_passed(int(words[0]))
+        elif what == "keep":
+            lifetimes.keep_pool(int(words[0]))
+        elif what == "restore":
+            lifetimes.put_back(int(words[0]), [held[name]._cdata for name in words[1:]])
+        else:
+            lifetimes.enter(what, int(words[0]))
+    lifetimes.close()
+    return lifetimes.recording, numbers

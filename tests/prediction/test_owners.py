@@ -1,0 +1,161 @@
+"""Whose the bytes of the peak instant are."""
+
+import pytest
+
+from memtriage.allocator.settings import AllocatorSettings
+from memtriage.prediction.owners import owned_at, owners_at
+from memtriage.prediction.simulate import replay
+from memtriage.prediction.trace import Trace
+from support.traced import recorded
+
+TRAINING = """
+    + weight 1000
+    + input 300
+    forward 0
+    + saved 2000
+    + of_the_moment 50
+    - of_the_moment
+    + logits 700
+    backward 0
+    scratch 9000
+    + gradient 1000
+    grad 0
+    + of_backward 400
+    grad 1
+    + recomputed 600
+    - saved
+    - recomputed
+    - of_backward
+    optimizer 0
+    + state 2000
+    + of_the_step 5000
+    - of_the_step
+    forward 1
+    + saved_again 2000
+    - logits
+    backward 1
+    - saved_again
+"""
+OWNERS = {"weight": "parameter", "gradient": "gradient", "state": "optimizer state"}
+
+
+@pytest.fixture
+def traced():
+    recording, numbers = recorded(TRAINING)
+    found = {numbers[name]: owner for name, owner in OWNERS.items()}
+    return Trace(recording, "", AllocatorSettings(), found), {
+        number: name for name, number in numbers.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "owned"),
+    [
+        (1, [("weight", "parameter"), ("input", "temporary")]),
+        (
+            3,
+            [
+                ("weight", "parameter"),
+                ("input", "temporary"),
+                ("saved", "activation"),
+                ("of_the_moment", "temporary"),
+            ],
+        ),
+        (
+            5,
+            [
+                ("weight", "parameter"),
+                ("input", "temporary"),
+                ("saved", "activation"),
+                ("logits", "activation"),
+            ],
+        ),
+        (
+            6,
+            [
+                ("weight", "parameter"),
+                ("input", "temporary"),
+                ("saved", "activation"),
+                ("logits", "activation"),
+                ("scratch", "workspace"),
+            ],
+        ),
+        (
+            10,
+            [
+                ("weight", "parameter"),
+                ("input", "temporary"),
+                ("saved", "activation"),
+                ("logits", "activation"),
+                ("gradient", "gradient"),
+                ("of_backward", "temporary"),
+                ("recomputed", "activation"),
+            ],
+        ),
+        (
+            14,
+            [
+                ("weight", "parameter"),
+                ("input", "temporary"),
+                ("logits", "activation"),
+                ("gradient", "gradient"),
+                ("state", "optimizer state"),
+            ],
+        ),
+        (
+            18,
+            [
+                ("weight", "parameter"),
+                ("input", "temporary"),
+                ("gradient", "gradient"),
+                ("state", "optimizer state"),
+                ("saved_again", "activation"),
+            ],
+        ),
+        (
+            19,
+            [
+                ("weight", "parameter"),
+                ("input", "temporary"),
+                ("gradient", "gradient"),
+                ("state", "optimizer state"),
+            ],
+        ),
+    ],
+)
+def test_what_backward_needs_is_an_activation_and_the_rest_of_the_moment(traced, event, owned):
+    trace, names = traced
+    assert [(names.get(number, "scratch"), owner) for number, owner in owned_at(trace, event)] == owned
+
+
+def test_owners_of_the_peak_sum_to_what_is_allocated(traced):
+    trace, _ = traced
+    counters = replay(trace.recording, AllocatorSettings(), 80 << 30, 2)
+    for step in counters:
+        owners = owners_at(trace, step)
+        assert sum(owners.values()) == step.peak_allocated
+        assert list(owners.values()) == sorted(owners.values(), reverse=True)
+    assert [list(owners_at(trace, step).items()) for step in counters] == [
+        [
+            ("workspace", 9000),
+            ("activation", 2700),
+            ("parameter", 1000),
+            ("rounding", 824),
+            ("temporary", 300),
+        ],
+        [
+            ("optimizer state", 2000),
+            ("activation", 2000),
+            ("parameter", 1000),
+            ("temporary", 1000),
+            ("gradient", 1000),
+            ("rounding", 680),
+        ],
+    ]
+
+
+def test_blocks_of_whole_units_leave_no_rounding():
+    recording, _ = recorded("+ a 1024\n forward 0\n + b 512")
+    trace = Trace(recording, "", AllocatorSettings(), {0: "parameter"})
+    (step,) = replay(recording, AllocatorSettings(), 80 << 30, 1)
+    assert owners_at(trace, step) == {"parameter": 1024, "activation": 512}
