@@ -75,4 +75,4 @@ def _cap_that_fits(run: LongRun, memory: MemoryLimits, by_volume: Sequence[Shape
 def _quantile(run: LongRun, share: float) -> Shape:
     """The shape that this share of the steps is no larger than."""
     ordered = sorted(run.shapes, key=lambda shape: shape.volume)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+    return ordered[int(share * len(ordered))]
