@@ -6,8 +6,7 @@ import pytest
 
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.prediction.many_steps.run import LongRun, MemoryLimits, RunEnd
-from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, run_shapes
-from memtriage.prediction.many_steps.shapes import SAMPLED, TRACED_AT_MOST, Shape, input_of
+from memtriage.prediction.many_steps.shapes import Shape, input_of
 from memtriage.prediction.many_steps.step_trace import OTHER, Other, StepTrace
 
 MIB = 1 << 20
@@ -83,24 +82,3 @@ def test_a_run_ends_in_the_step_whose_memory_is_not_there(limit: int, full_at: i
     assert end.failed is not None
     assert end.failed.operator == ("mul" if full_at else "empty")
     assert max(outcome.peak_reserved for outcome in RUN.outcomes(memory(limit=limit * MIB))) == 240 * MIB
-
-
-def test_the_largest_traced_shape_comes_again_at_the_end() -> None:
-    lengths = [5, 7, 2, 9, 2, 4]
-    planned = run_shapes([shape(each) for each in lengths])
-    assert (planned.first, planned.shapes) == (FIRST_STEPS, [shape(each) for each in lengths])
-    assert planned.traced == tuple(shape(each) for each in (5, 7, 9, 4, 2, 9))
-    assert run_shapes([shape(5)]).traced == (shape(5),)
-    assert run_shapes([shape(each) for each in lengths], 4).traced == tuple(
-        shape(each) for each in (5, 7, 2, 9, 4, 2, 4)
-    )
-
-
-def test_derived_shapes_are_not_traced_but_checked_ones_are() -> None:
-    later = [shape(each) for each in range(1, TRACED_AT_MOST + 2)]
-    planned = run_shapes([shape(500), shape(600), *later])
-    choice = planned.choice
-    largest = shape(TRACED_AT_MOST + 1)
-    assert planned.traced == (shape(500), shape(600), *choice.traced, *choice.checked, largest)
-    assert (choice.traced[0], len(choice.traced), len(choice.checked)) == (largest, SAMPLED, 5)
-    assert {*choice.traced, *choice.checked, *choice.derived} == set(later)
