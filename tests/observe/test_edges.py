@@ -65,7 +65,8 @@ def test_gradients_nodes_and_bases_of_tensors() -> None:
 def test_sparse_tensors_are_made_of_their_parts() -> None:
     dense = torch.eye(3)
     assert not is_sparse(dense)
-    for sparse, count in ((dense.to_sparse(), 2), (dense.to_sparse_csr(), 3), (dense.to_sparse_csc(), 3)):
+    coo = dense.to_sparse().requires_grad_()
+    for sparse, count in ((coo, 2), (dense.to_sparse_csr(), 3), (dense.to_sparse_csc(), 3)):
         assert is_sparse(sparse)
         parts = sparse_parts(sparse)
         assert len(parts) == count and not any(part.requires_grad for part in parts)

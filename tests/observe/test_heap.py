@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import textwrap
-import traceback
 import types
 import weakref
 from typing import Any
@@ -15,22 +14,15 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from memtriage.observe import edges, heap, walker
+from memtriage.observe import walker
 from memtriage.observe.heap import HeapWalk
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import (
-    BOUNDARY,
-    FUTURE,
-    KLASS,
     MODULE,
     NODE,
-    OPTIMIZER,
-    PLAIN,
     TENSOR,
     FrameLocals,
-    KindTable,
 )
-from memtriage.observe.origin import CodeOrigin
 from memtriage.observe.walker import CensusBudget
 
 
@@ -224,101 +216,6 @@ def test_modules_and_classes_of_a_function_die_with_it() -> None:
     gone = step()
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
-
-
-def test_a_metaclass_is_not_asked_to_hash_or_compare_its_classes() -> None:
-    class Refusing(type):
-        def __hash__(cls) -> int:
-            raise SystemExit
-
-        def __eq__(cls, other: object) -> bool:
-            raise SystemExit
-
-    class One(metaclass=Refusing):
-        pass
-
-    kept = [One(), One]
-    with HeapWalk() as graph:
-        assert graph.kind(graph.index[id(kept[0])]) == PLAIN
-
-
-def test_kinds() -> None:
-    class Other:
-        step = zero_grad = None
-
-    class ZeroOptimizer(Other):
-        pass
-
-    class Subclass(torch.Tensor):
-        pass
-
-    kinds = KindTable()
-    known = {
-        torch.Tensor: TENSOR,
-        torch.nn.Parameter: TENSOR,
-        Subclass: TENSOR,
-        torch.nn.Linear: MODULE,
-        torch.optim.AdamW: OPTIMIZER,
-        ZeroOptimizer: OPTIMIZER,
-        Other: PLAIN,
-        types.ModuleType: BOUNDARY,
-        HeapGraph: BOUNDARY,
-        type: KLASS,
-        torch.futures.Future: FUTURE,
-        type(torch.ones(1, requires_grad=True).exp().grad_fn): NODE,
-        dict: PLAIN,
-    }
-    assert {kind: kinds[kind] for kind in known} == known
-
-
-def test_users_files_are_told_from_libraries() -> None:
-    origin = CodeOrigin()
-    users = [__file__, "/home/user/train.py"]
-    others = [torch.__file__, types.__file__, heap.__file__, "<string>", None, ""]
-    others.append("/opt/venv/lib/python3.11/site-packages/lightning/loop.py")
-    assert [origin.is_user_file(name) for name in users] == [True] * len(users)
-    assert [origin.is_user_file(name) for name in others] == [False] * len(others)
-    assert origin.is_own_file(heap.__file__)
-    assert not origin.is_own_file(__file__)
-
-
-def test_sparse_tensors_lead_to_their_parts() -> None:
-    coo = torch.eye(4).to_sparse().requires_grad_()
-    assert [part.shape for part in edges.sparse_parts(coo)] == [(2, 4), (4,)]
-    assert all(part.grad_fn is None for part in edges.sparse_parts(coo))
-    assert edges.is_sparse(coo)
-    assert not edges.is_sparse(torch.eye(4))
-
-
-def test_unfinished_and_failed_futures_hold_nothing_more() -> None:
-    waiting: Any = torch.futures.Future()
-    failed: Any = torch.futures.Future()
-    failed.set_exception(ValueError("no"))
-    finished: Any = torch.futures.Future()
-    value = Marked()
-    finished.set_result(value)
-    assert [
-        any(referent is value for referent in edges.future_referents(each))
-        for each in (waiting, failed, finished)
-    ] == [
-        False,
-        False,
-        True,
-    ]
-
-
-@pytest.mark.parametrize("raised_before", [False, True])
-def test_asking_a_failed_future_leaves_no_trace_on_its_error(raised_before: bool) -> None:
-    error = ValueError("no")
-    if raised_before:
-        with pytest.raises(ValueError):
-            raise error
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    future: Any = torch.futures.Future()
-    future.set_exception(error)
-    for _ in range(2):
-        edges.future_referents(future)
-    assert [frame for frame, _ in traceback.walk_tb(error.__traceback__)] == frames
 
 
 def test_a_walk_beyond_its_budget_is_partial_and_says_so() -> None:

@@ -2,116 +2,23 @@
 
 from __future__ import annotations
 
-import collections
 import sys
-import types
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.checkpoint import _Holder
 
-from memtriage.observe.kinds import (
-    ARRAY,
-    ATOM,
-    BOUNDARY,
-    KLASS,
-    MODULE,
-    NODE,
-    OPTIMIZER,
-    PLACEHOLDER,
-    PLAIN,
-    TENSOR,
-    KindTable,
-)
-from memtriage.outside.graph import RemoteGraph
+from memtriage.observe.kinds import ATOM, PLAIN
 from memtriage.outside.kinds import Kinds
+from support.kind_cases import KIND_CASES, KIND_NAMES
 from support.outside_parts import heap_now, known_python, same
 
 pytestmark = known_python
 
 
-class Steps:
-    step = zero_grad = None
-
-
-class ZeroOptimizer(Steps):
-    pass
-
-
-class HalfOptimizer:
-    step = None
-
-
-class Subclass(torch.Tensor):
-    pass
-
-
-class Meta(type):
-    pass
-
-
-class Array(np.ndarray):  # type: ignore[type-arg]
-    pass
-
-
-class Lazy(types.ModuleType):
-    pass
-
-
-class Function(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return gradient
-
-
-OF_TREATMENT = type("Treated", (), {"__module__": "memtriage.treat.parking"})
-LIKE_MEMTRIAGE = type("Other", (), {"__module__": "memtriage_like"})
-
-
-def leaf() -> torch.Tensor:
-    return torch.ones(1, requires_grad=True)
-
-
-CASES: list[tuple[type, int]] = [
-    (torch.Tensor, TENSOR),
-    (torch.nn.Parameter, TENSOR),
-    (Subclass, TENSOR),
-    (type, KLASS),
-    (Meta, KLASS),
-    (types.ModuleType, BOUNDARY),
-    (Lazy, BOUNDARY),
-    (RemoteGraph, BOUNDARY),
-    (OF_TREATMENT, PLAIN),
-    (LIKE_MEMTRIAGE, PLAIN),
-    (type(leaf().exp().grad_fn), NODE),
-    (type(Function.apply(leaf()).grad_fn), NODE),
-    (_Holder, PLACEHOLDER),
-    (torch.nn.Linear, MODULE),
-    (torch.optim.AdamW, OPTIMIZER),
-    (ZeroOptimizer, OPTIMIZER),
-    (HalfOptimizer, PLAIN),
-    (Steps, PLAIN),
-    (np.ndarray, ARRAY),
-    (Array, ARRAY),
-    (dict, PLAIN),
-    (collections.deque, PLAIN),
-    (types.FrameType, PLAIN),
-    *((atom, ATOM) for atom in (int, str, bytes, float, type(None), types.CodeType, types.GenericAlias)),
-]
-
-
-@pytest.mark.parametrize(("klass", "kind"), CASES, ids=[klass.__name__ for klass, _ in CASES])
+@pytest.mark.parametrize(("klass", "kind"), KIND_CASES, ids=KIND_NAMES)
 def test_objects_are_walked_by_their_class(klass: type, kind: int) -> None:
     kinds = Kinds(heap_now(), same)
     assert kinds.of_class(id(klass)) == kind
     assert kinds.known[id(klass)] == kind
-    assert KindTable()[klass] == kind  # and inside
 
 
 def test_what_is_no_class_is_not_walked() -> None:
