@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from memtriage.planning.changes import Change
-from memtriage.planning.facts import UNKNOWN, Knob
+from memtriage.planning.facts import BATCH_NAMES, LENGTH_NAMES, UNKNOWN, Knob
 from memtriage.planning.rungs.knobs import MICRO_BATCH, SHORTER
 from memtriage.prediction.build import Built
+from support.training_jobs import Job, weights
 
 Where = Literal["build", "step"]
 
@@ -34,8 +35,10 @@ def shorter(length: int, of: Where = "build") -> list[Change]:
 
 
 def test_a_program_without_a_knob_is_told_how_to_write_one() -> None:
-    assert "def build(device, micro_batch=16)" in (MICRO_BATCH.offer(UNKNOWN).absent or "")
-    assert "def build(device, seq_len=2048)" in (SHORTER.offer(UNKNOWN).absent or "")
+    assert "def build(device, micro_batch=16)" in MICRO_BATCH.offer(UNKNOWN).absent
+    assert "def build(device, seq_len=2048)" in SHORTER.offer(UNKNOWN).absent
+    assert all(name in MICRO_BATCH.offer(UNKNOWN).absent for name in BATCH_NAMES)
+    assert all(name in SHORTER.offer(UNKNOWN).absent for name in LENGTH_NAMES)
     one = replace(UNKNOWN, batch=Knob("micro_batch", 1, "build"))
     assert MICRO_BATCH.offer(one).absent == "micro_batch is 1 already"
 
@@ -118,6 +121,27 @@ def test_optimizers_step_and_drop_gradients_once_for_all_micro_batches(drops_fir
     assert log == 2 * once
 
 
+@pytest.mark.parametrize("drops_before", [False, True])
+def test_accumulated_micro_batches_equal_the_whole_batch(model: nn.Module, drops_before: bool) -> None:
+    whole, job = Job(model), Job(model)
+    whole.built().step()
+    change = MICRO_BATCH.offer(job.facts()).tracks[0][0]
+    assert change.action == "micro-batch 4 instead of 8, accumulated 2 times"
+    made = job.built(**change.build_arguments)
+    inner = made.step
+
+    def step() -> None:
+        if drops_before:
+            made.model.zero_grad()
+            made.optimizers[0].zero_grad()
+        inner()
+
+    change.edit(Built(made.model, made.optimizers, step)).step()
+    torch.testing.assert_close(weights(job.model), weights(whole.model))
+    assert all(parameter.grad is None for parameter in job.model.parameters())
+    assert len(job.optimizer.state[next(job.model.parameters())]) == 3
+
+
 def test_a_model_drops_its_gradients_only_after_a_step() -> None:
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -146,3 +170,10 @@ def test_inputs_of_three_quarters_a_half_and_a_quarter_are_offered() -> None:
     assert (longest.maths, longest.maths_note) == ("different", "the task changes")
     assert longest.code == {"torch": "build(device, seq_len=1536)"}
     assert SHORTER.on_request == "it changes the task" and not MICRO_BATCH.on_request
+
+
+def test_a_batch_of_the_step_and_an_accumulation_of_the_build() -> None:
+    facts = replace(UNKNOWN, batch=Knob("batch", 8, "step"), accumulation=Knob("accumulation", 3, "build"))
+    change = MICRO_BATCH.offer(facts).tracks[0][-1]
+    assert (change.step_arguments, change.build_arguments) == ({"batch": 1}, {"accumulation": 6})
+    assert change.action == "micro-batch 1 instead of 8, accumulated 24 times"

@@ -1,0 +1,91 @@
+"""An optimizer step without a copy of the weights: fused, or for one parameter after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from memtriage.planning.facts import UNKNOWN, OptimizerFacts
+from memtriage.planning.rungs.optimizer_step import OPTIMIZER_STEP
+from memtriage.prediction.build import Built
+from support.training_jobs import Job, last, weights
+
+ADAMW = OptimizerFacts("AdamW", adam=True, fusable=True, fused=False, foreach=True, amsgrad=False)
+ADAM = replace(ADAMW, name="Adam")
+PROP = replace(ADAMW, name="RMSprop", fusable=False, adam=False)
+FUSED = replace(ADAMW, fused=True, foreach=False)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "action", "code"),
+    [
+        (
+            (ADAMW, ADAMW),
+            "AdamW(fused=True)",
+            {
+                "torch": "optimizer = torch.optim.AdamW(..., fused=True)",
+                "trainer": 'TrainingArguments(optim="adamw_torch_fused")',
+            },
+        ),
+        ((ADAM,), "Adam(fused=True)", {"torch": "optimizer = torch.optim.Adam(..., fused=True)"}),
+        (
+            (ADAM, FUSED),
+            "Adam/AdamW(fused=True)",
+            {"torch": "optimizer = torch.optim.Adam/AdamW(..., fused=True)"},
+        ),
+        ((PROP,), "RMSprop(foreach=False)", {"torch": "optimizer = RMSprop(..., foreach=False)"}),
+        (
+            (ADAM, PROP),
+            "Adam/RMSprop(foreach=False)",
+            {"torch": "optimizer = Adam/RMSprop(..., foreach=False)"},
+        ),
+    ],
+)
+def test_what_is_offered_and_written(
+    optimizers: tuple[OptimizerFacts, ...], action: str, code: dict[str, str]
+) -> None:
+    change = last(OPTIMIZER_STEP, replace(UNKNOWN, optimizers=optimizers))
+    assert (change.rung, change.action, change.code) == ("optimizer step", action, code)
+    assert change.maths == ("rounding" if "fused" in action else "same")
+
+
+@pytest.mark.parametrize("optimizers", [(), (FUSED,), (replace(PROP, foreach=False), FUSED)])
+def test_steps_without_the_copy_stay(optimizers: tuple[OptimizerFacts, ...]) -> None:
+    offer = OPTIMIZER_STEP.offer(replace(UNKNOWN, optimizers=optimizers))
+    assert offer.absent == "no optimizer steps by foreach kernels, which make the temporary copy"
+    assert offer.tracks == ()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        (torch.optim.AdamW, {"fused": True, "foreach": False}),
+        (torch.optim.RMSprop, {"foreach": False}),
+    ],
+)
+def test_every_group_is_changed_and_the_result_stays(
+    optimizer: type[torch.optim.Optimizer], settings: dict[str, bool], model: nn.Module
+) -> None:
+    plain, job = Job(model, optimizer), Job(model, optimizer)
+    built = job.built()
+    assert last(OPTIMIZER_STEP, job.facts()).edit(built) is built
+    for group in (job.optimizer.defaults, *job.optimizer.param_groups):
+        assert {name: group[name] for name in settings} == settings
+        assert "fused" in settings or "fused" not in group, "nothing that the optimizer does not know"
+    for _ in range(2):
+        plain.built().step()
+        built.step()
+    torch.testing.assert_close(weights(job.model), weights(plain.model))
+    assert "foreach" in OPTIMIZER_STEP.offer(job.facts()).absent
+
+
+def test_an_optimizer_in_a_wrapper_is_changed() -> None:
+    inner = torch.optim.Adam([nn.Parameter(torch.ones(1))])
+    wrapper = SimpleNamespace(optimizer=inner)
+    change = last(OPTIMIZER_STEP, replace(UNKNOWN, optimizers=(ADAM,)))
+    change.edit(Built(nn.Linear(1, 1), (wrapper,), lambda: None))  # type: ignore[arg-type]
+    assert inner.param_groups[0]["fused"] is True

@@ -1,0 +1,128 @@
+"""Rungs that change one setting: when they are offered, what is written, and that the result stays."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from memtriage.planning.facts import UNKNOWN, HuggingFace, huggingface_in
+from memtriage.planning.rungs.settings import ATTENTION, SET_TO_NONE, allocator_rung, primed_rung
+from memtriage.prediction.build import Built
+from support.training_jobs import Job, facts_of, language_job, last, weights
+
+EAGER = HuggingFace("eager", True, True, "gradient_checkpointing", False)
+
+
+@pytest.mark.parametrize(
+    ("conf", "exported"),
+    [
+        ("", "expandable_segments:True"),
+        (
+            "garbage_collection_threshold:0.8",
+            "garbage_collection_threshold:0.8,expandable_segments:True",
+        ),
+    ],
+)
+def test_expandable_segments_are_added_to_the_options(conf: str, exported: str) -> None:
+    rung = allocator_rung(conf)
+    change = last(rung, UNKNOWN)
+    assert change.code == {
+        "torch": f"export PYTORCH_CUDA_ALLOC_CONF={exported}  # in the shell, before the process starts"
+    }
+    assert (change.conf, change.action) == (
+        "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    )
+    assert (change.rung, rung.name) == ("expandable segments", "expandable segments")
+    assert rung.configures and not change.traced and change.maths == "same"
+
+
+@pytest.mark.parametrize(
+    ("conf", "absent"),
+    [
+        ("expandable_segments:True", "the allocator's options set it already: expandable_segments:True"),
+        ("expandable_segments:False", "the allocator's options set it already: expandable_segments:False"),
+        ("max_split_size_mb:256", "it does not go together with max_split_size_mb: drop that option first"),
+    ],
+)
+def test_options_that_leave_no_room_for_expandable_segments(conf: str, absent: str) -> None:
+    offer = allocator_rung(conf).offer(UNKNOWN)
+    assert (offer.absent, offer.tracks) == (absent, ())
+
+
+def test_primed_memory_takes_the_place_of_expandable_segments() -> None:
+    rung = primed_rung("expandable_segments:False")
+    primed = last(rung, UNKNOWN)
+    assert primed.primed and not primed.traced and rung.configures
+    assert primed.displaces == {allocator_rung("").name}
+    assert (primed.rung, rung.name, primed.conf) == ("primed memory", "primed memory", "")
+    assert primed.code["torch"].startswith("memtriage.prime(build)  # before the model is built")
+    absent = primed_rung("expandable_segments:True").offer(UNKNOWN).absent
+    assert absent == "segments are expandable, which have no fixed sizes"
+
+
+@pytest.mark.parametrize(
+    ("huggingface", "absent"),
+    [
+        (None, "there is no Transformers model whose attention could be switched"),
+        (replace(EAGER, attention="flash_attention_2"), "attention is flash_attention_2 already"),
+        (
+            replace(EAGER, attends_by_sdpa=False),
+            "this model has no attention by scaled_dot_product_attention",
+        ),
+    ],
+)
+def test_models_whose_attention_stays(huggingface: HuggingFace | None, absent: str) -> None:
+    offer = ATTENTION.offer(replace(UNKNOWN, huggingface=huggingface))
+    assert offer.absent.startswith(absent) and offer.tracks == ()
+
+
+def test_attention_is_switched_and_the_loss_stays(language_model: Any) -> None:
+    plain, changed = (language_job(copy.deepcopy(language_model)) for _ in range(2))
+    change = last(ATTENTION, facts_of(language_job(copy.deepcopy(language_model))))
+    assert (change.rung, change.maths) == ("attention", "rounding")
+    assert change.code["torch"].startswith('model.set_attn_implementation("sdpa")\n')
+    assert change.edit(changed) is changed
+    assert huggingface_in(changed.model).config._attn_implementation == "sdpa"
+    assert changed.step() == pytest.approx(plain.step(), rel=1e-5)
+    torch.testing.assert_close(weights(changed.model), weights(plain.model), atol=1e-5, rtol=1e-4)
+    assert ATTENTION.offer(facts_of(changed)).absent == "attention is sdpa already"
+
+
+def test_gradients_are_set_to_none_and_the_result_stays(model: nn.Module) -> None:
+    plain, job = (Job(model, set_to_none=False) for _ in range(2))
+    change = last(SET_TO_NONE, job.facts())
+    made = change.edit(job.built())
+    for _ in range(2):
+        plain.built().step()
+        made.step()
+    torch.testing.assert_close(weights(job.model), weights(plain.model))
+    assert all(parameter.grad is None for parameter in job.model.parameters())
+    assert all(parameter.grad is not None for parameter in plain.model.parameters())
+    assert (change.rung, change.action, change.maths) == (
+        "set_to_none",
+        "zero_grad(set_to_none=True)",
+        "same",
+    )
+    already = SET_TO_NONE.offer(Job(model).facts())
+    assert (already.absent, already.tracks) == ("gradients are set to None already (torch's default)", ())
+
+
+def test_whoever_drops_gradients_does_so_wholly() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = last(SET_TO_NONE, replace(UNKNOWN, keeps_gradients=True)).edit(
+        Built(model, (optimizer, SimpleNamespace()), lambda: None)  # type: ignore[arg-type]
+    )
+    for drop in (model.zero_grad, optimizer.zero_grad):
+        for arguments in ((), (False,)):
+            model(torch.ones(1, 1)).backward()
+            drop(*arguments)
+            assert model.weight.grad is None
+    assert made.model is model
