@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.changes import Change, changed, conf_of, unchanged
+from memtriage.planning.changes import Change, Offer, Rung, changed, conf_of, unchanged
+from memtriage.planning.facts import UNKNOWN
 from memtriage.prediction.build import BuildError, Built
 
 
@@ -92,6 +93,8 @@ def test_a_change_that_says_no_more_leaves_the_program_as_it_is() -> None:
     assert (plain.maths_note, plain.simulated_by, plain.displaces) == (None, None, frozenset())
     assert plain.work_factor == 1 and plain.traced
     assert not (plain.primed or plain.counts_work or plain.outermost or plain.loads)
+    rung = Rung("rung", "M4", lambda facts: Offer())
+    assert (rung.on_request, rung.configures, rung.offer(UNKNOWN).absent) == ("", False, "")
 
 
 @pytest.mark.parametrize(
