@@ -53,7 +53,8 @@ class HolderIndex:
         graph, namer = self._graph, self._namer
         at = element
         while (above := graph.parents[at]) >= 0:
-            if namer.path(at).whole[-1:] == (ANY_ITEM,):
+            path = namer.path(at)
+            if path.whole[-1:] == (ANY_ITEM,) and not path.namespace:  # the entry, not the dict of its fields
                 return above
             at = above
         return max(0, graph.parents[element])

@@ -1,0 +1,116 @@
+"""Which object of the program holds a storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memtriage.account.holder_index import HolderIndex
+from memtriage.account.paths import PathNamer
+from memtriage.model.paths import in_words
+from memtriage.observe.heap_graph import HeapGraph
+from support.heaps import heap_of
+from support.torch_state import shows_saved_tensors
+
+
+class Record:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def found(graph: HeapGraph, *objects: Any) -> list[tuple[Any, Any]]:
+    """What holds each object, and the element of it that leads there."""
+    index = HolderIndex(graph, PathNamer(graph))
+    pairs = [index.holder_of(graph.index[id(obj)]) for obj in objects]
+    assert pairs == [index.holder_of(graph.index[id(obj)]) for obj in objects]
+    return [(graph.objects[holder], graph.objects[element]) for holder, element in pairs]
+
+
+def same(pairs: list[tuple[Any, Any]], expected: list[tuple[Any, Any]]) -> bool:
+    return [tuple(map(id, pair)) for pair in pairs] == [tuple(map(id, pair)) for pair in expected]
+
+
+def test_a_tensor_in_containers_is_held_by_the_innermost() -> None:
+    tensor, variable = torch.ones(1), torch.ones(1)
+    inner = [tensor]
+    outer = {"inner": inner}
+    root = {"outer": outer, "variable": variable}
+    graph = heap_of([root, outer, inner, tensor], [root, variable])
+    assert same(found(graph, tensor, variable, root), [(inner, tensor), (root, variable), (root, root)])
+
+
+@shows_saved_tensors()
+def test_what_a_graph_saved_is_held_by_what_holds_the_graph() -> None:
+    x = torch.ones(3, requires_grad=True)
+    one, two = x.exp(), x.exp().sin()
+    node, deep = one.grad_fn, two.grad_fn
+    assert node is not None and deep is not None
+    before = deep.next_functions[0][0]
+    saved, deeper = node._saved_result, before._saved_result
+    losses, keep = [one, two], Record(two)
+    root = {"losses": losses, "keep": keep}
+    graph = heap_of(
+        [root, losses, one, node, saved], [root, losses, two, deep, before, deeper], [root, keep, [two]]
+    )
+    assert same(
+        found(graph, saved, deeper, two, deep),
+        [(losses, one), (losses, two), (losses, two), (losses, two)],
+    )
+
+
+def test_what_only_c_holds_is_its_own_holder() -> None:
+    tensor, result = torch.ones(1), torch.ones(1, requires_grad=True).exp()
+    graph = heap_of([{}], native=[[tensor], [result, result.grad_fn]])
+    assert same(found(graph, tensor, result.grad_fn), [(tensor, tensor), (result, result)])
+
+
+def test_the_container_of_an_entry_is_the_one_whose_entries_vary() -> None:
+    tensor, pair, plain, part = torch.ones(1), (torch.ones(1), 1), torch.ones(1), torch.ones(1)
+    record, slotted, model = Record(tensor), Slotted(torch.ones(1)), torch.nn.Linear(1, 1)
+    records, pairs, slots, models, lists = [record, Record(2)], [pair], [slotted], [model], [[part]]
+    root = {
+        "records": records, "pairs": pairs, "plain": plain, "slots": slots, "models": models, "lists": lists,
+    }  # fmt: skip
+    graph = heap_of(
+        [root, records, record, record.__dict__, tensor],
+        [root, pairs, pair, pair[0]],
+        [root, plain],
+        [root, slots, slotted, slotted.value],
+        [root, models, model, model.__dict__, model._parameters, model.weight],
+        [root, lists, lists[0], part],
+    )
+    namer = PathNamer(graph)
+    index = HolderIndex(graph, namer)
+    containers = {}
+    for obj in (tensor, pair[0], plain, slotted.value, model.weight, part, records, root):
+        at = graph.index[id(obj)]
+        containers[in_words(namer.path(at).whole)] = graph.objects[index.container_of(at)]
+    expected: dict[str, Any] = {
+        "train.records[*].value": records,
+        "train.pairs[*][0]": pairs,
+        "train.plain": root,
+        "train.slots[*].value": slots,
+        "train.models[*].weight": models,
+        "train.lists[*][*]": lists[0],
+        "train.records": root,
+        "train": root,
+    }
+    assert list(containers) == list(expected)
+    assert all(containers[name] is container for name, container in expected.items())
+
+
+def test_a_namespace_belongs_to_its_instance() -> None:
+    tensor = torch.ones(1)
+    record = Record(tensor)
+    root = {"record": record}
+    graph = heap_of([root, record, record.__dict__, tensor])
+    index = HolderIndex(graph, PathNamer(graph))
+    assert [index.instance_of(at) for at in range(4)] == [0, 1, 1, 3]
