@@ -66,6 +66,33 @@ def test_what_a_graph_saved_is_held_by_what_holds_the_graph() -> None:
     )
 
 
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.kept = [torch.ones(5)]
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def test_what_an_autograd_context_keeps_is_held_by_what_holds_the_graph() -> None:
+    loss = Keeping.apply(torch.ones(3, requires_grad=True))
+    node, losses = loss.grad_fn, [loss]
+    graph = heap_of([{"losses": losses}, losses, loss, node, node.__dict__, node.kept, node.kept[0]])
+    assert same(found(graph, node.kept[0], node.kept), [(losses, loss), (losses, loss)])
+
+
+def test_a_gradient_is_held_by_what_holds_its_tensor() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    root, weights = {"weights": []}, [weight]
+    root["weights"] = weights
+    graph = heap_of([root, weights, weight, weight.grad])
+    assert same(found(graph, weight.grad, weight), [(weights, weight), (weights, weight)])
+
+
 def test_what_only_c_holds_is_its_own_holder() -> None:
     tensor, result = torch.ones(1), torch.ones(1, requires_grad=True).exp()
     graph = heap_of([{}], native=[[tensor], [result, result.grad_fn]])
@@ -105,6 +132,8 @@ def test_the_container_of_an_entry_is_the_one_whose_entries_vary() -> None:
     }
     assert list(containers) == list(expected)
     assert all(containers[name] is container for name, container in expected.items())
+    lost = heap_of([root], native=[[tensor]])
+    assert HolderIndex(lost, PathNamer(lost)).container_of(1) == 1
 
 
 def test_a_namespace_belongs_to_its_instance() -> None:
@@ -114,3 +143,5 @@ def test_a_namespace_belongs_to_its_instance() -> None:
     graph = heap_of([root, record, record.__dict__, tensor])
     index = HolderIndex(graph, PathNamer(graph))
     assert [index.instance_of(at) for at in range(4)] == [0, 1, 1, 3]
+    lost = heap_of(native=[[record, record.__dict__, tensor]])
+    assert [HolderIndex(lost, PathNamer(lost)).instance_of(at) for at in range(3)] == [0, 0, 2]

@@ -57,7 +57,7 @@ class HolderIndex:
             if path.whole[-1:] == (ANY_ITEM,) and not path.namespace:  # the entry, not the dict of its fields
                 return above
             at = above
-        return max(0, graph.parents[element])
+        return element if graph.parents[element] < 0 else graph.parents[element]
 
     def instance_of(self, holder: int) -> int:
         """Return what a holder belongs to: for a namespace its instance, function or module."""
