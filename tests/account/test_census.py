@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from memtriage.account.census import CensusView
-from memtriage.model.census import GroupDetail
 from memtriage.model.paths import in_words
 from memtriage.observe.autograd import unread_saved_tensors
 from support.paths import of_module
@@ -193,136 +192,24 @@ def test_checkpointed_function_is_not_run_again(program: Any) -> None:
     assert program["calls"]["block"] == 2
 
 
-KiB = 1024
-CACHE = "functools.lru_cache build[*]"
-ANCHORS = (
-    *(
-        "train.alone[*]",
-        "train.half[*]",
-        "train.loss",
-        "train.records[*].value",
-        "train.plain",
-        "train.graphs[*]",
-        "train.weights[*]",
-    ),
-    *("train.recent[*]", "train.endless[*]", "train.pairs[*][0]", "train.lists[*][*]"),
-    *("train.many[*]", CACHE),
-)
-NOWHERE = ("cpu", of_module("train", "nowhere"))
-
-
-class Closer:
-    """One closer look at the groups of a program, shared by the tests below."""
-
-    def __init__(self, program: Any) -> None:
-        self.many = [id(tensor) for tensor in program["many"]]
-        self.asked: list[int] = []
-        self.details: dict[str, GroupDetail] = {}
-        self.heads: dict[str, bytes] = {}
-        program.look(self.ask)
-        self.groups = {
-            in_words(group.anchor): group for group in program.census.groups if group.device == "cpu"
-        }
-
-    def site_of(self, obj: Any) -> str | None:
-        if id(obj) in self.many:
-            self.asked.append(id(obj))
-        return "train.py:2 in build" if len(self.asked) == 3 else None
-
-    def ask(self, view: CensusView) -> None:
-        groups = {
-            in_words(group.anchor): group.key for group in view.census().groups if group.device == "cpu"
-        }
-        keys = [groups[anchor] for anchor in ANCHORS]
-        details = view.details([*keys, NOWHERE], self.site_of)
-        self.details = {in_words(anchor): detail for (_, anchor), detail in details.items()}
-        self.heads = {
-            in_words(anchor): head for (device, anchor), head in view.heads().items() if device == "cpu"
-        }
-
-
-@pytest.fixture(scope="module")
-def closer(gallery: Callable[..., Any]) -> Closer:
-    source = """
-        import collections, functools, torch
-        def build(*_): return torch.ones(256)
-        alone = [build() for _ in range(3)]
-        half = [build(), build()]
-        loss = half[0]
-        losses = [loss, build()]
-        class Record:
-            def __init__(self): self.value = build()
-        records = [Record() for _ in range(3)]
-        plain = build()
-        def graph():
-            x = torch.ones(256, requires_grad=True)
-            return x.exp().sin().sum()
-        graphs = [graph() for _ in range(2)]
-        weights = [torch.nn.Parameter(build()) for _ in range(3)]
-        for each in weights: each.grad = build()
-        del each
-        recent = collections.deque([build() for _ in range(3)], maxlen=5)
-        endless = collections.deque([build()])
-        pairs = collections.deque([(build(), 1)], maxlen=5)
-        lists = collections.deque([[build(), build()]], maxlen=5)
-        masks = functools.lru_cache(maxsize=7)(build); [masks(i) for i in range(4)]
-        many = [build() for _ in range(100)]
+def test_heads_tell_what_is_written_to_from_what_is_lengthened(program: Any) -> None:
+    heads: dict[str, bytes] = {}
+    program.run(
+        """
+        import torch
+        many = [torch.ones(256) for _ in range(100)]
         filled = torch.full((8192,), 7, dtype=torch.uint8)
         single = [filled.clone()]
         bank = torch.nn.Module(); bank.register_buffer("queue", filled.clone())
         two = [torch.ones(4096), torch.ones(4096)]
         """
-    return Closer(gallery({}, source))
-
-
-def test_retained_bytes_leave_out_what_others_hold(closer: Closer) -> None:
-    details = closer.details
-    assert details["train.alone[*]"].retained == 3 * KiB
-    assert details["train.half[*]"].retained == KiB
-    assert details["train.loss"].retained == 0
-    assert [in_words(path) for path in details["train.loss"].also_held_by] == [
-        "train.half[*]",
-        "train.losses[*]",
-    ]
-    assert details["train.records[*].value"].retained == 3 * KiB
-    assert details["train.plain"].retained == KiB  # not the whole module's
-    assert details["train.nowhere"] == GroupDetail()
-    assert details["train.weights[*]"].retained == 3 * KiB  # the gradients are a group of their own
-
-
-@shown
-def test_a_graph_is_retained_as_a_whole(closer: Closer) -> None:
-    group = closer.groups["train.graphs[*]"]
-    assert group.attached
-    assert group.count == 6  # of each graph: the leaf, the result of exp, the loss
-    assert closer.details["train.graphs[*]"].retained == group.nbytes
-    assert not closer.groups["train.alone[*]"].attached
-
-
-def test_bounds_and_kinds_of_holders(closer: Closer) -> None:
-    anchors = ("train.recent[*]", "train.endless[*]", CACHE, "train.many[*]")
-    details = [closer.details[anchor] for anchor in anchors]
-    assert [(each.bound, each.entries, each.holder_kind) for each in details] == [
-        (5, 3, "deque"),
-        (None, 1, "deque"),
-        (7, 4, "_lru_cache_wrapper"),
-        (None, 100, "list"),
-    ]
-
-
-def test_a_bound_holds_for_fields_of_entries_but_not_for_their_own_entries(closer: Closer) -> None:
-    assert closer.details["train.pairs[*][0]"].bound == 5
-    assert closer.details["train.lists[*][*]"].bound is None
-
-
-def test_sites_are_asked_for_from_both_ends(closer: Closer) -> None:
-    assert closer.asked[:3] == [closer.many[at] for at in (-1, 0, -2)]
-    assert closer.details["train.many[*]"].allocated_at == "train.py:2 in build"
-    assert closer.details["train.plain"].allocated_at is None
-
-
-def test_heads_tell_what_is_written_to_from_what_is_lengthened(closer: Closer) -> None:
-    mine = {anchor: head for anchor, head in closer.heads.items() if anchor.startswith("train.")}
+    )
+    program.look(
+        lambda view: heads.update(
+            {in_words(anchor): head for (device, anchor), head in view.heads().items() if device == "cpu"}
+        )
+    )
+    mine = {anchor: head for anchor, head in heads.items() if anchor.startswith("train.")}
     ones = b"\0\0\x80?" * 16
     sevens = dict.fromkeys(("train.filled", "train.single[*]", "train.bank.queue"), b"\7" * 64)
     assert mine == sevens | {"train.two[*]": 2 * ones}
@@ -339,26 +226,6 @@ def test_a_census_while_a_tuple_is_being_built(program: Any) -> None:
     holder = "C++ -> Tensor" if sys.version_info >= (3, 14) else "C++ or an evaluation stack -> tuple[*]"
     assert program.holders() == {holder}
     assert len(program["built"]) == 2
-
-
-def test_a_generator_of_a_loop_leads_to_the_line_that_stores_in_it(program: Any) -> None:
-    """Only the loop that runs it has it: none of the program's variables do."""
-    stored = []
-
-    def ask(view: CensusView) -> None:
-        (key,) = (group.key for group in view.census().groups if "earlier" in in_words(group.anchor))
-        stored.append(
-            view.details([key], lambda _: None, named=lambda stack: str(stack[0][1]))[key].stored_at
-        )
-
-    program.run(PRELUDE)
-    program.module.ask = ask
-    program.run(
-        "def batches(sizes):\n    earlier = []\n    for n in sizes:\n        earlier.append(torch.ones(n))\n"
-        "        yield n\ndef train():\n    for n in batches([4000]): look(ask)\ntrain()"
-    )
-    line = 1 + program.file.read_text().splitlines().index("        earlier.append(torch.ones(n))")
-    assert stored == [str(line)]
 
 
 def test_an_object_of_a_saved_tensor_whose_node_is_gone_is_not_read() -> None:

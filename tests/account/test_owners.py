@@ -7,10 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from memtriage.account.census import CensusView
 from memtriage.account.ownership import PRIORITY, RANK
 from memtriage.model.census import Owner
-from memtriage.model.paths import in_words
 from support.torch_state import shows_saved_tensors
 
 shown = shows_saved_tensors()
@@ -216,38 +214,6 @@ def test_distributed_tensors_are_what_they_stand_for(program: Any, mesh: Any) ->
     assert {case: program.owners(case) for case in owners} == {case: {case} for case in owners}
     assert program.holders("parameter") == {"train.linear.weight._local_tensor"}
     assert program.holders("variable") == {"train.kept[*]._local_tensor"}
-
-
-@shown
-def test_saving_nodes_are_told_with_their_module(program: Any) -> None:
-    program.run(
-        """
-        import torch
-        from torch import nn
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.fc = nn.Linear(4, 1024)
-            def forward(self, x):
-                return self.fc(x).relu().sum()
-        model = Net()
-        parameters = list(model.parameters())
-        losses = [model(torch.ones(64, 4)) for _ in range(2)]
-        loose = torch.ones(100, requires_grad=True)
-        others = [loose.exp().sum()]
-        """
-    )
-    saved_by: dict[str, str | None] = {}
-
-    def ask(view: CensusView) -> None:
-        keys = [group.key for group in view.census().groups if group.device == "cpu"]
-        details = view.details(keys, lambda obj: None)
-        saved_by.update({in_words(anchor): details["cpu", anchor].saved_by for _, anchor in keys})
-
-    program.look(ask)
-    assert saved_by["train.losses[*]"] == "ReluBackward0 in train.model.fc"  # told by the layer before it
-    assert saved_by["train.others[*]"] == "ExpBackward0"  # a leaf that is no module's parameter
-    assert saved_by["train.loose"] is None
 
 
 def test_garbage_is_called_garbage(program: Any) -> None:
