@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,15 +155,6 @@ def test_state_and_masters_inside_wrapped_optimizers() -> None:
     assert device_bytes(*model.parameters()) > 0
 
 
-def test_parking_twice_is_an_error_and_moves_nothing() -> None:
-    model, optimizer = trained()
-    memtriage.park("parameters", model)
-    with pytest.raises(ParkError, match=r"parameter '0\.weight'.* are parked already; nothing was moved"):
-        memtriage.park(model, optimizer)
-    assert device_bytes(*model.buffers()) > 0
-    assert memtriage.park("buffers", model).owners.keys() == {"buffer"}
-
-
 def test_bringing_back_twice_is_an_error() -> None:
     model, _ = trained()
     with pytest.raises(ParkError, match="nothing is parked"):
@@ -191,17 +180,6 @@ def test_what_cannot_be_parked_is_told(what: tuple[Any, ...], text: str) -> None
         memtriage.park(*what)
 
 
-def test_the_context_brings_back_what_is_still_parked() -> None:
-    first, second = torch.ones(5), torch.ones(6)
-    with pytest.raises(KeyError), memtriage.park(first, second):
-        memtriage.unpark(first)
-        raise KeyError
-    assert device_bytes(first, second) == 44
-    with memtriage.park(first) as parked:
-        parked.unpark()
-    assert first.sum() == 5
-
-
 def test_memory_of_somebody_else_stays_and_is_told() -> None:
     ours, theirs = torch.ones(3), torch.frombuffer(bytearray(8), dtype=torch.uint8)
     with pytest.warns(ParkRefused, match="1 storages .* stay where they are, e.g. tensor"):
@@ -209,50 +187,6 @@ def test_memory_of_somebody_else_stays_and_is_told() -> None:
     assert parked.storages == 1
     assert [(storage.nbytes, storage.name) for storage in parked.refused] == [(8, "tensor")]
     assert theirs.sum() == 0
-
-
-def test_refilled_storage_is_not_overwritten() -> None:
-    mine = torch.arange(10.0)
-    storage = mine.untyped_storage()
-    memtriage.park(mine)
-    storage.resize_(40)
-    storage.fill_(7)
-    with pytest.raises(ParkError, match="got device memory from somebody else"):
-        memtriage.unpark()
-    storage.resize_(0)
-    memtriage.unpark()
-    assert torch.equal(mine, torch.arange(10.0))
-
-
-def test_what_nobody_holds_any_more_is_dropped() -> None:
-    kept, gone = torch.ones(100), torch.ones(1000)
-    memtriage.park(kept, gone)
-    reference = weakref.ref(gone)
-    del gone
-    gc.collect()
-    assert reference() is None
-    assert memtriage.unpark().nbytes == 400
-    assert ARENAS[False].used == 0
-
-
-def test_storage_that_died_while_parked_frees_its_host_memory() -> None:
-    memtriage.release_parking()
-    owned = set()
-    for _ in range(3):  # a model a cycle, none of them brought back
-        memtriage.park(torch.ones(1 << 18))
-        owned.add(ARENAS[False].owned)
-    assert len(owned) == 1
-    assert memtriage.release_parking() == owned.pop()
-    assert ARENAS[False].owned == 0
-
-
-def test_storage_without_tensors_is_kept_while_referenced() -> None:
-    tensor = torch.arange(10.0)
-    storage = tensor.untyped_storage()
-    memtriage.park(storage)
-    del tensor
-    assert memtriage.unpark().nbytes == 40
-    assert torch.equal(torch.empty(0).set_(storage, 0, (10,)), torch.arange(10.0))
 
 
 def test_gradients_can_be_dropped_while_they_are_parked() -> None:

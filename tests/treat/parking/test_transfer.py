@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +14,9 @@ from torch import Tensor
 from memtriage.treat.parking import arena as arena_module
 from memtriage.treat.parking import transfer
 from memtriage.treat.parking.choose import choose
+from memtriage.treat.parking.errors import ParkError
 from memtriage.treat.parking.registry import PARKED
-from memtriage.treat.parking.transfer import ARENAS, park_choice, unpark_entries
+from memtriage.treat.parking.transfer import ARENAS, forget_unwanted, park_choice, unpark_entries
 from support.parking import Script
 
 ERRORS = (RuntimeError, MemoryError, KeyboardInterrupt)
@@ -176,3 +179,144 @@ def test_the_host_refuses_a_chunk_in_the_middle(monkeypatch: pytest.MonkeyPatch)
     assert (small.owned, len(made), closed) == (0, 2, made)
     made.clear()
     assert sum(piece.length for piece in small.take([2 * 4096])[0]) == 2 * 4096
+
+
+# --- what is refused, and what is told ----------------------------------------------------------------------
+
+
+def test_what_was_moved_is_told_by_owner_with_its_times(clock: list[float]) -> None:
+    model = torch.nn.Linear(3, 2)
+    theirs = torch.frombuffer(bytearray(8), dtype=torch.uint8)
+    parked = park_choice(choose([model, theirs]))
+    assert (parked.nbytes, parked.storages, parked.owners) == (32, 2, {"parameter": 32})
+    assert parked.serials == {entry.serial for entry in PARKED.values()}
+    assert [(each.name, each.nbytes) for each in parked.refused] == [("tensor", 8)]
+    assert (parked.seconds, parked.host_seconds, parked.copy_seconds) == (3, 1, 1)
+    assert [(entry.title, entry.nbytes) for entry in PARKED.values()] == [
+        ("parameter 'weight'", 24), ("parameter 'bias'", 8),
+    ]  # fmt: skip
+    moved = parked.unpark()
+    assert (moved.nbytes, moved.storages, moved.owners, moved.seconds) == (32, 2, {"parameter": 32}, 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that is a second later each time it is read."""
+    read: list[float] = []
+
+    def seconds() -> float:
+        read.append(float(len(read)))
+        return read[-1]
+
+    monkeypatch.setattr(transfer.time, "perf_counter", seconds)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (1, "tensor is parked already; nothing was moved"),
+        (2, "tensor, tensor are parked already; nothing was moved"),
+        (3, "tensor, tensor, tensor are parked already; nothing was moved"),
+        (4, "tensor, tensor, tensor and 1 more are parked already; nothing was moved"),
+        (6, "tensor, tensor, tensor and 3 more are parked already; nothing was moved"),
+    ],
+)
+def test_what_is_parked_already_is_refused_and_nothing_moves(count: int, told: str) -> None:
+    tensors = some()
+    park_choice(choose(tensors[:count]))
+    with pytest.raises(ParkError) as caught:
+        park_choice(choose(tensors))
+    assert str(caught.value) == f"{told}. Call unpark() first, or park what is left"
+    assert len(PARKED) == count
+    park_choice(choose(tensors[count:]))
+    whole(tensors)
+
+
+def test_a_device_that_is_neither_is_refused() -> None:
+    class Strange:
+        """As much of a storage as is asked."""
+
+        _cdata = -1
+        device = torch.device("xpu:1")
+
+        def nbytes(self) -> int:
+            return 4
+
+    choice = choose([torch.ones(1)])
+    choice.storages[0].storage = Strange()  # type: ignore[assignment]
+    with pytest.raises(ParkError) as caught:
+        park_choice(choice)
+    assert str(caught.value) == "tensor is on xpu:1: only CUDA devices are supported"
+
+
+def test_empty_storages_are_nothing_to_park() -> None:
+    assert park_choice(choose([torch.empty(0)])).storages == 0
+
+
+def test_with_cuda_what_is_on_the_host_is_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer.cuda, "initialized", lambda: True)
+    assert park_choice(choose(some())).storages == 0
+    assert not PARKED
+
+
+def test_a_storage_that_was_refilled_is_not_overwritten() -> None:
+    mine, other = torch.arange(10.0), torch.arange(5.0)
+    storage = mine.untyped_storage()
+    park_choice(choose([mine, other]))
+    storage.resize_(40)
+    storage.fill_(7)
+    with pytest.raises(ParkError, match=r"^tensor got device memory from somebody else while parked"):
+        unpark_entries(list(PARKED.values()))
+    assert len(PARKED) == 2
+    storage.resize_(0)
+    unpark_entries(list(PARKED.values()))
+    assert torch.equal(mine, torch.arange(10.0))
+
+
+def test_an_unpark_that_failed_says_what_is_back_and_what_is_not() -> None:
+    tensors = some()
+    park_choice(choose(tensors))
+    script = Script(7, MemoryError)
+    with pytest.raises(MemoryError) as caught:
+        unpark_entries(list(PARKED.values()), script.ways)
+    assert caught.value.__notes__ == [
+        "memtriage.unpark: 2 of 7 storages (800 B) are back on the device; 5 (2.0 KiB) are still parked, "
+        "their values whole on the host: make room and call unpark() again"
+    ]
+    whole(tensors)
+
+
+def test_a_parking_that_failed_half_way_says_what_is_parked() -> None:
+    tensors = some()
+    with pytest.raises(MemoryError) as caught:
+        park_choice(choose(tensors), find_ways=Script(14, MemoryError).ways)
+    assert caught.value.__notes__ == [
+        "memtriage.park: 4 of 7 storages (1.6 KiB) are parked (unpark() brings them back); what is not is on "
+        "the device, as it was"
+    ]
+    assert len(PARKED) == 4
+    whole(tensors)
+
+
+def test_what_nobody_holds_any_more_is_dropped() -> None:
+    kept, gone = torch.ones(100), torch.ones(1000)
+    park_choice(choose([kept, gone]))
+    reference = weakref.ref(gone)
+    del gone
+    gc.collect()
+    assert reference() is None
+    assert unpark_entries(list(PARKED.values())).nbytes == 400
+    assert ARENAS[False].used == 0
+
+
+def test_storage_that_died_while_parked_frees_its_host_memory() -> None:
+    ARENAS[False].release()
+    owned = set()
+    for _ in range(3):  # a model a cycle, none of them brought back
+        park_choice(choose([torch.ones(1 << 18)]))
+        owned.add(ARENAS[False].owned)
+    assert len(owned) == 1
+    forget_unwanted()
+    assert ARENAS[False].release() == owned.pop()
+    assert ARENAS[False].owned == 0
