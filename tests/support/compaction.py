@@ -8,16 +8,23 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
+from hypothesis import strategies as st
 
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.settings import MIN_BLOCK, parse_conf
 from memtriage.allocator.simulator import Simulator
+from memtriage.model.units import MIB
 from memtriage.treat.compaction.one_device import Find
 from memtriage.treat.compaction.plan import Movable
 from memtriage.treat.device.layout import DeviceLayout
 from memtriage.treat.device.simulated import SimulatedDevice, SimulatedMemory, SimulatedStorage
 
 VERSION = "2.11.0"
+
+CONFS = ("", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:8")
+
+SMALL = [600 + 37 * index % 50_000 for index in range(0, 90_000, 30)]
+LARGE = [MIB + 70_000 * (index * 7 % 101) for index in range(60)]
 
 
 @dataclass
@@ -97,4 +104,27 @@ def fragmented(sizes: Sequence[int], keep_one_in: int, conf: str = "", grain: in
     dice = random.Random(0)
     made = [world.allocate(size) for size in sizes]
     world.free([storage for storage in made if dice.randrange(keep_one_in)])
+    return world
+
+
+sizes_of_blocks = st.lists(
+    st.one_of(
+        st.integers(1, 3000),
+        st.integers(30_000, MIB),
+        st.sampled_from([MIB + 1, 3 * MIB, 5 * MIB, 9 * MIB + 77, 11 * MIB, 23 * MIB]),
+    ),
+    min_size=2,
+    max_size=24,
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """A device on which blocks were allocated, and some of them freed."""
+    world = make_world(draw(st.sampled_from(CONFS)))
+    for _ in range(draw(st.integers(1, 2))):
+        stream = draw(st.sampled_from([0, 7]))
+        made = [world.allocate(size, stream) for size in draw(sizes_of_blocks)]
+        gone = draw(st.lists(st.sampled_from(range(len(made))), unique=True))
+        world.free([made[index] for index in gone])
     return world

@@ -1,4 +1,4 @@
-"""`memtriage.compact` where there is no CUDA, and the words of its result."""
+"""`memtriage.compact` where there is no CUDA, and which devices it takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import memtriage
 from memtriage.treat.compaction import api
-from memtriage.treat.compaction.result import Compaction, DeviceCompaction, NotMoved
+from memtriage.treat.compaction.result import DeviceCompaction, NotMoved
 from memtriage.treat.device.protocol import Use
 
 MIB = 1 << 20
@@ -39,30 +39,6 @@ def compaction(after: Use | None) -> DeviceCompaction:
         refused=(NotMoved("held by C++ only", 2 * MIB, 1, 18 * MIB),),
         seconds=0.0123,
     )
-
-
-def test_the_text_tells_what_was_done_and_what_was_not() -> None:
-    text = str(Compaction((compaction(Use(100 * MIB, 122 * MIB)),)))
-    assert text.splitlines() == [
-        "cuda:1: moved 80.0 MiB in 7 storages, reserved 900.0 MiB -> 122.0 MiB "
-        "(allocated 100.0 MiB), 12.3 ms",
-        "  not moved: 2.0 MiB in 1 blocks, stranding 18.0 MiB: held by C++ only",
-    ]
-
-
-def test_the_text_of_a_dry_run_foretells() -> None:
-    text = str(Compaction((compaction(None),), dry_run=True))
-    assert "would move 80.0 MiB" in text
-    assert "-> 120.0 MiB" in text
-
-
-def test_devices_are_added_up() -> None:
-    done = Compaction((compaction(Use(1, 2)), compaction(Use(10, 20))))
-    assert done.after == Use(11, 22)
-    assert done.before == Use(200 * MIB, 1800 * MIB)
-    assert done.moved == 160 * MIB
-    assert len(done.refused) == 2
-    assert Compaction((compaction(None),), dry_run=True).after is None
 
 
 @pytest.fixture

@@ -1,0 +1,306 @@
+"""A plan is carried out: where storages go, and that no value is lost whatever fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.model.units import MIB
+from memtriage.treat.compaction import plan
+from memtriage.treat.compaction.islands import islands_of
+from memtriage.treat.compaction.move import SPARE, MoveProgress, Mover
+from memtriage.treat.compaction.one_device import compact_device
+from memtriage.treat.compaction.plan import make_plan
+from memtriage.treat.compaction.prepare import Prepared, make_bins
+from memtriage.treat.compaction.relocate import CompactionError
+from support.compaction import LARGE, SMALL, World, fragmented, make_world, worlds
+
+
+def lone() -> World:
+    """Two large blocks, alone in a segment that is far too large for them."""
+    world = make_world()
+    made = [world.allocate(size * MIB) for size in (200, 15)]
+    world.free(made[:1])
+    world.allocate(21 * MIB)
+    return world
+
+
+def sparse(conf: str = "", size: int = 5 * MIB, count: int = 16, kept: int = 4) -> World:
+    """One block in each so many is left."""
+    world = make_world(conf)
+    made = [world.allocate(size + number * 512) for number in range(count)]
+    world.free([storage for number, storage in enumerate(made) if number % kept])
+    return world
+
+
+def carried_out(
+    world: World, *, prepared: bool, room: int | None
+) -> tuple[str, MoveProgress, list[tuple[float, str]]]:
+    """Move all that can move; the operations, what was moved, and the segments in the end.
+
+    Args:
+        world: the device.
+        prepared: bins are made before.
+        room: bytes that the driver still has; None for no limit.
+    """
+    device = world.device
+    device.empty_cache()
+    layout = device.layout()
+    with mock.patch.object(plan, "LEFT_BYTES", 0):
+        planned = make_plan(layout, islands_of(layout), None, device.use().allocated)
+    bins = Prepared(device)
+    if prepared:
+        make_bins(bins, layout, planned, SPARE)
+        assert bins.bins
+    driver = device.simulator.backing._driver
+    driver.capacity = None if room is None else driver.used + room
+    done: list[str] = []
+    device.before = done.append
+    storages = world.find(layout, planned.blocks).storages
+    mover = Mover(device, layout, storages, bins, lambda: done.append("emptying"))
+    mover.prepare(planned)
+    assert done == []
+    mover.run(planned)
+    device.before = None
+    assert world.intact()
+    assert (bins.bins, device._held) == ({}, {})
+    assert (mover.moved.storages, len(planned.blocks)) == (len(storages),) * 2
+    device.empty_cache()
+    counted = [(name, len(list(same))) for name, same in groupby(done)]
+    segments = [
+        (segment.size / MIB, "".join(block.state[0] for block in segment.blocks))
+        for segment in device.simulator.snapshot()
+    ]
+    return (
+        " ".join(f"{name}*{count}" if count > 1 else name for name, count in counted),
+        mover.moved,
+        sorted(segments),
+    )
+
+
+HOST = "synchronize download resize emptying empty_cache allocate release resize upload synchronize"
+COPY = "copy resize emptying empty_cache allocate release resize copy synchronize release"
+LARGE_AGAIN = "allocate synchronize empty_cache release synchronize empty_cache allocate*2 release"
+TOGETHER = "copy*4 resize*4 emptying empty_cache {bin}release resize*4 copy*4 synchronize release"
+
+ALONE, FOUR = (21 * MIB, 0), (20_983_808, 0)
+
+# by name: the device, whether bins are made before, room; operations;
+# bytes moved, and through the host; segments after
+Case = tuple[Callable[[], World], bool, int | None, str, tuple[int, int], list[tuple[float, str]]]
+MOVES: dict[str, Case] = {
+    "a large block moves to a bin of its own": (
+        lone, False, None, "allocate*2 release resize allocate release*2", ALONE, [(16, "a"), (22, "a")],
+    ),
+    "a large block moves to a bin that is there": (
+        lone, True, None, "allocate release resize allocate release*2", ALONE, [(16, "a"), (22, "a")],
+    ),
+    "without room for its bin and what is spared a large block moves by a copy": (
+        lone, False, SPARE + 21 * MIB - 1, f"{LARGE_AGAIN} {COPY}", ALONE, [(16, "a"), (22, "a")],
+    ),
+    "with just that room it moves to the bin": (
+        lone, False, SPARE + 22 * MIB, "allocate*2 release resize allocate release*2", ALONE,
+        [(16, "a"), (22, "a")],
+    ),
+    "without any room a large block moves by the host": (
+        lone, False, 0, f"{LARGE_AGAIN} {HOST}", (21 * MIB, 21 * MIB), [(16, "a"), (22, "a")],
+    ),
+    "several blocks move together": (
+        sparse, False, None, "allocate " + TOGETHER.format(bin="allocate "), FOUR, [(22, "aaaaf")],
+    ),
+    "several blocks move together to a bin that is there": (
+        sparse, True, None, "allocate " + TOGETHER.format(bin=""), FOUR, [(22, "aaaaf")],
+    ),
+    "with little room they move in two batches": (
+        sparse, False, SPARE + 16 * MIB,
+        "allocate*2 copy*3 resize*3 emptying empty_cache allocate release resize*3 copy*3 synchronize "
+        f"release*2 allocate*2 release {COPY}",
+        FOUR, [(16, "aaa"), (16, "fa")],
+    ),
+    "without room the first go by the host": (
+        sparse, False, 0,
+        "allocate*5 release synchronize download*2 resize*2 emptying empty_cache allocate release resize*2 "
+        "upload*2 synchronize release*3 allocate*2 release copy*2 resize*2 emptying empty_cache allocate "
+        "release resize*2 copy*2 synchronize release",
+        (20_983_808, 10_487_808), [(12, "aaf"), (12, "aaf")],
+    ),
+    "small blocks go where others of them were": (
+        lambda: sparse(size=100_000, count=200, kept=5), False, None,
+        "allocate copy*40 resize*80 copy*40 synchronize release", (6_010_880, 0),
+        [(2, 16 * "a" + "f"), (2, 13 * "a" + "f"), (2, 11 * "a" + "f")],
+    ),
+    "in expandable segments no bin is made": (
+        lambda: sparse("expandable_segments:True", 9 * MIB, 20, 3), False, None,
+        "allocate*8 release*7 copy*7 resize*7 emptying empty_cache resize*7 copy*7 synchronize release",
+        (66_092_544, 0), [(80, "aaaaaaaf")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "prepared", "room", "operations", "nbytes", "segments"), MOVES.values(), ids=MOVES
+)
+def test_how_storages_move(
+    make: Callable[[], World],
+    prepared: bool,
+    room: int | None,
+    operations: str,
+    nbytes: tuple[int, int],
+    segments: list[tuple[float, str]],
+) -> None:
+    world = make()
+    done, moved, after = carried_out(world, prepared=prepared, room=room)
+    assert done == operations
+    assert (moved.bytes, moved.through_host) == nbytes
+    assert after == segments
+
+
+def test_lone_large_block_moves_to_a_segment_of_its_size() -> None:
+    world = make_world()
+    halves = [world.allocate(size * MIB) for size in (200, 11)]
+    world.free(halves[:1])
+    world.allocate(15 * MIB)  # Into the segment of 200 MiB.
+    done = compact_device(world.device, world.finder)
+    assert done.storages == 1
+    assert done.through_host == 0
+    assert world.device.use().reserved == (12 + 16) * MIB
+    assert world.intact()
+
+
+@pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
+def test_compaction_works_without_free_device_memory(sizes: list[int]) -> None:
+    world = fragmented(sizes, 3)
+    world.device.empty_cache()
+    reserved = world.device.use().reserved
+    driver = world.device.simulator.backing._driver
+    driver.capacity = reserved
+    done = compact_device(world.device, world.finder)
+    assert world.intact()
+    assert done.stopped is None
+    assert done.after is not None
+    assert done.after.reserved < reserved
+
+
+def test_a_full_device_leaves_the_host() -> None:
+    world = make_world(capacity=400 * MIB)
+    large = [world.allocate(100 * MIB) for _ in range(4)]
+    world.free(large)
+    kept = [world.allocate(96 * MIB) for _ in range(3)]
+    world.free(kept[:1])
+    tenants = [world.allocate(9 * MIB) for _ in range(4)]
+    assert tenants
+    done = compact_device(world.device, world.finder)
+    assert world.intact()
+    assert done.stopped is None
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+ERRORS: tuple[Callable[[], BaseException], ...] = (
+    lambda: MemoryError("out of memory"),
+    lambda: RuntimeError("a device error"),
+    lambda: KeyboardInterrupt(),
+)
+
+
+class Faults:
+    """Raises from the `first` operation on, `count` times. Is silent until armed."""
+
+    def __init__(self, first: int, count: int, error: Callable[[], BaseException]) -> None:
+        self._left, self._count, self._error = first, count, error
+        self.armed = False
+
+    def __call__(self, operation: str) -> None:
+        if not self.armed:
+            return
+        self._left -= 1
+        if self._left < 0 and self._left >= -self._count:
+            raise self._error()
+
+
+def restored(error: CompactionError | None) -> None:
+    if error is not None:
+        error.restore()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["memory", "device", "interrupt"])
+@pytest.mark.parametrize("size", [5 * MIB, 15 * MIB], ids=["by scratch", "directly"])
+def test_nothing_works_from_some_moment_on(size: int, error: Callable[[], BaseException]) -> None:
+    for first in range(40):
+        world = make_world()
+        world.free([world.allocate(120 * MIB)])
+        made = [world.allocate(size + index) for index in range(5)]
+        world.free(made[1:3])
+        assert_intact_after(world, Faults(first, 10_000, error))
+
+
+@given(worlds(), st.integers(0, 80), st.sampled_from([1, 2, 5, 10_000]), st.sampled_from(ERRORS))
+def test_whatever_fails_whenever_every_value_is_there(
+    world: World, first: int, count: int, error: Callable[[], BaseException]
+) -> None:
+    assert_intact_after(world, Faults(first, count, error))
+
+
+def assert_intact_after(world: World, faults: Faults) -> None:
+    world.device.before = faults
+    faults.armed = True
+    held: CompactionError | None = None
+    with mock.patch.object(plan, "LEFT_BYTES", 0):
+        try:
+            compact_device(world.device, world.finder)
+        except CompactionError as raised:
+            held = raised
+        except (MemoryError, RuntimeError, KeyboardInterrupt):
+            pass
+    faults.armed = False
+    restored(held)
+    assert world.intact()
+
+
+@given(worlds(), st.integers(0, 40), st.integers(1, 60))
+def test_memory_taken_by_others_meanwhile_costs_no_value(world: World, when: int, megabytes: int) -> None:
+    """Another thread allocates in the middle, on a device that has no memory to spare."""
+    device, simulator = world.device, world.device.simulator
+    device.empty_cache()
+    driver = simulator.backing._driver
+    driver.capacity = driver.used + SPARE + 8 * MIB
+    left = [when]
+    taken = []
+
+    def thief(operation: str) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            try:
+                taken.append(simulator.malloc(megabytes * MIB))
+            except MemoryError:
+                return
+
+    device.before = thief
+    held: CompactionError | None = None
+    with mock.patch.object(plan, "LEFT_BYTES", 0):
+        try:
+            compact_device(device, world.finder)
+        except CompactionError as raised:
+            held = raised
+    device.before = None
+    for block in taken:
+        simulator.free(block)
+    restored(held)
+    assert world.intact()
+
+
+def test_copy_does_not_grow_from_a_hole_of_an_expandable_segment() -> None:
+    """A hole before unmapped pages is too small for the copy, which would begin in it and keep its page."""
+    world = make_world("expandable_segments:True")
+    made = [world.allocate(size) for size in (5 * MIB, 9 * MIB + 77, 9 * MIB + 77, 5 * MIB)]
+    world.free(made[2:3])
+    with mock.patch.object(plan, "LEFT_BYTES", 0):
+        done = compact_device(world.device, world.finder)
+    assert done.after is not None
+    assert (done.before.reserved, done.after.reserved) == (40 * MIB, 20 * MIB)
+    assert world.intact()
