@@ -5,15 +5,22 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from memtriage.account.census import Look
+from memtriage.integrations.notebook import variables as variables_module
 from memtriage.integrations.notebook.variables import Variables
+from memtriage.model.blocks import DeviceCounters
 from memtriage.model.cell import Rebinding
+from memtriage.model.census import Census, StorageRecord
+from memtriage.observe import cuda
+from memtriage.observe.tensors import storage_facts
+from support.paths import of_module
 
 MIB = 1 << 20
 
@@ -116,3 +123,35 @@ def test_a_value_that_overlaps_little_needs_no_more_memory(main: Any) -> None:
         main.early = mib(8)
 
     assert set(rebound(cell)) == {"early"}
+
+
+@pytest.mark.parametrize(
+    ("before", "at_once", "extra"),
+    [(2 * MIB, 9 * MIB, 7 * MIB), (2 * MIB, 5 * MIB, None), (None, 9 * MIB, None)],
+)
+def test_on_a_gpu_the_allocator_s_counter_tells(
+    monkeypatch: pytest.MonkeyPatch, before: int | None, at_once: int, extra: int | None
+) -> None:
+    """The value of `x` is alive on `cuda:10` while the new one is made, or all but gone."""
+    path = of_module("__main__", "x")
+    record = StorageRecord(device="cuda:10", address=64, nbytes=8 * MIB, owner="variable", path=path)
+    tensors = [torch.zeros(2)]
+    found = Census(storages=[record], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+    view: Any = SimpleNamespace(
+        graph=SimpleNamespace(tensors=[0], objects=tensors), census=lambda: found, path=lambda position: path
+    )
+    facts = storage_facts(tensors[0])
+    assert facts is not None
+    on_gpu = replace(facts, device="cuda:10", nbytes=8 * MIB)
+    monkeypatch.setattr(variables_module, "storage_facts", lambda tensor: on_gpu)
+    allocated = before
+    monkeypatch.setattr(
+        cuda, "counters", lambda device: DeviceCounters(allocated=allocated if device == 10 else 0)
+    )
+    variables = Variables(view)
+    variables.begin()
+    allocated = at_once
+    tensors.clear()
+    assert [(each.device, each.extra) for each in variables.rebindings(view)] == (
+        [] if extra is None else [("cuda:10", extra)]
+    )
