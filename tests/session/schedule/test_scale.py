@@ -723,3 +723,41 @@ def test_a_late_leak_that_is_proven_ages_by_the_time_it_was_seen_to_grow() -> No
         last = max(taken(loop))
     main.end(loop.position, None)
     assert taken(loop)[-1] == loop.steps > last
+
+
+def test_counters_may_be_followed_without_any_census() -> None:
+    notes = Notes()
+    scheduler = followed("microbatch", notes)
+    for mark in range(1, 61):
+        position = TrainingPosition(backwards=mark)
+        scheduler.at_mark(position, {"cpu": (100 + mark) * MIB}, censuses=False)
+    assert notes.took == [] and scheduler.marks == 60
+    assert scheduler.counters["cpu"].estimate().state == "growing"
+
+
+def test_on_the_scale_of_steps_pauses_move_nothing(slow: Loop) -> None:
+    loop = slow.train(60, leaking)
+    main = loop.scheduler.main
+    before, points = list(main.investigation.taken), main.counters["cpu"].track.points().at.tolist()
+    main.end(loop.position, None)
+    assert main.investigation.taken[: len(before)] == before
+    assert main.counters["cpu"].track.points().at.tolist() == points
+    assert main.now == 60
+
+
+class OnGPU(Notes):
+    """Its losses are on a GPU."""
+
+    def groups(self) -> list[HolderGroup]:
+        return [group(name, n * MIB, n, device="cuda:0", token=1) for name, n in self.held.items()]
+
+
+def test_a_leak_on_a_gpu_explains_nothing_that_grows_on_the_host() -> None:
+    alone, with_native = Loop(OnGPU()), Loop(OnGPU())
+    for step in range(1, 121):
+        for loop, native in ((alone, 0), (with_native, step)):
+            loop.notes.held = {LOSSES: 10 * step}
+            loop.step(**{"cuda:0": (100 + 10 * step) * MIB, "cpu": (100 + native) * MIB})
+    assert {finding.device for finding in alone.leaks()} == {"cuda:0"}
+    assert {finding.device for finding in with_native.leaks()} == {"cuda:0", "host"}
+    assert len(taken(with_native)) > len(taken(alone)) + 2  # its holder is still looked for
