@@ -272,16 +272,17 @@ def test_gpus_in_use_have_a_peak_where_it_rose(sees: Sees, monkeypatch: pytest.M
         nonlocal now
         now = after
 
-    two = census(held("x", 2, device="cuda:0"), held("y", 1))
+    two = census(held("x", 2, device="cuda:0"), held("y", 1), held("w", 1, device="mps:0"))
     report = sees(census(held("z", 3, device="cuda:2")), two).run(cell)
     rows = [(use.device, use.before, use.after, use.reserved) for use in report.devices]
     assert rows == [
+        ("mps:0", 0, MIB, None),
         ("cuda:2", 3 * MIB, 0, 3),
         ("cuda:1", 0, 0, 7),
         ("cuda:0", 0, 2 * MIB, 12),
         ("cpu", 0, MIB, None),
     ]
-    assert [use.peak for use in report.devices[:3]] == [None, None, 9]
+    assert [use.peak for use in report.devices[:4]] == [None, None, None, 9]
 
 
 class ReportingWatch:
@@ -376,14 +377,15 @@ def test_what_the_last_traceback_keeps_by_device() -> None:
 
 
 def test_what_has_gone_since_a_census(monkeypatch: pytest.MonkeyPatch) -> None:
+    stays = held("y", 4, device="cuda:2")
     monkeypatch.setattr(
-        watched_cell, "Look", Stated(census(held("model", 2), held("new", 1, device="cuda:1")))
+        watched_cell, "Look", Stated(census(held("model", 2), held("new", 1, device="cuda:1"), stays))
     )
-    before = census_in_words(census(held("model", 5), held("x", 1, device="cuda:0")))
+    before = census_in_words(census(held("model", 5), held("x", 1, device="cuda:0"), stays))
     freed, after = watched_cell.freed_since(before, 3)
     assert (freed.bytes, freed.frames) == ({"cpu": 3 * MIB, "cuda:0": MIB}, 3)
     assert changed(freed.holders) == [("model", -3 * MIB, 0), ("x", -MIB, -1)]
-    assert [group.holder for group in after.groups] == ["model", "new"]
+    assert [group.holder for group in after.groups] == ["y", "model", "new"]
 
 
 def test_a_history_keeps_the_last_runs_of_the_last_cells() -> None:
