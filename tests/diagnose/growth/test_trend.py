@@ -19,6 +19,7 @@ from memtriage.diagnose.growth.trend import (
     estimate,
     trend_policy,
 )
+from support.expected import assert_as_kept
 
 KIB, MIB = 1024, 1024**2
 NOISE: dict[str, list[int]] = json.loads(
@@ -383,3 +384,49 @@ def test_lowest_points_tell_where_they_are_steadier_than_the_rest() -> None:
     assert (found.state, found.rate) == ("growing", pytest.approx(20 * KIB))
     assert found.low == pytest.approx(found.high)
     assert estimate(Points(at, means, means), CPU).state == "flat"
+
+
+# --- all of what is said ------------------------------------------------------------------------------------
+
+GROWING: dict[str, Callable[[Floats], Floats]] = {
+    "a leak": lambda x: x * 64 * KIB,
+    "a leak under noise": lambda x: x * 64 * KIB + noise(MIB, len(x), 1),
+    "a leak from the middle on": lambda x: np.maximum(0, x - len(x) // 2) * 64 * KIB,
+    "a leak that ended": lambda x: np.minimum(x, 0.7 * len(x)) * MIB + noise(64 * KIB, len(x), 2),
+    "a leak that ends": lambda x: np.minimum(x, 0.93 * len(x)) * MIB,
+    "a leak beside a cache": lambda x: x * 32 * KIB + np.minimum(x, len(x) / 3) * 256 * KIB,
+    "a leak that slows down": lambda x: np.sqrt(x) * MIB,
+    "a leak that speeds up": lambda x: x * x * KIB,
+    "an entry now and then": lambda x: x // 9 * 4 * MIB,
+    "an entry each epoch, under noise": lambda x: x // (len(x) // 5) * 6 * MIB + noise(256 * KIB, len(x), 3),
+    "entries of random size": lambda x: np.cumsum(np.random.default_rng(4).exponential(MIB, len(x))),
+    "entries at random": lambda x: np.cumsum((np.random.default_rng(5).random(len(x)) < 0.08) * 8.0 * MIB),
+    "a leak, and a release": lambda x: x * MIB - (x > 0.8 * len(x)) * 0.2 * len(x) * MIB,
+    "a leak, and a jump": lambda x: x * 64 * KIB + (x > len(x) / 2) * 1e9,
+    "a leak among evaluations": lambda x: x * 128 * KIB + (x % 10 == 9) * 5e8,
+}
+
+
+def test_all_of_an_estimate() -> None:
+    rows = []
+    for name, shape in {**GROWING, **HEALTHY}.items():
+        for policy in (CPU, CUDA):
+            for steps in (15, 24, 60, 400):
+                found = judged(10e9 + shape(np.arange(steps, dtype=np.float64)), policy)
+                rates = [f"{round(rate):.3g}" for rate in (found.rate, found.low, found.high)]
+                places = [
+                    None if place is None else f"{place:.4g}"
+                    for place in (found.onset, found.period, found.until)
+                ]
+                jumps = [f"{at:.4g}: {nbytes:.3g}" for at, nbytes in found.jumps]
+                rows.append([name, steps, policy.least, found.state, *rates, *places, found.slows, *jumps])
+    assert_as_kept("growth_estimates", rows)
+
+
+def test_all_limits() -> None:
+    rows = []
+    for name, shape in {**GROWING, **HEALTHY}.items():
+        for steps in (15, 40):
+            limit = detection_limit(points(10e9 + shape(np.arange(steps, dtype=np.float64))))
+            rows.append([name, steps, None if limit is None else f"{limit:.3g}"])
+    assert_as_kept("growth_limits", rows)

@@ -296,3 +296,33 @@ def test_the_number_of_ranks_that_make_a_group_grows_with_the_job() -> None:
 
     assert [largest_that_is_named(ranks) for ranks in (8, 64, 256)] == [1, 7, 15]
     assert POLICY.smallest_group == 2
+
+
+@pytest.mark.parametrize(
+    ("figure", "usual", "many", "few"),
+    [
+        ("growth", 0, 64 * 1024, 64 * 1024),
+        ("allocated", 50 * GIB, GIB, 5 * GIB),
+        ("allocated", GIB, 64 * MIB, GIB // 10 + 1),
+        ("reserved", 100 * GIB, 5 * GIB, 10 * GIB),
+        ("reserved", 100 * MIB, 64 * MIB, 64 * MIB),
+        ("peak", 100 * GIB, 5 * GIB, 10 * GIB),
+        ("peak", 100 * MIB, 64 * MIB, 64 * MIB),
+        ("resident", 16 * GIB, 4 * GIB, 16 * GIB),
+        ("resident", GIB, 2 * GIB, 2 * GIB),
+        ("steps", 100, 5, 10),
+        ("steps", 10, 2, 2),
+        ("marks", 400, 100, 200),
+        ("marks", 30, 16, 16),
+    ],
+)
+def test_how_far_from_its_peers_a_rank_stands_out(figure: str, usual: int, many: int, few: int) -> None:
+    """Of sizes on both sides; growth above its peers, and what counts progress below them."""
+    for ranks, far in ((64, many), (8, few)):
+        for distance, named_too in ((far - 1, False), (far, True)):
+            for side in (1, -1):
+                peers = [msgspec.structs.replace(each, **{figure: usual}) for each in job([40 * GIB] * ranks)]
+                peers[3] = msgspec.structs.replace(peers[3], **{figure: max(0, usual + side * distance)})
+                stands_out = named_too and side != {"growth": -1, "steps": 1, "marks": 1}.get(figure)
+                if usual + side * distance >= 0:
+                    assert named(group_ranks(peers)) == ({3: [figure]} if stands_out else {})
