@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -22,6 +22,7 @@ from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.judgment import judge_devices
 from memtriage.session.schedule.scale import ScaleScheduler
 from support.censuses import group
+from support.expected import assert_as_kept
 from support.marked_loops import LOOK, LOSSES, Loop, Notes, SmallEntries, leaking, nothing, taken
 from support.simulated import clock, clock_of
 
@@ -761,3 +762,55 @@ def test_a_leak_on_a_gpu_explains_nothing_that_grows_on_the_host() -> None:
     assert {finding.device for finding in alone.leaks()} == {"cuda:0"}
     assert {finding.device for finding in with_native.leaks()} == {"cuda:0", "host"}
     assert len(taken(with_native)) > len(taken(alone)) + 2  # its holder is still looked for
+
+
+# --- whole courses ------------------------------------------------------------------------------------------
+
+COURSES: dict[str, Callable[[int], dict[str, int]]] = {
+    "nothing": lambda step: {"model": 50},
+    "a leak": leaking,
+    "a leak from 40 on": lambda step: {"model": 50, LOSSES: max(0, step - 40)},
+    "an entry in five": lambda step: {LOSSES: step // 5},
+    "a cache": lambda step: {"cache[*]": min(step, 25)},
+    "a cache, then a leak": lambda step: {"cache[*]": min(step, 15), LOSSES: max(0, step - 60)},
+    "a list that is emptied": lambda step: {"buffer[*]": step % 12},
+    "two leaks": lambda step: {LOSSES: step, "odd[*]": 3 * step},
+    "a leak that ends": lambda step: {LOSSES: min(step, 70)},
+    "faster and faster": lambda step: {LOSSES: step * step // 30},
+}
+
+
+WITH_NATIVE_GROWTH = ("nothing", "a leak", "a cache", "a list that is emptied")
+
+
+@pytest.mark.parametrize("by_time", [False, True], ids=["steps", "seconds"])
+def test_whole_courses(by_time: bool) -> None:
+    """Censuses, recorders asked for, reports made, and what is found at last, also of native growth."""
+    rows = []
+    for name, native in [*((name, 0) for name in COURSES), *((name, 2) for name in WITH_NATIVE_GROWTH)]:
+        loop = Loop(Records())
+        with clock_of(loop.notes):
+            for step in range(1, 91):
+                loop.notes.held = COURSES[name](step)
+                malloc = round((100 + sum(loop.notes.held.values()) + native * step) * MIB)
+                before = loop.notes.seconds
+                if by_time:
+                    loop.time(0.5, cpu=malloc, host=malloc + 400 * MIB)
+                else:
+                    loop.step(cpu=malloc, host=malloc + 400 * MIB)
+                loop.now_s += loop.notes.seconds - before
+            loop.scheduler.main.end(loop.position, None)
+        rows.append([name, native, *outcome(loop)])
+    assert_as_kept(f"schedule_{'seconds' if by_time else 'steps'}", rows)
+
+
+def outcome(loop: Loop) -> list[Any]:
+    """All that a course has come to."""
+    notes, main = cast(Records, loop.notes), loop.scheduler.main
+    leaks = [[leak.device, leak.holder, leak.certainty, *leak.rates.values()] for leak in loop.leaks()]
+    return [
+        [round(place, 2) for place in taken(loop)],
+        [loop.found, len(notes.asked), notes.asked[:6], notes.stopped, notes.libraries.count(True)],
+        [main.names_all("cpu"), main.covers_growth("cpu"), round(main.now, 2)],
+        leaks,
+    ]
