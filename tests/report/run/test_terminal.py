@@ -10,8 +10,10 @@ from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import Finding, FindingKind, Projection, Verdict
 from memtriage.model.judged import DetectionLimit, Judged
 from memtriage.model.ledger import LedgerRow
+from memtriage.model.rank_groups import RankDifference, RankGroup, RankGroups, RankOutlier, RankSpan
 from memtriage.model.report import RankCount
 from memtriage.report.run.terminal import console_for, render
+from support.expected import assert_as_kept
 
 MiB = 1024**2
 GiB = 1024**3
@@ -441,3 +443,101 @@ def test_notes_and_missing_ranks(make_report):
     text = shown(report, RunContext(missing=[2, 3, 4], notes=["something was cut"]))
     assert "- no record of ranks 2-4" in text
     assert "- something was cut" in text
+
+
+# --- whole reports ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rich(make_report, leak):
+    """A job of 64 ranks with something in every block of its report."""
+    usual = {"allocated": RankSpan(low=GiB, usual=GiB, high=2 * GiB)}
+
+    def more(rank):
+        return RankDifference(figure="allocated", value=(3 + rank) * GiB, usual=GiB, spread=MiB, peers=43)
+
+    grouped = RankGroups(
+        step=40, mark="step", device="cuda",
+        groups=[RankGroup(ranks=[*range(20, 64)], figures=usual)],
+        outliers=[
+            RankOutlier(rank=rank, group=0, killed=rank == 3, last_step=40 - rank, differs=[more(rank)])
+            for rank in range(20)
+        ],
+    )  # fmt: skip
+    findings = [
+        leak(rank=3, certainty="proven"),
+        Finding(kind="rank_differs", device="cuda:0", rank=5, bytes=GiB, evidence=["rank 5 has 3.0 GiB"]),
+        Finding(
+            kind="leak", device="cpu", rank=3, bytes=GiB, bytes_per_step=MiB, certainty="suspected",
+            mechanism="a list grows",
+        ),
+        Finding(kind="residue", device="cuda:1", rank=2, bytes=5 * MiB, holder="cache", phase="evaluation"),
+        Finding(kind="malloc_retention", device="host", rank=0, bytes=700 * MiB, fix="trim"),
+    ]  # fmt: skip
+    report = make_report(*findings, ranks=64, exception="RuntimeError: its\nown words", rank_groups=grouped)
+    report.ledger_steps = {"cuda:0": 40}
+    for mark in report.marks:
+        mark.rank = 3
+    context = RunContext(
+        argv=["train.py", "--lr", "3"], duration_s=92.0, runs_out_in=[196, None, 2000, None, None],
+        notes=["a note of some length, " * 6], ledger_rank=3,
+    )  # fmt: skip
+    return report, context
+
+
+@pytest.mark.parametrize("width", [200, 90, 59, 40])
+def test_the_whole_report(rich, width):
+    assert_as_kept(f"run_{width}", shown(*rich, width=width).splitlines())
+
+
+def test_the_whole_report_in_a_file(rich):
+    assert_as_kept("run_file", shown(*rich).splitlines())
+
+
+def test_the_whole_report_with_its_styles(rich):
+    console = Console(
+        file=io.StringIO(), width=100, force_terminal=True, color_system="standard", highlight=False,
+        _environ={},
+    )  # fmt: skip
+    render(rich[0], console, rich[1])
+    assert_as_kept("run_styled", console.file.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("kind", "drawn"),
+    [("leak", "cpu"), ("residue", "cpu"), ("rank_differs", "cpu"), ("malloc_retention", "cuda:0")],
+)
+def test_whose_course_is_drawn(make_report, kind, drawn):
+    report = make_report(Finding(kind=kind, device="cpu", bytes=MiB), verdict="not_judged")
+    report.marks = [
+        msgspec.structs.replace(mark, device=device, allocated=number * GiB)
+        for device in ("cuda:0", "cpu")
+        for number, mark in enumerate(report.marks, 1)
+    ]
+    assert f" on {drawn}  at the end of each step\n" in shown(report)
+
+
+@pytest.mark.parametrize(
+    ("names", "course"),
+    [
+        (["step", "step", "x"], "at the end of each step"),
+        (["step", "backward", "backward"], "at the end of each backward"),
+        (["step", "backward", "x"], "at each mark, which is a reading of the counters"),
+        (["step"], None),
+    ],
+)
+def test_the_marks_of_a_course(make_report, names, course):
+    report = make_report(verdict="clean", findings=[], steps=len(names))
+    report.marks = [
+        msgspec.structs.replace(mark, name=name) for mark, name in zip(report.marks, names, strict=True)
+    ]
+    text = shown(report)
+    assert ("allocated on" in text) == (course is not None)
+    assert course is None or course in text
+
+
+def test_a_course_without_steps_is_one_of_time(make_report):
+    report = make_report(verdict="clean", steps=3)
+    for number, mark in enumerate(report.marks):
+        mark.step, mark.time_s = 0, number * 40.0
+    assert "0 ms to 1 min 20 s after the start" in shown(report)
