@@ -25,6 +25,7 @@ from memtriage.diagnose.growth.holders import (
 from memtriage.model.census import GroupDetail
 from memtriage.model.paths import in_words
 from support.censuses import group, point
+from support.expected import assert_as_kept
 from support.paths import named
 
 KIB = 1024
@@ -401,3 +402,43 @@ def test_garbage_explains_growth_where_there_is_enough_of_it(
 
 def test_garbage_of_another_device_explains_nothing() -> None:
     assert not waits_for_collector(waiting((3, 0), (13, 99 * MIB)), "cuda:0", MIB)
+
+
+def grown(seed: int) -> tuple[HolderHistory, Counter, float]:
+    """Three holders of a run, its counter, and how far it has come."""
+    chance = random.Random(seed)
+    steps = chance.choice([20, 40, 80])
+    kinds: list[Callable[[int], int]] = [
+        lambda step: step,
+        lambda step: min(step, steps // 2),
+        lambda step: max(0, step - steps // 2),
+        lambda step: step // 5,
+        lambda step: round(3 * math.sqrt(step)),
+        lambda step: step * step // 40,
+        lambda step: step % 11,
+    ]
+    shapes = {name: chance.choice(kinds) for name in ("one", "two", "three")}
+    unseen = chance.choice([0, 0, 1, 2])
+    shown = [
+        (100 + sum(shape(step) for shape in shapes.values()) + unseen * step) * MIB
+        + round(chance.gauss(0, 1) * 64 * KIB)
+        for step in range(1, steps + 1)
+    ]
+    places = sorted(chance.sample(range(3, steps + 1), chance.choice([4, 5, 8])))
+    history = holders({place: {name: shape(place) for name, shape in shapes.items()} for place in places})
+    return history, counter_of(shown if seed % 6 else [100 * MIB] * steps), float(steps)
+
+
+def test_all_of_what_is_judged_of_many_runs() -> None:
+    rows = []
+    for seed in range(60):
+        history, counter, now = grown(seed)
+        period = 5.0 if seed % 4 == 0 else None
+        found = judged(history, counter, period=period, now=now)
+        faster = at_counters_rate(list(found.values()), Counters({"cpu": counter}))
+        for name, growth in found.items():
+            proof = growth.proof
+            rows.append([seed, name, proof.certainty, f"{proof.rate:.4g}", proof.intervals, proof.since])
+            rows[-1] += [proof.reason, None if proof.stopped is None else f"{proof.stopped:.4g}"]
+        rows.append([seed, *(f"{growth.proof.rate:.4g}" for growth in faster)])
+    assert_as_kept("judged_holders", rows)

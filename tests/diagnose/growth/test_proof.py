@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.proof import BY_TIME, POLICY, Proof, ProofPolicy, prove
+from support.expected import assert_as_kept
 
 MIB = 1024**2
 
@@ -258,3 +261,34 @@ def test_uneven_growth_has_stopped_when_four_times_that_is_missing(last: float, 
 @pytest.mark.parametrize(("first", "rate"), [(9.0, 1.0), (8.9, 11 / 17)])
 def test_censuses_nine_tenths_of_a_period_apart_show_its_rate(first: float, rate: float) -> None:
     assert prove([(0, 0), (first, 9), (13, 10), (17, 11)], period=10).rate == pytest.approx(rate)
+
+
+def course(seed: int) -> list[tuple[float, float]]:
+    """Places and bytes of some censuses: steady, uneven, slowing down or in single rises."""
+    chance = random.Random(seed)
+    at, nbytes, sizes = float(chance.randrange(1, 9)), 0.0, []
+    rises: Callable[[float], float] = [
+        lambda distance: distance,
+        lambda distance: distance * chance.uniform(0.2, 1.8),
+        lambda distance: distance / (1 + at / 20),
+        lambda distance: max(1.0, round(distance / 7) * 7.0),
+        lambda distance: distance * (0.93 + 0.05 * chance.random()),
+    ][seed % 5]
+    for _ in range(chance.randrange(2, 10)):
+        sizes.append((at, nbytes))
+        distance = chance.choice([1, 2, 2, 4, 8, 8, 20])
+        at, nbytes = at + distance, nbytes + MIB * rises(distance)
+    return sizes
+
+
+def test_all_of_the_proof_of_many_courses() -> None:
+    rows = []
+    for seed in range(150):
+        for policy, period, fell in ((POLICY, None, False), (BY_TIME, None, False), (POLICY, 7.0, True)):
+            proof = prove(course(seed), policy=policy, period=period, fell=fell)
+            stopped = None if proof.stopped is None else f"{proof.stopped:.4g}"
+            rows.append([
+                proof.certainty, f"{proof.rate:.4g}", proof.intervals, proof.since, proof.reason, stopped,
+                proof.uneven, proof.fills,
+            ])  # fmt: skip
+    assert_as_kept("proofs", rows)
