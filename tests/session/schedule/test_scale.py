@@ -769,13 +769,13 @@ def test_a_leak_on_a_gpu_explains_nothing_that_grows_on_the_host() -> None:
 COURSES: dict[str, Callable[[int], dict[str, int]]] = {
     "nothing": lambda step: {"model": 50},
     "a leak": leaking,
-    "a leak from 40 on": lambda step: {"model": 50, LOSSES: max(0, step - 40)},
+    "a leak from 25 on": lambda step: {"model": 50, LOSSES: max(0, step - 25)},
     "an entry in five": lambda step: {LOSSES: step // 5},
     "a cache": lambda step: {"cache[*]": min(step, 25)},
-    "a cache, then a leak": lambda step: {"cache[*]": min(step, 15), LOSSES: max(0, step - 60)},
+    "a cache, then a leak": lambda step: {"cache[*]": min(step, 15), LOSSES: max(0, step - 35)},
     "a list that is emptied": lambda step: {"buffer[*]": step % 12},
     "two leaks": lambda step: {LOSSES: step, "odd[*]": 3 * step},
-    "a leak that ends": lambda step: {LOSSES: min(step, 70)},
+    "a leak that ends": lambda step: {LOSSES: min(step, 45)},
     "faster and faster": lambda step: {LOSSES: step * step // 30},
 }
 
@@ -790,7 +790,7 @@ def test_whole_courses(by_time: bool) -> None:
     for name, native in [*((name, 0) for name in COURSES), *((name, 2) for name in WITH_NATIVE_GROWTH)]:
         loop = Loop(Records())
         with clock_of(loop.notes):
-            for step in range(1, 91):
+            for step in range(1, 61):
                 loop.notes.held = COURSES[name](step)
                 malloc = round((100 + sum(loop.notes.held.values()) + native * step) * MIB)
                 before = loop.notes.seconds
