@@ -198,3 +198,39 @@ def test_the_band_of_a_long_run_keeps_its_extremes() -> None:
 def test_whole_charts_are_as_they_were() -> None:
     ranks = [gpu_rank(rank, 3, growth=MIB * rank) for rank in range(3)]
     assert_as_kept("course", drawn(*ranks))
+
+
+def packed_characters(charted: list[dict[str, Any]]) -> int:
+    """Of all packed columns of the lanes."""
+    columns = [
+        column
+        for chart in charted
+        for lane in chart["lanes"]
+        for column in (lane["at"], lane["time"], lane["kind"], *lane["values"].values())
+    ]
+    return sum(len(column["base64"]) for column in columns)
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(4, 3000), (40, None)])
+def test_all_lanes_of_a_page_share_its_room(ranks: int, rows: int | None) -> None:
+    """Marks of a few ranks are all drawn; lanes of many get fewer, the extremes among them."""
+    values = np.random.default_rng(1).integers(0, 2**40, 3000).tolist()
+    records = [
+        cpu_rank([("step", step, value) for step, value in enumerate(values)], rank) for rank in range(4)
+    ]
+    records = [records[rank % 4] for rank in range(ranks)]
+    charted = charts(records, records, lambda number, on_host: None, None)
+    lanes = [unpack(lane["values"]["malloc"]) for chart in charted for lane in chart["lanes"]]
+    assert len({len(lane) for lane in lanes}) == 1
+    assert rows is None or len(lanes[0]) == rows
+    if rows is None:
+        assert 0.6 * 700_000 < packed_characters(charted) <= 700_000
+        assert (min(lanes[0]), max(lanes[0])) == (min(values), max(values))
+
+
+def test_often_is_what_a_course_has_more_than_once() -> None:
+    (chart,) = drawn(
+        cpu_rank([("start", 0, 1), ("step", 1, 2), ("x", 1, 3), ("step", 2, 2), ("end", 2, 2), ("end", 2, 2)])
+    )
+    assert [chart["names"][place] for place in chart["often"]] == ["step"]
+    assert [chart["names"][place] for place in chart["own"]] == ["x"]
