@@ -13,27 +13,27 @@ from memtriage.model.ledger import Ledger
 def census() -> Census:
     """Every storage that is alive now: what it is, who holds it, how large. Sizes in bytes.
 
-    Takes about two seconds for a million Python objects and 100,000 autograd nodes; other threads wait
-    meanwhile, in so far as they need the interpreter. Nothing stays alive through the result.
+    Takes about two seconds for a million Python objects and 100,000 autograd nodes; Python code in other
+    threads waits meanwhile. The result keeps no tensor alive.
 
-    Not seen: memory that only C++ holds and that no autograd node leads to (it is in `ledger()` as a row of
-    its own on CUDA).
+    Not seen: memory that only C++ holds and that no autograd node leads to. On CUDA, `ledger()` has a row for
+    it.
     """
     return take_census()
 
 
 def ledger(device: str | None = None) -> list[Ledger]:
-    """Closed ledgers, with owners by a census: of each CUDA device in use, and of the host.
+    """The closed ledgers of each CUDA device in use and of the host, with owners found by a census.
 
     The rows of a ledger never overlap and sum to its `total`, in bytes: the device's use as the driver
     counts it, or the resident set of this process.
 
     Args:
-        device: `cuda:N` or `host` for that one alone; None for all of these. `job`: this process and all its
-            children, by process; sums to their proportional sets, so that shared pages count once.
+        device: `cuda:N` or `host` for that ledger alone; None for all of these. `job`: this process and all
+            its children, by process; it sums to their proportional set sizes, so shared pages count once.
 
     Raises:
-        ValueError: when there is no such ledger, naming those that there are.
+        ValueError: there is no such ledger; the text lists those that exist.
     """
     if device == "job":
         return [take_job_ledger()]

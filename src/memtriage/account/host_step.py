@@ -30,22 +30,23 @@ class HostPicture:
 
 
 class host_step(ContextDecorator):
-    """Measures what a block, or each call of a function, does to this process's host memory.
+    """Measure what a block, or each call of a function, does to this process's host memory.
 
         with memtriage.host_step("optimizer.step") as step:
             optimizer.step()
         print(step.result)
 
-    As a decorator, `results` has one entry for each call. A block that raises has its result as well.
+    As a decorator, `results` has one entry per call. A block that raises has a result, too.
 
-    Before the block a census is taken and malloc is trimmed, so that what the block needs shows as growth
-    instead of filling what was free; both take time (0.5 s and more), so the block's speed cannot be judged.
+    Before the block, a census is taken and malloc is trimmed, so that what the block needs shows as growth
+    instead of filling free memory. Both take time (0.5 s and more): do not judge the block's speed here.
 
     Attributes:
-        results: of all blocks so far, oldest first.
+        results: one per block so far, oldest first.
 
-    Limits: other threads' doings count too. A tensor that was freed and another of the same size at the same
-    address look like one that stayed. Memory of child processes is not in it: see `ledger("job")`.
+    Limits: what other threads allocate and free counts, too. If a tensor is freed and a new one of the same
+    size gets its address, the old one seems to have stayed. Child processes are not included: see
+    `ledger("job")`.
     """
 
     def __init__(self, name: str) -> None:
@@ -55,7 +56,7 @@ class host_step(ContextDecorator):
 
     @property
     def result(self) -> HostStep:
-        """Of the last block.
+        """The result of the last block.
 
         Raises:
             RuntimeError: no block has ended yet.
@@ -169,7 +170,7 @@ def _rows(ledger: Ledger) -> dict[RowKey, int]:
 
 def _picture_before() -> HostPicture:
     on_host = [record for record in take_census().storages if record.device == "cpu"]
-    # Once for nothing: the first look loads numpy and grows buffers, which is not the block's doing.
+    # Discard one look: the first loads numpy and grows buffers, which must not count as the block's doing.
     _picture(_read(), on_host)
     trim()
     return _picture(_read(), on_host)

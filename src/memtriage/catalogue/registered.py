@@ -21,7 +21,7 @@ class Registration:
         self.holder = holder
 
     def remove(self) -> None:
-        """Take the entry out; nothing happens if another took its name meanwhile, or it is out already."""
+        """Take the entry out. Does nothing if it is out already, or another entry has its name now."""
         if _registered.get(self.holder.name) is self.holder:
             del _registered[self.holder.name]
 
@@ -37,23 +37,24 @@ def register_holder(
     kind: HolderKind = "registered",
     automatic: bool = True,
 ) -> Registration:
-    """Put a cache of the program itself into the catalogue, to be named, measured and cleared like others.
+    """Add a cache of the program to the catalogue. It is then named, measured and cleared like the others.
 
     Args:
-        name: how it is to be called; an entry registered under the same name is replaced.
-        values: gives the cache, in which tensors are looked for (containers, objects, tensors), or None while
-            there is none. Called at each census too: it must be quick, and must not make tensors.
-        clear: empties it; None for a cache that is only told of.
-        holds, refills: words for reports: what it keeps, and how it fills again.
-        forbidden: when it must not be cleared: `graphs` (CUDA graphs captured), `backward` (one is pending).
+        name: its name in reports; an entry registered under the same name is replaced.
+        values: returns the cache (a container, an object, a tensor), which is searched for tensors, or None
+            while there is none. Also called at each census: it must be quick, and must not make tensors.
+        clear: empties the cache; None for a cache that is only reported.
+        holds, refills: texts for reports: what it keeps, and how it fills again.
+        forbidden: when it must not be cleared: `graphs` (CUDA graphs are captured), `backward` (a backward is
+            pending).
         kind: the group by which `clear_caches(kinds=...)` chooses.
-        automatic: False to have it cleared only when its kind or name is asked for.
+        automatic: False to clear it only when its kind or name is given.
 
     Returns:
         A handle whose `remove()` takes it out again.
 
     Raises:
-        ValueError: the name is a kind's or empty, or a condition or the kind is unknown.
+        ValueError: `name` is empty or names a kind, or `kind` or a condition is unknown.
     """
     conditions = tuple(forbidden)
     unknown = [condition for condition in conditions if condition not in get_args(Condition)]

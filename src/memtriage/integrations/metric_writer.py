@@ -1,4 +1,4 @@
-"""Writes the gauges to what a training loop logs to: TensorBoard, Weights & Biases, MLflow, a function."""
+"""Write the gauges to a training loop's logger: TensorBoard, Weights & Biases, MLflow, a function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WANDB_STEP: Final = f"{SCALAR_PREFIX}step"
 
 
 class MetricWriter:
-    """Logs where memory stands, at the steps at which it is asked to.
+    """Log the memory metrics at each call of `write()`.
 
         writer = memtriage.MetricWriter(SummaryWriter("runs/gpt2"))
         for batch in loader:
@@ -25,9 +25,9 @@ class MetricWriter:
 
     Args:
         to: one or several of: TensorBoard's `SummaryWriter` (torch's or tensorboardX's), a run of Weights &
-            Biases, the module `mlflow` (its active run), a Lightning logger, or a function of values by name
-            and step.
-        every: write at each so many calls.
+            Biases, the module `mlflow` (its active run), a Lightning logger, or a function that takes values
+            by name and a step.
+        every: write at every n-th call only.
 
     Raises:
         TypeError: something else was given.
@@ -46,10 +46,10 @@ class MetricWriter:
         self._calls = 0
 
     def write(self, step: int | None = None) -> None:
-        """Write the values of now.
+        """Write the current values.
 
         Args:
-            step: that they belong to; the optimizer steps that the watch has counted when left out.
+            step: the step that they belong to; by default the optimizer steps that the watch has counted.
         """
         self._calls += 1
         session = active.session
@@ -68,7 +68,7 @@ _EXPECTED: Final = (
 
 
 def _sink(to: Any) -> Sink:
-    """By what it can do, so that no library has to be imported to recognize its objects."""
+    """Recognize a logger by its methods, so that no library has to be imported."""
     if hasattr(to, "add_scalar"):
         return _tensorboard(to)
     if hasattr(to, "log_metrics"):
@@ -90,7 +90,7 @@ def _tensorboard(writer: Any) -> Sink:
 
 
 def _wandb(run: Any) -> Sink:
-    """Against a step of their own: W&B's rows count its `log` calls, of which the program makes others."""
+    """Log against a step of our own: W&B counts every `log` call as a step, including the program's."""
     run.define_metric(_WANDB_STEP, hidden=True)
     run.define_metric(f"{SCALAR_PREFIX}*", step_metric=_WANDB_STEP)
     return lambda values, step: run.log({**values, _WANDB_STEP: step})

@@ -1,4 +1,4 @@
-"""Metrics of the watch that is on in this process: what `memtriage.metrics` and its like do."""
+"""Metrics of the watch that is on in this process: `memtriage.metrics`, `serve_metrics`, `otel_gauges`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def statuses() -> list[RunStatus]:
-    """Return where the rank of this process stands; empty while nothing watches it."""
+    """Return the current status of this process's rank; empty while nothing watches it."""
     return [] if active.session is None else active.session.statuses()
 
 
 def metrics() -> dict[str, float]:
-    """Return where memory stands, by name, for whatever a training loop logs to. Empty without a watch.
+    """Return the memory metrics by name, for the logger of a training loop. Empty without a watch.
 
         wandb.log({"loss": loss, **memtriage.metrics()})
 
-    Names as `memtriage/cuda_0/allocated_bytes`; docs/metrics.md has them all. Figures are those of the last
-    mark, in bytes; nothing is synchronized, and no census is taken. Costs one or two milliseconds, and every
-    ten seconds or so some 10 to 30 ms more for the classes of host memory.
+    Names are like `memtriage/cuda_0/allocated_bytes`; docs/metrics.md lists them. Figures are those of the
+    last mark, in bytes; nothing is synchronized, and no census is taken. A call takes 1 or 2 ms; about every
+    ten seconds, the classes of host memory add 10 to 30 ms.
     """
     return named_scalars(sample for status in statuses() for sample in samples(status))
 
@@ -44,13 +44,13 @@ def serve_metrics(port: int = 9400, host: str = "127.0.0.1") -> MetricsServer | 
     --metrics PORT` does the same without code.
 
     Args:
-        port: of the first rank on a machine; the others listen at this one plus their local rank. 0 for any
-            that is free: see the result's `url`.
-        host: by default this machine alone can ask; `0.0.0.0` lets everybody who can reach it.
+        port: each rank of a machine listens at this port plus its local rank. 0 picks a free port: see the
+            result's `url`.
+        host: by default only this machine can connect; with `0.0.0.0` any machine that reaches it.
 
     Returns:
-        The server, with its `url`; None where the port is taken or prometheus-client is not installed: one
-        line on stderr says so, and the program goes on.
+        The server, with its `url`. None if the port is taken or prometheus-client is not installed: one line
+        on stderr says so, and the program continues.
     """
     from memtriage.report.monitoring.prometheus import rank_address, serve
 
@@ -59,7 +59,7 @@ def serve_metrics(port: int = 9400, host: str = "127.0.0.1") -> MetricsServer | 
 
 
 def otel_gauges(meter_provider: MeterProvider | None = None) -> None:
-    """Make an OpenTelemetry observable gauge of each metric. Call it once in a process.
+    """Make one OpenTelemetry observable gauge per metric. Call it once in a process.
 
     Args:
         meter_provider: yours, with its readers and exporters; None for the global one.

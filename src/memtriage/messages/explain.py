@@ -1,4 +1,4 @@
-"""Explains an error text or a whole log: what failed first, what that proves, and what can be done."""
+"""Explain an error text or a whole log: what failed first, what that proves, and what can be done."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from memtriage.model.units import count, rank_list
 _CONFIDENCE: Final = {1: 0.95, 2: 0.65, 3: 0.5}
 _CUT: Final = 0.8
 _MENTIONED: Final = 0.3
-"""How sure it is that a text proves no more, where a line of it speaks of memory in no form that is known."""
+"""Confidence of a diagnosis that rests on a line about memory in no known form."""
 _WHOLE_ANYWAY: Final[frozenset[Label]] = frozenset({"unknown", "absurd_request", "system_memory_fallback"})
-"""Labels that do not rest on what may be missing."""
+"""Labels that do not depend on figures that may be missing."""
 _SAME_FAILURE_LINES: Final = 200
 _WHOSE: Final = ("pid", "local_rank", "rank", "job")
-"""Facts by which two messages are of different processes."""
+"""Facts that differ between messages of different processes."""
 _QUOTED: Final = 200
 _SHAPES: Final = frozenset({"params", "ranks", "layers"})
-"""Sizes that make no tensor's shape; they are for reckoning what a fix saves."""
+"""Sizes that are no dimension of a tensor; they serve to compute what a fix saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class _JudgedMessage:
 
 
 def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:
-    """What an error text or a log proves of its first failure, with fixes in order of cost. Sizes in bytes.
+    """Explain the first failure in an error text or a log, with fixes in order of cost. Sizes in bytes.
 
-    Looks at the text alone. Any text is accepted; one without a failure of memory is `unknown`.
+    Looks at the text alone. Any text is accepted; without a memory failure the diagnosis is `unknown`.
 
     Args:
         text: an error message, a traceback, or a whole log of several ranks.
         shapes: sizes by name (batch, seq, vocab, hidden, heads, ...), to factor the failing request;
-            `params`, `ranks` and `layers` serve to reckon savings.
+            `params`, `ranks` and `layers` serve to compute savings.
     """
     return explain_reading(read_text(text), shapes)
 
@@ -111,14 +111,14 @@ def _confidence(case: Case) -> float:
 
 
 def _known(judged: Sequence[_JudgedMessage]) -> list[_JudgedMessage]:
-    """The messages of a known form, where there is a failure among them; else what is said in any other."""
+    """The messages of a known form if one of them is a failure; else all messages."""
     known = [each for each in judged if each.hit.message.family != "mention"]
     failed = any(each.label not in (None, "informational") for each in known)
     return known if failed else list(judged)
 
 
 def _cause(judged: Sequence[_JudgedMessage]) -> _JudgedMessage | None:
-    """The first failure. Proof that the host killed something explains a kill that was told before it."""
+    """The first failure. If that is a kill without a reason, a later message that proves one comes first."""
     failures = [each for each in judged if each.label not in (None, "informational")]
     if not failures:
         return next((each for each in judged if each.label is not None), None)
@@ -127,11 +127,11 @@ def _cause(judged: Sequence[_JudgedMessage]) -> _JudgedMessage | None:
         proof = next((failure for failure in failures if failure.label == "host_memory_limit"), None)
         if proof is not None:
             return proof
-        # What the container's runtime says of the kill tells more than the bare code.
+        # The container runtime's report of the kill says more than the bare exit code.
         report = next((failure for failure in failures if failure.hit.message.form == "denied"), None)
         if report is not None:
             return report
-        # SIGTERM: somebody ended it because of something else. A signal's bare name need be no event at all.
+        # SIGTERM was sent because something else failed. A signal's bare name may be no event at all.
         if "not_memory" in first.labels or not first.hit.message.facts:
             return next((failure for failure in failures if failure.label != "killed_unproven"), first)
     if first.label == "unknown" and not first.hit.message.fields:
@@ -161,7 +161,7 @@ def _role(each: _JudgedMessage, cause: _JudgedMessage) -> Role:
 
 
 def _says_again(each: _JudgedMessage, cause: _JudgedMessage) -> bool:
-    """Whether a message of the host reports the cause once more: several layers report one kill."""
+    """Whether a message of the host repeats the cause: several layers report one kill."""
     first, later = cause.hit, each.hit
     ours, theirs = first.message, later.message
     return (
@@ -200,7 +200,7 @@ def _events(judged: Sequence[_JudgedMessage], cause: _JudgedMessage | None) -> l
 
 
 def _course(judged: Sequence[_JudgedMessage], cause: _JudgedMessage, reading: LogReading) -> Iterator[str]:
-    """What a log says of the order of events; nothing for a text with a single event."""
+    """What a log says about the order of events; nothing for a text with a single event."""
     others = [
         each
         for each in judged

@@ -1,4 +1,4 @@
-"""What a census says about storages and about groups of them. Numbers and names only: nothing is held."""
+"""What a census says about storages and groups of them. Numbers and names only: nothing is kept alive."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StorageRecord(msgspec.Struct, kw_only=True):
 
 
 def known_path(known: str | None, path: HolderPath | None) -> HolderPath | None:
-    """A path after the entry of the catalogue of known holders that it belongs to; None without both."""
+    """Put the entry of the catalogue of known holders before a path; None without both."""
     if known is None:
         return path
     return (PathSegment(SegmentKind.KNOWN, known), *(path or ()))
@@ -79,20 +79,20 @@ class HolderGroup(msgspec.Struct, kw_only=True):
         by_path: bytes by whole path.
         owners: bytes by owner.
         attached: some of it hangs on the autograd graph.
-        known: bytes by entry of the catalogue of known holders, as far as one keeps them.
+        known: bytes that known holders keep, by entry of the catalogue.
         holders: bytes by token of the object that holds them: a container, an instance, a module. Censuses
             that share `observe.identity.Identities` give the same object the same token as long as it lives,
             and never another object; empty in others. A variable's holder is its module, instance or
             function: token and anchor together tell which variable.
         witnesses: tokens of some of its storages: a few of each holder, and those that an earlier census
             with the same `Identities` chose and that it still has.
-        kept: bytes of host memory of the autograd nodes, tensor objects and storage records that hang on
-            the anchor, estimated (`account.native_sizes`). In no storage's size. Where an anchor has groups
-            on several devices, that on `cpu` counts them, else the largest.
+        kept: estimated bytes of host memory of the autograd nodes, tensor objects and storage records that
+            the anchor keeps alive (`account.native_sizes`). No storage's size includes them. If an anchor has
+            groups on several devices, only the one on `cpu` counts them, else the largest.
         objects: how many autograd nodes these are.
         made: sequence numbers that autograd gave the oldest and the newest of them; None where unknown.
-        entries: objects that the anchor itself names: entries of its container, 1 for a variable. A state
-            that is carried on has no more of them when its graph gets longer.
+        entries: objects that the anchor itself names: entries of its container, 1 for a variable. For a state
+            that is carried from step to step they stay the same while its graph gets longer.
     """
 
     device: str
@@ -113,7 +113,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
 
     @property
     def on_host(self) -> int:
-        """Bytes of host memory: the storages, if they are there, and what is kept beside them."""
+        """Bytes of host memory: the storages, if they are on the host, and `kept`."""
         return self.kept + (self.nbytes if self.device == "cpu" else 0)
 
     @property
@@ -127,7 +127,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
 
 
 GroupKey = tuple[str, HolderPath]
-"""What tells the groups of a census apart: device and anchor."""
+"""Identifies a group of a census: device and anchor."""
 
 
 class GroupDetail(msgspec.Struct, kw_only=True):
@@ -135,32 +135,32 @@ class GroupDetail(msgspec.Struct, kw_only=True):
 
     Attributes:
         retained: bytes of the group that would be freed if its holders released them; less than all of them
-            where others keep some alive too.
-        retained_of: bytes that the group had then; both None where that was not worked out.
-        retained_at: position of the census at which they were, while a program is followed.
-        also_held_by: paths of those others, worked out at the same census.
-        elsewhere: objects of libraries that were not walked keep some of the group alive, too: `retained` can
-            only be worked out at a census of all libraries.
+            if others keep some alive, too.
+        retained_of: bytes that the group had then; both None if not computed.
+        retained_at: position of the census that computed them, while a program is followed.
+        also_held_by: paths of those others, from the same census.
+        elsewhere: objects of libraries that were not walked keep some of the group alive, too. Then only a
+            census of all libraries can compute `retained`.
         allocated_at: `file.py:line in function` of a recent allocation.
-        stored_at: the same of the program's line that stores into the holder; None where that is not certain.
+        stored_at: the program's line that stores into the holder, in the same form; None if not certain.
         bound: number of entries at which the holding container stops growing; None for no bound.
         entries: entries in it now.
         holder_kind: type of the holding object, e.g. `list`.
         shared: the storages are in shared memory.
         saved_by: the autograd node that keeps the largest of them, and the module it most likely ran in.
-        stored_value: source of what that line stores; None where it is no short expression.
+        stored_value: source of what that line stores; None if it is not a short expression.
         stored_by_hook: that line is in a function that is registered as a hook of a module.
-        carried: what that line stores is made of what the holder had before.
-        carrier: path of another variable that leads to most of the graph, and that the program makes of what
-            it was before; None where there is none, or where `carried`.
+        carried: what that line stores is computed from the holder's previous value.
+        carrier: path of another variable that leads to most of the graph, and that the program computes from
+            its own previous value; None if there is none, or if `carried`.
         classes: classes of the objects on the way to the holder, and their base classes, with their modules.
         in_optimizer: one of these objects is an optimizer.
-        anchor_owner: what the tensor is that the anchor names; None where it names none.
+        anchor_owner: owner of the tensor that the anchor names; None if it names none.
         differentiated: its graph has nodes that differentiate a gradient.
         backward_ran: most nodes of its graph have lost what they saved: a backward went through them.
-        collected: what the holder belongs to, where a container of the program collects whole modules or
-            optimizers; None where it does not.
-        packs_itself: its graph has a node that saves the very tensor it made, as a pack hook returned it.
+        collected: what the holder belongs to, if a container of the program collects whole modules or
+            optimizers; else None.
+        packs_itself: its graph has a node that saves its own output, as a pack hook returned it.
     """
 
     retained: int | None = None
@@ -192,9 +192,9 @@ class Census(msgspec.Struct, kw_only=True):
     """Every storage that was alive at one instant, and who held it.
 
     Attributes:
-        storages: one record for each storage.
+        storages: one record per storage.
         groups: the same bytes by device and anchor, largest first.
-        nodes_by_anchor: autograd nodes by what the program holds them with.
+        nodes_by_anchor: number of autograd nodes by the anchor that keeps them alive.
         garbage: objects that wait for the cyclic collector.
         objects: Python objects walked.
         nodes: autograd nodes walked.

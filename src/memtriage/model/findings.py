@@ -25,27 +25,27 @@ FindingKind = Literal[
     "rank_differs",
 ]
 GROWING: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
-"""Kinds of findings whose growth says more than their bytes."""
+"""Kinds of findings whose growth matters more than their bytes."""
 Verdict = Literal[
     "clean", "leak", "residue", "fragmentation", "out_of_memory", "killed", "not_judged", "error"
 ]
 VERDICTS_OF_A_RUN: Final[tuple[Verdict, ...]] = tuple(word for word in get_args(Verdict) if word != "killed")
-"""Those that a run can have at its own end; a process that was killed is judged from its record."""
+"""The verdicts that a run can reach at its own end; a process that was killed is judged from its record."""
 Certainty = Literal["proven", "suspected"]
-"""Of growth: whether one holder was seen to grow over several intervals and no counter contradicts it."""
+"""Growth is proven if one holder was seen to grow over several intervals and no counter contradicts it."""
 
 DEVICE_HOST: Final = "host"
-"""Device name for memory of the process that is no tensor's (`cpu` is CPU tensors, `cuda:N` a GPU)."""
+"""Device name for host memory other than tensors (`cpu` is CPU tensors, `cuda:N` a GPU)."""
 
 
 class Projection(msgspec.Struct, frozen=True, kw_only=True):
-    """When memory runs out: if a growth goes on at its rate, or with a batch that is still to come.
+    """When memory runs out if growth continues at its rate, or with a batch that is still to come.
 
     Attributes:
         device: as the finding has it.
-        limit: bytes at which it is full.
-        step: the optimizer step at which it is full; None where the growth is within a step only.
-        microbatches: micro-batches into a step after which it is full; None where `step` is known.
+        limit: bytes at which the device is full.
+        step: the optimizer step at which it is full; None if memory only grows within a step.
+        microbatches: micro-batches of a step after which it is full; None if `step` is known.
     """
 
     device: str
@@ -64,23 +64,23 @@ class Finding(msgspec.Struct, kw_only=True):
     """One diagnosed cause. Every size is in bytes; what is unknown is None and prints as `n/a`.
 
     Attributes:
-        kind: what was diagnosed; whatever grows is a `leak` or a `garbage_cycle`. A suspected `out_of_memory`
-            is of a batch that is still to come.
+        kind: what was diagnosed; all growth is a `leak` or a `garbage_cycle`. A suspected `out_of_memory` is
+            about a batch that is still to come.
         device: `cuda:N`, `cpu` (CPU tensors) or `host` (anything else in the process).
-        rank: the rank it was seen on; None when the run has one process that is no rank.
-        bytes: what it holds at the end (for an OOM: what was asked; for one to come: what its step needs).
-        bytes_step: the step of the census that `bytes` is from, where a holder grows from step to step.
+        rank: the rank it was seen on; None in a run without ranks.
+        bytes: its size at the end (for an OOM: what was requested; for one to come: what its step needs).
+        bytes_step: the step of the census that `bytes` is from, if a holder grows from step to step.
         bytes_per_step: growth per optimizer step.
         bytes_per_microbatch: growth per completed `torch.autograd.backward`.
         bytes_per_second: growth over time, in a program without steps and backwards.
-        certainty: of growth, whether it is proven; of an OOM to come, `suspected`; else None.
+        certainty: whether growth is proven; `suspected` for an OOM to come; else None.
         holder: the holder path as printed, e.g. `train.losses['lm'][*] -> grad_fn WrapBackward ->
-            ctx.context[1]`. Made from `holder_path` where that is given.
-        holder_path: its segments; None where no object is known, and in records from before they were kept.
+            ctx.context[1]`. Made from `holder_path` if that is given.
+        holder_path: its segments; None if no object is known, and in old records.
         also_held_by: other holder paths that must release it as well, as printed.
         also_held_by_paths: their segments.
         allocated_at: `file.py:line in function` of the allocation.
-        stored_at: the same of the line that stores into the holder; None where that is not certain.
+        stored_at: the line that stores into the holder, in the same form; None if not certain.
         mechanism: in one sentence, why this keeps memory.
         fix: what to change.
         playbook: `M1` ... `M21`.
@@ -121,7 +121,7 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def rates(self) -> dict[str, int]:
-        """Bytes by what they grow per, as far as known: the rate that says most comes first."""
+        """The known growth rates by unit (step, micro-batch, second), the most telling one first."""
         known = {
             "step": self.bytes_per_step,
             "micro-batch": self.bytes_per_microbatch,
@@ -131,10 +131,10 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def ahead(self) -> bool:
-        """Whether it is an out-of-memory error that has not come yet: of a batch that will not fit."""
+        """Whether it predicts an out-of-memory error: a batch to come will not fit."""
         return self.kind == "out_of_memory" and self.certainty == "suspected"
 
     @property
     def held_at(self) -> HolderPath | str | None:
-        """What tells holders apart: the segments, or the words in a record that has no segments."""
+        """Identifies the holder: its segments, or its text in a record without segments."""
         return self.holder if self.holder_path is None else self.holder_path

@@ -30,9 +30,9 @@ ClearPolicy = Literal["automatic", "on request", "never"]
 """Whether `clear_caches()` clears an entry by itself, only when its name or kind is given, or not at all."""
 
 Condition = Literal["graphs", "backward"]
-"""When an entry must not be cleared: `graphs`: a CUDA graph is captured, and may be replayed with the
-addresses; `backward`: one is under way, or pending (a graph whose saved tensors are still there), which is
-also how the middle of a step shows. While a capture is under way nothing is cleared at all."""
+"""When an entry must not be cleared. `graphs`: a captured CUDA graph may be replayed with its addresses.
+`backward`: a backward is running, or pending (a graph still has its saved tensors), as in the middle of a
+step. During a capture nothing is cleared at all."""
 
 ClearStatus = Literal["cleared", "skipped", "failed", "absent"]
 
@@ -44,7 +44,7 @@ class HolderHere(msgspec.Struct, kw_only=True):
 
     Attributes:
         name, library, kind, symbol, holds, clears, refills, policy, why, forbidden: as the entry has them.
-        version: of the installed library; None where none is, or where it belongs to no library.
+        version: of the installed library; None if none is installed, or the entry belongs to none.
         applies: whether the installed version has it.
         versions: which versions have it, and where.
         reason: why it applies or not.
@@ -73,7 +73,7 @@ class HolderReading(msgspec.Struct, kw_only=True):
         name: the catalogue entry.
         places: where it was found, largest first, as `path` and bytes.
         entries: cached values in all places, where they can be counted.
-        nbytes: bytes of its storages by device (`cuda:N`, `cpu`), and of what are no storages (`host`).
+        nbytes: bytes of its storages by device (`cuda:N`, `cpu`), and of other objects (`host`).
         storages: (device, base address, bytes) of each storage, once.
         failed: why it could not be read.
     """
@@ -122,10 +122,9 @@ class HolderOutcome(msgspec.Struct, kw_only=True):
         reason: why it was skipped, or what failed.
         places: where it was found.
         before, after: bytes that it held.
-        pins: what its storages did to the allocator's segments; None without such segments, or storages.
-        freed: bytes of its storages that were gone when the garbage had been collected: less than `before`
-            where something else holds them too. Of what are no storages: the difference, or the fall of the
-            allocator's counter.
+        pins: what its storages did to the allocator's segments; None without storages in such segments.
+        freed: bytes of its storages that were gone after garbage collection: less than `before` if something
+            else holds them, too. For other objects: the difference, or the fall of the allocator's counter.
     """
 
     name: str
@@ -143,10 +142,10 @@ class Cleared(msgspec.Struct, kw_only=True):
     """What `clear_caches` did.
 
     Attributes:
-        entries: one outcome for each entry that was asked for, in the order of the catalogue.
-        before: the allocator's figures by device at first.
-        after_clear: the same after the entries were cleared.
-        after: the same when garbage was collected and the cache emptied.
+        entries: one outcome per entry that was asked for, in the order of the catalogue.
+        before: the allocator's figures by device, before anything was done.
+        after_clear: after the entries were cleared.
+        after: after garbage was collected and the cache emptied.
         collected: objects that the cyclic collector found; None where it was not run.
         cache: `emptied`, or why it was not.
         seconds: how long all of it took.
@@ -178,11 +177,11 @@ class Cleared(msgspec.Struct, kw_only=True):
 
     @property
     def freed(self) -> dict[str, int]:
-        """Bytes that went, by device."""
+        """Bytes freed, by device."""
         return total_by_device(entry.freed for entry in self.entries)
 
     def lines(self) -> list[str]:
-        """What was done, a line each: entries that were there, then what the allocator says."""
+        """One line for each entry that was found, then the allocator's figures."""
         lines = [_line(entry) for entry in self.entries if entry.status != "absent"]
         for device, then in self.before.items():
             now = self.after.get(device, then)

@@ -19,9 +19,9 @@ class HostDelta(msgspec.Struct, frozen=True, kw_only=True):
         new: of tensors that came into being and still live.
         first_touch: of tensors that were there before and whose pages came when they were first written
             (memory from calloc, `np.zeros`, `torch.empty`, a mapping).
-        gone: of tensors that were there before and are no more.
-        moved: of tensors that were there before and counted in another row, e.g. because they had another
-            owner; negative in the row that they left.
+        gone: of tensors that were there before and have been freed.
+        moved: of tensors that another row counted before, e.g. because they had another owner; negative in
+            the row that they left.
         holder_path: holder path of the tensor with most new or first-touched bytes.
     """
 
@@ -50,7 +50,7 @@ class HostStep(msgspec.Struct, frozen=True, kw_only=True):
         peak_source: `kernel` (its high-water mark, exact) or `sampled` (every few milliseconds, may miss it).
         parameters: elements of the parameters that the process holds; None without a model.
         deltas: the rows that changed, largest change first.
-        retained: by how much the memory grew that malloc keeps free: part of `after`, and returned by
+        retained: growth of the free memory that malloc keeps: part of `after`, and returned to the system by
             `memtriage.malloc_trim()`.
     """
 
@@ -65,16 +65,16 @@ class HostStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def added(self) -> int:
-        """Resident bytes more than before; negative when memory went back."""
+        """Growth of the resident bytes; negative if memory was returned."""
         return self.after - self.before
 
     @property
     def transient(self) -> int:
-        """Bytes that were there during the call only."""
+        """Bytes that were resident during the call only."""
         return max(self.peak - max(self.before, self.after), 0)
 
     def per_parameter(self, nbytes: int) -> float | None:
-        """Bytes for each parameter; None without a model."""
+        """Bytes per parameter; None without a model."""
         return nbytes / self.parameters if self.parameters else None
 
     def __str__(self) -> str:

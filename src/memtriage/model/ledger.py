@@ -10,9 +10,9 @@ class LedgerRow(msgspec.Struct, kw_only=True):
 
     Attributes:
         row: what kind of bytes, e.g. `requested`, `rounding`, `stranded`, `outside the allocator`.
-        bytes: size of the row. Never negative but for a row called `unexplained`, which closes the sum.
+        bytes: size of the row. Never negative, except in a row `unexplained`, which closes the sum.
         owner: what the bytes are (parameter, gradient, ...); None when the row has no owner.
-        detail: more words: holder path, pool, what was counted.
+        detail: more about it: holder path, pool, what was counted.
     """
 
     row: str
@@ -42,5 +42,5 @@ class Ledger(msgspec.Struct, kw_only=True):
     step: int | None = None
 
     def per_parameter(self, row: LedgerRow) -> float | None:
-        """Bytes of a row for each parameter; None without a model."""
+        """Bytes of a row per parameter; None without a model."""
         return row.bytes / self.parameters if self.parameters else None

@@ -8,7 +8,7 @@ from memtriage.model.bounds import Rank, Seconds
 
 
 class Mark(msgspec.Struct, kw_only=True, gc=False):
-    """Counters of one device at one named instant. Sizes in bytes, None where there is no such counter.
+    """Counters of one device at one named instant. Sizes in bytes; None if there is no such counter.
 
     Attributes:
         name: `backward` (end of a micro-batch), `step` (end of an optimizer step), `time`, `start`,
@@ -17,8 +17,8 @@ class Mark(msgspec.Struct, kw_only=True, gc=False):
         microbatch: completed backwards since the last step (a `backward` mark counts its own).
         rank: None in a run without ranks.
         time_s: seconds since the watch began.
-        device: `cuda:N`, or `cpu` where `allocated` is malloc's bytes in use and `reserved` what malloc
-            has from the kernel.
+        device: `cuda:N`, or `cpu`: then `allocated` is malloc's bytes in use, and `reserved` what malloc has
+            from the kernel.
         allocated, reserved, requested: the allocator's counters.
         outside: device memory in use that this process's allocator did not reserve.
         host_rss: resident set of the process.

@@ -18,11 +18,11 @@ class PlannedPeak(msgspec.Struct, kw_only=True):
     Attributes:
         allocated: most bytes of live blocks.
         reserved: most bytes of segments, with no limit set.
-        needs: the least that the process must be allowed to use of the device for the program to run: the
-            smallest limit at which the simulated allocator, flushing its cache where it must, does not run
-            out of memory, and what lies outside the allocator.
-        phase: the phase of the instant of `allocated`.
-        by_owner: what the bytes of that instant are.
+        needs: device memory that the process must be allowed to use so that the program runs: the smallest
+            limit at which the simulated allocator, which flushes its cache if it must, does not run out of
+            memory, plus what is outside the allocator.
+        phase: the phase at the instant of `allocated`.
+        by_owner: bytes by owner at that instant.
     """
 
     allocated: int
@@ -39,16 +39,15 @@ class PlanStep(msgspec.Struct, kw_only=True):
         rung: its name on the ladder.
         playbook: the entry, M1 to M21.
         action: what is changed.
-        saves: bytes by which it lowers `needs`, after the changes before it; negative where it pays only
+        saves: bytes by which it lowers `needs`, after the changes before it; negative if it only pays
             together with a later one.
         after: the peak with this change and those before it.
-        slowdown: additional computation as a share of what it was before, 0.3 for 30 %; None where it was not
-            counted.
+        slowdown: additional computation as a share of what it was before, 0.3 for 30 %; None if not counted.
         speed: what is known of the speed, with its source.
         maths: what it does to the result.
-        maths_note: exceptions; None where there is none.
-        simulated_by: a stand-in that was simulated instead of the change; None where the change itself was.
-        code: what to write, by framework: `torch`, and `trainer`, `accelerate`, `lightning` where it differs.
+        maths_note: exceptions; None if there are none.
+        simulated_by: what was simulated instead of the change; None if the change itself was.
+        code: what to write, by framework: `torch`, and `trainer`, `accelerate`, `lightning` if it differs.
     """
 
     rung: str
@@ -72,7 +71,7 @@ class PassedOver(msgspec.Struct, kw_only=True):
         playbook: the entry, M1 to M21.
         outcome: what became of it.
         why: in words; for a rung that could apply after an addition to the program, what to add.
-        saves: bytes that it saved where it was tried; None where it was not.
+        saves: bytes that it saved when tried; None if it was not tried.
     """
 
     rung: str
@@ -88,7 +87,7 @@ class Cheaper(msgspec.Struct, kw_only=True):
     Attributes:
         actions: its changes; empty for the program as it is.
         needs: as in `PlannedPeak`.
-        over_budget: bytes by which `needs` is above the budget; negative where it lies within the margin.
+        over_budget: bytes by which `needs` is above the budget; negative if it is within the margin.
     """
 
     actions: list[str]
@@ -100,12 +99,12 @@ class Plan(msgspec.Struct, kw_only=True):
     """The cheapest set of changes that fits a budget. Sizes are bytes.
 
     Attributes:
-        budget: what the process may use of the device in all: the allocator's segments and what lies outside
-            it (context, kernels, libraries), as the driver counts it.
+        budget: what the process may use of the device in all: the allocator's segments and what is outside it
+            (context, kernels, libraries), as the driver counts it.
         margin: share of the budget that must stay free.
-        fits: whether the program fits with all steps of the plan: it runs within the budget less the margin.
-        short_by: bytes that are missing, margin included; 0 where it fits.
-        outside_allocator: bytes of the budget that lie outside the allocator.
+        fits: whether the program, with all steps of the plan, runs within the budget less the margin.
+        short_by: bytes that are missing, margin included; 0 if it fits.
+        outside_allocator: bytes of the budget that are outside the allocator.
         before: the peak of the program as it is.
         after: the peak with all steps.
         steps: the changes, in order of cost; empty where none is needed.

@@ -1,4 +1,4 @@
-"""What `memtriage predict` says of a training step that has not run yet (schema 1)."""
+"""What `memtriage predict` says about a training step that has not run yet (schema 1)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 HOST_PEAK: Final = "peak"
-"""In `Prediction.host`: the sum of the classes."""
+"""Key of `Prediction.host` for the sum of the classes."""
 
 
 class PredictedStep(msgspec.Struct, kw_only=True):
@@ -25,16 +25,16 @@ class PredictedStep(msgspec.Struct, kw_only=True):
 
 
 class PeakRow(msgspec.Struct, kw_only=True):
-    """Bytes of the peak instant that have one owner and belong to one module.
+    """Bytes at the instant of the peak that have one owner and belong to one module.
 
     Attributes:
         owner: as in `Prediction.by_owner`.
-        module: path of the module, positions in lists folded into `[*]`, e.g. `model.layers[*].mlp`: of a
-            parameter, its gradient and its states the one that has it, of all else the one that made it.
-            None for what no module made.
-        bytes: asked for; of `rounding` what the blocks have beyond.
-        blocks: how many; 0 for `rounding`.
-        operator: the one that made the largest part, e.g. `aten::mm`; None for `rounding`.
+        module: path of the module, with positions in lists folded into `[*]`, e.g. `model.layers[*].mlp`. For
+            a parameter, its gradient and its states it is the module that has the parameter, for all else the
+            one that made it; None if no module did.
+        bytes: requested bytes; for `rounding`, what the blocks have beyond that.
+        blocks: number of blocks; 0 for `rounding`.
+        operator: the operator that made the largest part, e.g. `aten::mm`; None for `rounding`.
     """
 
     owner: str
@@ -45,12 +45,12 @@ class PeakRow(msgspec.Struct, kw_only=True):
 
 
 class ComparedMark(msgspec.Struct, kw_only=True):
-    """A mark of a recorded run and the same instant as predicted, in bytes; None where not recorded.
+    """A mark of a recorded run and the same instant as predicted, in bytes; None if not recorded.
 
     Attributes:
-        name: `backward` (its end) or `step` (the end of the optimizer's).
+        name: `backward` (its end) or `step` (the end of the optimizer's step).
         step: counted from 1.
-        recorded_step: the recorded step that is compared: the last one with the last predicted.
+        recorded_step: the recorded step to compare; the last one is compared with the last predicted.
         allocated, reserved: as recorded.
         predicted_allocated, predicted_reserved: as predicted.
     """
@@ -65,7 +65,7 @@ class ComparedMark(msgspec.Struct, kw_only=True):
 
 
 class ComparedOwner(msgspec.Struct, kw_only=True):
-    """Bytes of one owner in a recorded ledger, and as predicted; None where the ledger cannot tell."""
+    """Bytes of one owner in a recorded ledger, and as predicted; None if the ledger does not have them."""
 
     owner: str
     recorded: int | None
@@ -73,14 +73,14 @@ class ComparedOwner(msgspec.Struct, kw_only=True):
 
 
 class Against(msgspec.Struct, kw_only=True):
-    """A prediction beside the record of a real run.
+    """A prediction compared with the record of a real run.
 
     Attributes:
-        device: whose marks and ledger, e.g. `cuda:0`.
-        marks: of the predicted steps.
-        owners: the last ledger of the record, owner by owner; empty when there is none.
-        instant: the predicted instant that the ledger is compared with: the one nearest to it in bytes, as
-            a ledger does not say at which mark it was taken. None without a ledger.
+        device: the device of the marks and the ledger, e.g. `cuda:0`.
+        marks: one for each mark of the predicted steps.
+        owners: the last ledger of the record, owner by owner; empty without a ledger.
+        instant: the predicted instant that the ledger is compared with. A ledger does not say at which mark
+            it was taken, so it is the instant nearest in bytes. None without a ledger.
         notes: what could not be compared.
     """
 
@@ -105,7 +105,7 @@ class RankPeaks(msgspec.Struct, kw_only=True):
 
 
 class HorizonPoint(msgspec.Struct, kw_only=True):
-    """The allocator's counters in one step of a run, in bytes, with all the memory that is wanted.
+    """The allocator's counters in one step of a run with unlimited memory, in bytes.
 
     Attributes:
         step: counted from 1.
@@ -123,7 +123,7 @@ class HorizonVariant(msgspec.Struct, kw_only=True):
     """The same run with one thing changed.
 
     Attributes:
-        name: what is changed: a setting of the allocator, or the batches after the first steps.
+        name: what is changed: a setting of the allocator, the batches, or their order.
         peak_reserved, full_at: as in `Horizon`.
     """
 
@@ -137,22 +137,22 @@ class Horizon(msgspec.Struct, kw_only=True):
 
     Attributes:
         steps: how many were simulated.
-        peak_reserved: most bytes of segments in any step, with all the memory that is wanted.
+        peak_reserved: most bytes of segments in any step, with unlimited memory.
         peak_allocated: most bytes of live blocks in any step.
         peak_step: the first step that reserves `peak_reserved`.
         peak_shape: its input.
-        full_at: the first step in which an allocation fails, even after cached blocks were given back, where
-            the allocator has `memory`; 0 while the model is made; None where the run ends.
+        full_at: the first step in which an allocation fails, although cached blocks were returned, if the
+            allocator has `memory`; 0 if that is while the model is built; None if every step runs.
         full_shape: the input of that step.
         full_operator: the operator whose allocation fails, e.g. `aten::mm`.
-        full_asked: bytes that it asks for.
+        full_asked: bytes that it requests.
         flushed_at: the first step in which cached blocks are returned for lack of memory.
-        memory: bytes that the allocator can have: of the GPU without what is outside, or the limit.
-        shapes: distinct inputs of all steps.
-        error: of five inputs that were derived and traced, the largest relative difference of the bytes that
-            the step asks for at its peak; None where every input was traced.
-        course: some steps of the run, those among them in which more is reserved than before.
-        variants: what other settings, inputs and orders would give; empty where trying them takes too long.
+        memory: bytes that the allocator can have: those of the GPU less what is outside, or the limit.
+        shapes: number of distinct inputs.
+        error: five inputs were both derived and traced; this is the largest relative difference of the bytes
+            requested at the step's peak. None if every input was traced.
+        course: some steps of the run, including those in which more is reserved than before.
+        variants: what other settings, inputs and orders would give; empty if trying them takes too long.
     """
 
     steps: int
@@ -173,13 +173,13 @@ class Horizon(msgspec.Struct, kw_only=True):
 
 
 class HostCourse(msgspec.Struct, kw_only=True):
-    """The host's memory of one rank, in bytes.
+    """The host memory of one rank, in bytes.
 
     Attributes:
-        stretches: resident bytes by class when they are most, and their sum as `peak`: of each part of the
-            program between two collectives.
+        stretches: one for each part of the program between two collectives: resident bytes by class at the
+            part's peak, and their sum as `peak`.
         shared: pages of libraries, which the processes of a node share.
-        launcher: what `torchrun` needs beside its ranks.
+        launcher: what `torchrun` needs in addition to its ranks.
     """
 
     stretches: list[dict[str, int]]
@@ -191,31 +191,31 @@ class Prediction(msgspec.Struct, kw_only=True):
     """A predicted peak. Sizes are bytes.
 
     Attributes:
-        peak_allocated: most bytes of live blocks in the last traced step; of a script in the steps after the
-            first, which may differ.
-        peak_reserved: most bytes of segments in the same.
-        peak_phase: the phase of the instant of `peak_allocated`: `forward`, `backward` or `optimizer`.
-        by_owner: what the bytes of that instant are; sums to `peak_allocated`. `activation` is what forward
+        peak_allocated: most bytes of live blocks in the last traced step; for a script, in any step after the
+            first, because its steps may differ.
+        peak_reserved: most bytes of segments in the same steps.
+        peak_phase: the phase at the instant of `peak_allocated`: `forward`, `backward` or `optimizer`.
+        by_owner: bytes by owner at that instant; they sum to `peak_allocated`. `activation` is what forward
             made and backward will need, `temporary` what lives within a phase, `workspace` what kernels and
-            libraries keep for themselves, `rounding` what blocks have beyond what was asked for.
-        outside_allocator: bytes that the process has on the device beside its segments.
-        steps: every traced step; the first one lacks what the optimizer makes in it.
+            libraries keep for themselves, `rounding` what blocks have beyond the requested bytes.
+        outside_allocator: bytes that the process has on the device outside its segments.
+        steps: every traced step; the first one begins without the optimizer's states.
         seconds: time that the prediction took.
         notes: what had to be assumed.
-        cudnn_trials_bound: only where cuDNN chooses convolutions by trial (`cudnn.benchmark`): bytes that its
-            trials may take allocated and reserved to, in the first call of each shape. The peaks lack them.
-        compile_trials: only where kernels are compiled or tuned: most bytes that Inductor or
-            `triton.autotune` held at once for timing kernels, in the step that does it. The peaks
-            of that step include them.
+        cudnn_trials_bound: only if cuDNN chooses convolutions by trial (`cudnn.benchmark`): upper bound of
+            allocated and reserved bytes during its trials, in the first call of each shape. The peaks do not
+            include them.
+        compile_trials: only if kernels are compiled or tuned: most bytes that Inductor or `triton.autotune`
+            held at once for timing kernels, in the step that does it. The peaks of that step include them.
         peak_table: the instant of the peak by owner and module, largest first; sums to `peak_allocated`.
             Only when asked for.
-        against: the same of a recorded run. Only when asked for.
+        against: the comparison with a recorded run. Only when asked for.
         horizon: a run of many steps. Only when asked for.
-        host: resident bytes of the process and its workers when they are most, by class; `peak` is their sum.
+        host: resident bytes of the process and its workers at their peak, by class; `peak` is their sum.
             Only when asked for.
-        host_node: the same of a node. Only when asked for.
-        ranks: all ranks of the job, those that reserve most first; the other fields are those of the first.
-            Only when asked for.
+        host_node: the same for a node. Only when asked for.
+        ranks: all ranks of the job, those that reserve most first; the other fields are those of the first
+            one. Only when asked for.
     """
 
     schema: int = 1
@@ -241,10 +241,10 @@ class RankPrediction(msgspec.Struct, kw_only=True):
     """What tracing one rank gives.
 
     Attributes:
-        prediction: of this rank.
+        prediction: the prediction of this rank.
         host: what the figures of its node need; None unless the host is asked for.
         sent: numbers that it broadcast as rank 0, by process group, in order.
-        missed: whether it was to receive such numbers, which were not given.
+        missed: whether it should have received such numbers, but had none.
     """
 
     prediction: Prediction

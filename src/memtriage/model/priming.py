@@ -13,13 +13,13 @@ POOLS_BY_THREAD: Final = (2, 8)
 
 
 class PrimingCheck(msgspec.Struct, kw_only=True, frozen=True):
-    """One simulated trace, or the program under other settings, without and with blocks.
+    """One simulated trace, or the program under other settings, without and with the blocks.
 
     Sizes are bytes of large segments.
 
     Attributes:
         name: how the trace differs from the program's own, or the settings.
-        before, after: most bytes reserved without and with the blocks.
+        before, after: peak of reserved bytes without and with the blocks.
     """
 
     name: str
@@ -32,7 +32,7 @@ class StatePool(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         size: bytes of its segment.
-        parameters: bytes of the optimizer's parameters, by which it is known again.
+        parameters: bytes of the optimizer's parameters, by which the program's optimizer is recognized.
     """
 
     size: int
@@ -45,20 +45,20 @@ class Priming(msgspec.Struct, kw_only=True):
     Sizes are bytes.
 
     Attributes:
-        blocks: sizes, in the order in which they are allocated; empty where priming would not help.
+        blocks: sizes, in the order in which they are allocated; empty if priming would not help.
         allocated: most bytes of live blocks.
         reserved_before, reserved_after: most bytes of segments without and with the blocks.
-        steps: how many steps these figures are for; 0 where steps are unknown.
-        checks: the traces that the choice was simulated on. Without a choice, `after` equals `before`.
-        settings: what is to be set for the allocator along with the blocks, in the words of
-            `PYTORCH_CUDA_ALLOC_CONF`; empty where that would not help more.
-        pools: for the states of optimizers, in the order of their first steps; empty where they would not
-            help more.
-        reserved_without_pools: as `reserved_after`, if no pool can be made: on another stream, in a capture
-            or without memory for it. 0 where there are no pools.
-        tried: what the best blocks come to under the program's settings (without a name), under others and
-            with pools; where none pass the checks, `after` is that of the program as it is.
-        reason: why priming would not help; None where it does.
+        steps: how many steps these figures are for; 0 if unknown.
+        checks: the traces that the choice was simulated on. If nothing was chosen, `after` equals `before`.
+        settings: allocator settings to use along with the blocks, in the syntax of `PYTORCH_CUDA_ALLOC_CONF`;
+            empty if they would not help more.
+        pools: pools for the states of optimizers, in the order of the optimizers' first steps; empty if they
+            would not help more.
+        reserved_without_pools: `reserved_after` if no pool can be made: on another stream, in a capture or
+            without memory for it. 0 without pools.
+        tried: the result of the best blocks under the program's settings (without a name), under others and
+            with pools. If no blocks pass the checks, `after` is the figure of the unchanged program.
+        reason: why priming would not help; None if it does.
         allocator_conf: the program's own settings of the allocator.
         seconds: how long prediction and search took.
         notes: what was assumed.
@@ -87,7 +87,7 @@ class Priming(msgspec.Struct, kw_only=True):
         return bool(self.blocks or self.settings or self.pools)
 
     def in_words(self) -> str:
-        """One line: what is done and expected, or why nothing is."""
+        """One line: what is done and what is expected of it, or why nothing is done."""
         if self.reason is not None:
             return f"priming would not help: {self.reason}"
         count = len(self.blocks)

@@ -1,7 +1,7 @@
 """A recorded allocator history (a PyTorch memory snapshot), replayed: columns, and what they prove.
 
-Events are columns (one array a field), not objects: a recording has a million of them. Every array of
-`Events` has one entry an event, in the order of the trace; a *life* is one block from its allocation to its
+Events are columns (one array per field), not objects: a recording has a million of them. Every array of
+`Events` has one entry per event, in the order of the trace; a *life* is one block from its allocation to its
 end. Sizes are bytes, times microseconds since the epoch. Indices that point nowhere are -1.
 """
 
@@ -19,7 +19,7 @@ from memtriage.model.findings import Finding
 
 
 class SnapshotError(ValueError):
-    """A file that is no snapshot, is damaged, or holds what a snapshot never does. The text says which."""
+    """A file is not a snapshot, is damaged, or contains what no snapshot has. The text says which."""
 
 
 Int64s = NDArray[np.int64]
@@ -69,15 +69,15 @@ RecordedOwner = Literal[
 ]
 """What a block can be, inferred from its frames and its life. `owner` columns have the indices.
 
-The words are those of the census where a recording can tell as much. The three temporaries die in the phase
-that made them; `variable` has frames that say no more than where; `c++ only` has no frames, and no step to
-judge it by; `before the recording` is older than the first event, and its segment kept no frames.
+They are the words of the census as far as a recording allows. The three temporaries die in the phase that
+made them; the frames of a `variable` only say where it was made; `c++ only` has no frames, and no step to
+infer more from; `before the recording` is older than the first event, and its segment kept no frames.
 """
 
 OWNERS: Final[tuple[RecordedOwner, ...]] = get_args(RecordedOwner)
 
 NO_FRAMES: Final = "no Python frames"
-"""What stands for the site of an allocation that recorded none (autograd's threads, C++)."""
+"""The site of an allocation without recorded frames (autograd's threads, C++)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Stack:
     """One distinct call stack of a recording.
 
     Attributes:
-        site: `file.py:line in function` of the frame to blame; `NO_FRAMES` without frames.
+        site: `file.py:line in function` of the responsible frame; `NO_FRAMES` without frames.
         frames: `file.py:line in function`, innermost first, at most `MAX_FRAMES`.
     """
 
@@ -105,7 +105,7 @@ class Events:
         time_us: when; never falls.
         kind: index into `EVENT_KINDS`.
         address: first byte of the block or segment; 0 for an `oom`.
-        size: bytes as recorded: what was asked for (blocks), the driver allocation (segments).
+        size: bytes as recorded: the requested size (blocks), the driver allocation (segments).
         stream: handle of the stream.
         stack: index into `Recording.stacks`, of the call that made the event.
         life: index into `DeviceRecording.lives` for alloc and free events; -1 otherwise.
@@ -182,9 +182,9 @@ class Timeline:
 
     Attributes:
         allocated: bytes of live blocks; falls when a free is asked for.
-        active: those and the ones that await a stream; falls when a free is complete.
+        active: `allocated` plus blocks that await a stream; falls when a free is complete.
         reserved: bytes of segments (mapped pages of expandable ones).
-        releasable: free bytes that `empty_cache()` would give back.
+        releasable: free bytes that `empty_cache()` would return.
         private_pools_free: bytes of wholly free segments of private pools, see `Figures`.
     """
 
@@ -196,7 +196,7 @@ class Timeline:
 
     @property
     def stranded(self) -> Int64s:
-        """Free bytes that live blocks keep from going back to the driver."""
+        """Free bytes that cannot return to the driver because of live blocks."""
         return self.reserved - self.active - self.releasable - self.private_pools_free
 
 
@@ -219,7 +219,7 @@ class OwnedBytes:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The instant at which most was allocated.
+    """The instant of the highest allocated bytes.
 
     Attributes:
         event: index of the event that reached it; -1 when the start of the recording was never exceeded.
@@ -247,7 +247,7 @@ class SiteRow:
         at_peak, at_end: bytes alive at the peak and at the snapshot.
         count_at_end: its blocks alive at the snapshot.
         allocations: number of alloc events.
-        allocated: bytes of all those together.
+        allocated: bytes of all these events.
         per_step: bytes by which it grows from step to step; None when no steps were found, 0 when steady.
     """
 
@@ -289,8 +289,7 @@ class FreeRange:
         stream: of its segment.
         pool: of its segment.
         segment: address of its segment.
-        whole: it is all of its segment (the allocator gives those back before it fails, but not those of
-            private pools).
+        whole: it is a whole segment (the allocator returns these before it fails, except in private pools).
     """
 
     address: int
@@ -303,14 +302,14 @@ class FreeRange:
 
 @dataclass(frozen=True, slots=True)
 class OomEvent:
-    """An allocation that the driver refused and that was thrown as an error.
+    """An allocation that failed with an out-of-memory error.
 
     Attributes:
         event: index of the event.
         time_us: when.
         requested: bytes asked for.
         device_free: what the driver had free, in bytes; None where not recorded.
-        stream: the stream it was asked for.
+        stream: the stream of the request.
         stack: index into `Recording.stacks`.
         allocated, reserved: bytes at that instant.
         free: the free blocks at that instant, biggest first.
@@ -329,7 +328,7 @@ class OomEvent:
 
 @dataclass(frozen=True, slots=True)
 class PinnedSegment:
-    """A segment at the snapshot whose free bytes cannot go back to the driver, and what keeps them.
+    """A segment at the snapshot whose free bytes cannot return to the driver, and what pins them.
 
     Attributes:
         segment: the segment.
@@ -361,7 +360,7 @@ class DeviceRecording:
         sites: allocation sites, those that hold most at the peak or at the end first.
         steps: training steps found.
         ooms: out-of-memory errors.
-        exact_from_us: from when on the timeline is exact; None when the replay is exact throughout.
+        exact_from_us: time from which the timeline is exact; None if the replay is exact throughout.
         notes: what the recording does not say, in words.
         findings: what is wrong; empty when healthy.
     """
@@ -393,7 +392,7 @@ class DeviceRecording:
         lives = self.lives
         mine = lives.owner == owner
         born, died = mine & (lives.born >= 0), mine & (lives.died >= 0)
-        # No event begins or ends two blocks, so plain assignment does.
+        # No event begins or ends two blocks, so plain assignment is enough.
         change = np.zeros(len(self.events), np.int64)
         change[lives.born[born]] = lives.size[born]
         change[lives.died[died]] = -lives.size[died]

@@ -12,7 +12,7 @@ from memtriage.model.rank_groups import RankGroups
 
 
 class RankCount(msgspec.Struct, kw_only=True):
-    """How many ranks the report saw, of how many that the job has."""
+    """How many ranks the report has, and how many the job has."""
 
     seen: int
     of: int
@@ -22,9 +22,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Verdict, findings, marks and ledgers of a run. `ledger` maps `cuda:N` and `host` to their rows,
     `ledger_steps` to the step at which each was taken.
 
-    `judged` says of each device what its judgment rests on: how small a leak would have been seen, or why
-    growth could not be judged. `rank_groups` is there for runs of several ranks only; in JSON its key is
-    missing otherwise.
+    `judged` says for each device how small a leak would have been detected, or why growth could not be
+    judged. `rank_groups` exists only for runs of several ranks; in JSON its key is missing otherwise.
     """
 
     schema: int = 1

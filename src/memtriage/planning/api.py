@@ -20,7 +20,7 @@ from memtriage.prediction.gpu_kinds import GpuKind, machine
 from memtriage.prediction.watch import TracedProgram
 
 MARGIN: Final = 0.05
-"""Share of the budget that a plan leaves free (M4: the first that fits with 5 % to spare)."""
+"""Share of the budget that a plan leaves free (M4: the first change that fits with 5 % to spare)."""
 STEPS: Final = 2
 """Steps that are traced: the second finds the optimizer's states in place."""
 
@@ -171,26 +171,27 @@ def plan(
     world_size: int = 1,
     allow: Iterable[str] = (),
 ) -> Plan:
-    """The cheapest set of changes with which a training step fits a budget. Sizes in bytes.
+    """Find the cheapest set of changes with which a training step fits a budget. Sizes in bytes.
 
-    Every candidate is predicted again, as by `predict`: the build function is run and changed many times.
+    Every candidate is predicted as by `predict`: the build function is run many times, each time with other
+    changes.
 
     Args:
         build: returns `(model, optimizer, step)`; `step()` runs one optimizer step. Smaller micro-batches are
             tried where `build` or `step` has a keyword for the batch, such as `micro_batch=16`.
-        budget: bytes that the process may use of the device in all, those outside the allocator included; or
-            text, as `80GiB`. 5 % of it stay free.
+        budget: bytes that the process may use of the device, including those outside the allocator; or text
+            such as `80GiB`. 5 % of it stay free.
         allocator_conf, gpu, torch_version: as in `predict`.
-        world_size: GPUs of the job: with several, FSDP2 is tried too. The budget is that of one.
-        allow: rungs that are tried only when asked for: `torch.compile` and `activation budget`, because each
+        world_size: GPUs of the job; with several, FSDP2 is tried, too. The budget is per GPU.
+        allow: rungs that are only tried if named here: `torch.compile` and `activation budget`, because each
             candidate is compiled; `LoRA`, `QLoRA` and `shorter inputs`, because they change the task.
 
     Raises:
         ValueError: an argument is out of range, or the program itself cannot be predicted; the text says what
             to change. A change that makes the program fail is passed over.
 
-    Limits: as of `predict`. 8-bit and offloaded optimizers are simulated by the states that they keep on the
-    device; speed is judged by operations counted, not by time.
+    Limits: those of `predict`. 8-bit and offloaded optimizers are simulated by the states that they keep on
+    the device. Speed is judged by counting operations, not by time.
     """
     return plan_program(
         build,

@@ -27,10 +27,10 @@ from memtriage.prediction.watch import TracedProgram
 
 MEASURED_ON: Final = "NVIDIA H200"
 STEADY_STEPS: Final = 2
-"""From this step on the optimizer's states are there before the step begins."""
+"""The first step that begins with the optimizer's states in place."""
 
 _MUCH_MORE: Final = 1.01
-"""An earlier step is named where its peak is above the settled one by this factor: what peaks may be off."""
+"""An earlier step is named if its peak is above the settled one by this factor: peaks may be off by less."""
 _TRIES: Final = (
     "cuDNN chooses convolutions by trial (torch.backends.cudnn.benchmark): the first call of each shape "
     "takes a workspace that may be gigabytes, at most what is free, and never fails for lack of it; the "
@@ -39,14 +39,14 @@ _TRIES: Final = (
 
 
 class TraceOptions(TypedDict, total=False):
-    """What every prediction takes.
+    """Options of every prediction.
 
     Attributes:
-        allocator_conf: None for the settings that the environment and the program set; by default none.
+        allocator_conf: None for the settings of the environment and the program; by default none.
         gpu, world_size, rank, torch_version: as for `memtriage.predict`.
-        explain: also the instant of the peak by module.
-        progress: called with the number of each step that begins, from 1, and how many are wanted.
-        host: follow the host's memory too, of a script to its end, and call this with it.
+        explain: also return the instant of the peak by module.
+        progress: called when a step begins, with its number, from 1, and how many are traced.
+        host: also follow the host's memory (a script's to its end), and call this with the result.
         broadcasts: what rank 0 sends to the others.
     """
 
@@ -72,7 +72,7 @@ def predict_program(
 
     Args:
         build: a build function, or another program.
-        against: also the record below this directory beside it.
+        against: also compare with the record below this directory.
 
     Raises:
         BuildError: the program cannot be traced; the text says what to change.
@@ -81,7 +81,7 @@ def predict_program(
     begun = time.perf_counter()
     if steps < 1:
         raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
-    # Read first: what is wrong with it is to be known before the trace.
+    # Read it first: its errors must show before the trace.
     recorded = None if against is None else read_device(against, options.get("rank", 0))
     traced_program, memory, prediction = trace_steps(build, steps, **options)
     if recorded is not None:
@@ -146,9 +146,9 @@ def _prediction_of(
     explain: bool,
     begun: float,
 ) -> Prediction:
-    """The prediction of the steps that were traced, begun at a time by `time.perf_counter`."""
+    """The prediction of the traced steps; `begun` is a `time.perf_counter` time."""
     counters = replay(traced_program.recording, traced_program.settings, kind.memory, traced_program.steps)
-    # Steps of a script may differ. The first lacks what the optimizer makes in it.
+    # Steps of a script may differ. The first begins without the optimizer's states.
     settled = (counters[1:] or counters) if traced_program.varies else counters[-1:]
     settled = settled or [StepCounters(0, 0, 0, 0)]  # the host is followed, and nothing else was asked for
     highest = max(settled, key=lambda step: step.peak_allocated)
@@ -189,9 +189,9 @@ def _prediction_of(
 
 
 def _higher_before(counters: list[StepCounters], settled: StepCounters, trials: int) -> list[str]:
-    """A line on a step before the settled ones that allocates more than they do, without trials of kernels.
+    """A line about an earlier step that allocates more than the settled ones.
 
-    These have a row of their own.
+    Trials of kernels are not counted: they have a row of their own.
     """
     number, step = max(enumerate(counters, 1), key=lambda pair: pair[1].peak_allocated, default=(0, settled))
     if step.peak_allocated <= _MUCH_MORE * settled.peak_allocated + trials:
@@ -228,18 +228,19 @@ def predict(
     rank: int = 0,
     torch_version: str | None = None,
 ) -> Prediction:
-    """The peak memory of a training step, without a GPU and without running it. Sizes in bytes.
+    """Predict the peak memory of a training step without a GPU. Sizes in bytes.
 
-    `build(device)` and its steps are run with tensors that have no data and pass for CUDA tensors.
+    `build(device)` and its steps run with fake tensors: they have no data and look like CUDA tensors.
 
     Args:
         build: returns `(model, optimizer, step)`; `step()` runs one optimizer step.
-        steps: how many are traced; the peaks are those of the last one. The first lacks what the optimizer
-            makes in it.
+        steps: how many are traced; the peaks are those of the last one. The first begins without the
+            optimizer's states.
         allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`, e.g. `expandable_segments:True`.
         gpu: kind of GPU: `h200`, `h100`, `a100`, `l4`, ...
         world_size, rank: ranks of the job (DDP, FSDP2, ...), and the one that is predicted.
-        torch_version: whose allocator and kernels are meant, e.g. `2.11.0`; the installed one by default.
+        torch_version: version whose allocator and kernels are simulated, e.g. `2.11.0`; by default the
+            installed one.
 
     Raises:
         ValueError: an argument is out of range, `build` returns something else, or the program raises; the

@@ -45,7 +45,7 @@ class Built:
     step: Callable[[], Any]
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """Of the model and of the optimizers, each once."""
+        """The parameters of the model and of the optimizers, each once."""
         seen: set[int] = set()
         for group in (self.model.parameters(), *(_of_optimizer(optimizer) for optimizer in self.optimizers)):
             for parameter in group:
@@ -60,7 +60,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _offloads(module: torch.nn.Module) -> bool:
-    """Whether a module is the first FSDP's, whose parameters are on the host between steps."""
+    """Whether a module is an FSDP1 module whose parameters are on the host between steps."""
     return bool(getattr(getattr(module, "cpu_offload", None), "offload_params", False))
 
 
@@ -72,7 +72,7 @@ def check_built(result: Any) -> Built:
     """
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         if inspect.iscoroutine(result):
-            result.close()  # it will never be awaited, and need not say so
+            result.close()  # so that Python does not warn that it was never awaited
             raise BuildError(f"{EXPECTED}; it is `async def`: make it a plain function")
         what = f"{len(result)} things" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
         raise BuildError(f"{EXPECTED}; it returned {what}")
@@ -102,10 +102,10 @@ def check_built(result: Any) -> Built:
 
 
 def check_done(result: Any) -> None:
-    """Whether `step()` has run its step.
+    """Check that `step()` has run its step.
 
     Raises:
-        BuildError: it returned something that is yet to be run.
+        BuildError: it returned something that is still to be run, such as a coroutine.
     """
     if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         kind = type(result).__name__
@@ -122,7 +122,7 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
 
     Args:
         error: what it raised.
-        assumptions: what was assumed of values before it.
+        assumptions: what was assumed about values until then.
     """
     text = " ".join(str(error).split())[:_MESSAGE_LIMIT] or "no message"
     said = f"the program raised {type(error).__name__}{_place(error)}: {text}"
@@ -144,12 +144,12 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
 
 
 def of_the_trace(error: Exception) -> bool:
-    """Whether it is known that a program raises this because it is traced."""
+    """Whether this error is known to come from the trace, not from the program."""
     return _without_shapes(error) is not None or _advice(error) is not None
 
 
 def _advice(error: Exception) -> str | None:
-    """What to change in a program that raised this, where it is known."""
+    """What to change in a program that raised this; None if unknown."""
     text = f"{type(error).__name__}: {error}"
     return next((advice for sign, advice in _ADVICE.items() if sign in text), None)
 
@@ -192,7 +192,7 @@ def _register(name: str, place: str) -> str:
 
 
 _UNRELATED: Final = (ImportError, OSError, SyntaxError, NameError)
-"""What no choice of device and no value of a tensor leads to."""
+"""Errors that neither the device nor the values of tensors can cause."""
 _MESSAGE_LIMIT: Final = 400
 _NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
 _WORLD: Final = (
@@ -220,7 +220,7 @@ _MISSING: Final = {
     "mpi4py": _WORLD,  # DeepSpeed asks MPI for the ranks where no launcher has set them
     "CUDA_HOME": "kernels that are compiled for a GPU cannot be traced: use torch's optimizers and operators",
 }
-"""The same for what no choice of device leads to."""
+"""What to change, by a part of the message of one of the `_UNRELATED` errors."""
 
 
 def _place(error: Exception) -> str:

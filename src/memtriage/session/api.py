@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def mark(name: str) -> None:
-    """Names this instant: the counters are read and recorded under `name`. Does nothing without a watch.
+    """Name this instant: the counters are read and recorded under `name`. Does nothing without a watch.
 
-    Costs well under 0.2 ms and synchronizes nothing, so on CUDA the allocator's counters are those of the
-    calls made so far, finished or not.
+    Takes well under 0.2 ms and synchronizes nothing: on CUDA the allocator's counters include the kernels
+    that were launched but have not finished.
 
     Args:
         name: any text, e.g. `after refit`; growth is not judged at these marks.
@@ -25,10 +25,10 @@ def mark(name: str) -> None:
 
 
 def step() -> None:
-    """Says that one training step is complete. Does nothing without a watch.
+    """Say that one training step is complete. Does nothing without a watch.
 
-    Only loops whose steps cannot be seen need it (CUDA graphs, compiled or foreign optimizers). From the
-    first call on, optimizer hooks no longer count steps.
+    Needed only in loops whose steps cannot be seen (CUDA graphs, compiled or foreign optimizers). After the
+    first call, optimizer hooks no longer count steps.
     """
     if active.session is not None:
         active.session.user_step()
@@ -37,12 +37,12 @@ def step() -> None:
 def watch(
     directory: str | os.PathLike[str] | None = None, *, quiet: bool = False, listen: bool = False
 ) -> Watch:
-    """A context manager that watches the block inside it, as `memtriage run` watches a script.
+    """Watch a `with` block as `memtriage run` watches a script.
 
-    Marks are made by `torch.autograd.backward` and by optimizer steps. One census is taken for the ledger (at
-    the third step, or at the end of a shorter run), others only when growth or an out-of-memory error asks
-    for one. On exit everything installed is removed, the report is printed to
-    stderr, and the result (`memtriage.RunReport`) is in the watch's `report`.
+    Each `torch.autograd.backward` and each optimizer step makes a mark. One census is taken for the ledger
+    (at the third step, or at the end of a shorter run), others only if growth or an out-of-memory error calls
+    for one. On exit everything installed is removed, the report is printed to stderr, and the result (a
+    `memtriage.RunReport`) is in the watch's `report`.
 
     Args:
         directory: where the record goes; `$MEMTRIAGE_DIR` or `memtriage-run` by default.
@@ -50,10 +50,10 @@ def watch(
         listen: meanwhile answer `memtriage census --pid N`, as `memtriage run --listen` does.
 
     Raises:
-        RuntimeError: on entering, when this process is watched already.
+        RuntimeError: on entering, if this process is watched already.
 
-    Limits: one watch at a time in a process. Steps of compiled optimizers and of optimizers that are no
-    `torch.optim.Optimizer`, and replays of CUDA graphs, make no marks: call `step()` after each.
+    Limits: one watch at a time in a process. Replays of CUDA graphs, and steps of compiled optimizers and of
+    optimizers that are not a `torch.optim.Optimizer`, make no marks: call `step()` after each.
     """
     from memtriage.session.run import Watch
 

@@ -1,4 +1,4 @@
-"""Running a program under a watch, and reporting on it: what `memtriage run` and `memtriage.watch` do."""
+"""Run a program under a watch and report on it: what `memtriage run` and `memtriage.watch` do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RANKS_WAIT_S = 20.0
 _RANKS_WAIT_DYING_S = 3.0
 _ABSENT_S = 2.0
 FAILED_STATUS: Final = 3
-"""Exit status of a script that succeeded, with a verdict that was to fail."""
+"""Exit status of a script that succeeded, if its verdict is in `fail_on`."""
 
 
 def run_watched(
@@ -52,18 +52,19 @@ def run_watched(
         target: what to run.
         directory: where records go.
         json_path: where the result goes; None for no file.
-        per_microbatch: say what every micro-batch left in use (the first rank does).
+        per_microbatch: print what every micro-batch leaves in use (on the first rank).
         metrics: where to serve Prometheus metrics meanwhile; None for nowhere.
-        listen: answer those who ask this process for a census (`memtriage census --pid`).
-        fail_on: verdicts after which a program that succeeded fails. The first rank decides, by the merged
-            report; a report that could not be made counts as `error`.
-        before_program: called before the program, with the folder of the record and what prints a line.
+        listen: answer requests for a census (`memtriage census --pid`).
+        fail_on: verdicts after which the exit status of a program that succeeded is `FAILED_STATUS`. The
+            first rank decides, by the merged report; a report that could not be made counts as `error`.
+        before_program: called before the program with the folder of the record and a function that prints a
+            line.
 
     Returns:
         The status to exit with: the program's own, or `FAILED_STATUS`.
 
     Raises:
-        KeyboardInterrupt: when Ctrl-C ended the program, so that this process dies as it would unwatched.
+        KeyboardInterrupt: Ctrl-C ended the program; this process then dies as it would unwatched.
     """
     messages = Messages()
     argv = [target.name, *target.args]
@@ -72,7 +73,7 @@ def run_watched(
         leads = not identity.rank
         say = messages.say if leads else None
         session = Session(directory, identity, argv, _root(target), say, per_microbatch=per_microbatch)
-    except Exception as error:  # whatever the environment is like, the program is to run
+    except Exception as error:  # the program must run, whatever the environment is like
         messages.say(f"cannot watch ({type(error).__name__}: {error}); the program runs without a watch")
         return finish(execute(target))
     active.session = session
@@ -105,7 +106,7 @@ def run_watched(
                 listener.stop()
             try:
                 session.finish(outcome.exception, outcome.exit_code)
-            except Exception as error:  # its end is judged from what the record has
+            except Exception as error:  # the rank's end is then judged from its record
                 messages.say(f"the watch could not be ended ({type(error).__name__}: {error})")
             return conclude(_RANKS_WAIT_S if outcome.exception is None else _RANKS_WAIT_DYING_S)
 
@@ -124,7 +125,7 @@ def run_watched(
 
 
 def _serve_metrics(session: Session, address: Address, messages: Messages) -> MetricsServer | None:
-    """Return the endpoint of this rank. The first rank says where; with port 0 every rank has to."""
+    """Return the endpoint of this rank. The first rank prints where it is; with port 0 every rank does."""
     from memtriage.report.monitoring.prometheus import rank_address, serve
 
     identity = session.identity
@@ -141,15 +142,15 @@ def report_run(
     """Join the ranks' records, print the report to stderr and write the JSON. Never raises.
 
     Args:
-        session: this rank's, finished.
+        session: the finished session of this rank.
         json_path: where the result goes.
-        wait_s: how long to wait for the other ranks' ends.
+        wait_s: how long to wait until the other ranks have ended.
         messages: where the report is printed; None to print nothing.
     """
     try:
         from memtriage.report.run.json_file import write
 
-        with lifted_memory_limit():  # reading and judging take memory, and so does the stack of a thread
+        with lifted_memory_limit():  # reading and judging take memory, as does the stack of a thread
             report, known = _joined(session, wait_s)
             if messages is not None:
                 from memtriage.report.run.terminal import console_for, render
@@ -159,7 +160,7 @@ def report_run(
                 with surviving_writes():
                     write(report, json_path)
         return report
-    except Exception as error:  # the program has ended well or badly; a report must not change how
+    except Exception as error:  # a report must not change how the program ended
         if messages is not None:
             messages.say(
                 f"the report could not be made ({type(error).__name__}: {error}); the record is "
@@ -169,7 +170,7 @@ def report_run(
 
 
 def _joined(session: Session, wait_s: float) -> tuple[RunReport, RunContext]:
-    """The report over all ranks; what this process still knows where its own record could not be written."""
+    """The report over all ranks. If this rank's record could not be written: what the process still knows."""
     from memtriage.diagnose.ranks.merge import context, merge
     from memtriage.store.reader import read_run
 
@@ -186,7 +187,7 @@ def _joined(session: Session, wait_s: float) -> tuple[RunReport, RunContext]:
 
 
 def _remembered(session: Session) -> tuple[RunReport, RunContext]:
-    """Verdict and findings of this rank alone, without marks and ledgers: those were in the record."""
+    """Verdict and findings of this rank alone; marks and ledgers were only in the record."""
     from memtriage.diagnose.ranks.merge import RunContext
 
     report = RunReport(
@@ -206,13 +207,13 @@ def _remembered(session: Session) -> tuple[RunReport, RunContext]:
 
 
 def wait_for_ranks(folder: Path, world_size: int, wait_s: float) -> None:
-    """Wait until every rank's record in a folder has its end, or the time is over.
+    """Wait until every rank's record in a folder is complete, or the time is over.
 
-    A rank without a record is waited for only `_ABSENT_S`: one that began wrote its first line long ago.
-    It writes to another node's disk, or never was: environments leave `RANK` and `WORLD_SIZE` behind.
+    A rank without a record is waited for only `_ABSENT_S`, because each rank writes its first line when it
+    begins. Such a rank writes to another node's disk, or does not exist: `RANK` and `WORLD_SIZE` may be left
+    over in the environment.
 
-    A record that has its end is not looked at again: with a thousand ranks on a shared file system every look
-    takes long.
+    A complete record is not read again: with a thousand ranks on a shared file system every look takes long.
     """
     began = time.monotonic()
     deadline = began + wait_s
@@ -250,7 +251,7 @@ def _root(target: ScriptTarget) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WatchedProgram:
-    """What is being watched, where it is no script that this process was started with.
+    """What is being watched, if it is not the script that this process was started with.
 
     Attributes:
         identity: which rank of which run this is.
@@ -277,7 +278,7 @@ class Watch:
 
     Args:
         directory, quiet, listen: as `memtriage.watch` has them.
-        last_census: take a census for the ledger at the end of a short run, which had none.
+        last_census: if the run was too short for a census, take one for the ledger at its end.
         program: what is watched; by default what this process was started with.
     """
 
@@ -299,7 +300,7 @@ class Watch:
 
     @property
     def folder(self) -> Path:
-        """Where the record of this run is: what `memtriage report` takes. Known from entering on."""
+        """The folder of this run's record, for `memtriage report`. Known once the block is entered."""
         return self._session.path.parent
 
     def __enter__(self) -> Watch:

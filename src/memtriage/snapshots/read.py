@@ -53,13 +53,13 @@ from memtriage.snapshots.view import DeviceView, Mask
 def load_snapshot(path: str | os.PathLike[str]) -> Recording:
     """Replay and judge a PyTorch memory snapshot: timelines, owners, sites, segments, findings.
 
-    The file can run no code: what is not plain containers, text and numbers is refused.
+    The file cannot run code: anything but plain containers, text and numbers is refused.
 
     Args:
         path: what `torch.cuda.memory._dump_snapshot` wrote; also compressed with gzip, xz or zstd.
 
     Raises:
-        memtriage.model.recording.SnapshotError: the file is no snapshot, or is damaged; a ValueError.
+        memtriage.SnapshotError: the file is not a snapshot, or is damaged. A ValueError.
         OSError: the file cannot be read.
     """
     file = Path(path)
@@ -105,7 +105,8 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
 class _Shared:
     """What the devices of a recording have in common.
 
-    `settings` decide the sizes of the recorded blocks; `simulated` is all that was set, for the simulator.
+    `settings` decide the sizes of the recorded blocks; `simulated` has everything that was set, for the
+    simulator.
     """
 
     stacks: tuple[Stack, ...]
@@ -118,7 +119,7 @@ class _Shared:
 def _segments(
     raw: Sequence[Mapping[str, Any]], table: StackTable
 ) -> tuple[list[Segment], dict[tuple[int, int], int]]:
-    """The segments, and the stack of each block that remembers one, by device and address."""
+    """The segments, and the stack of each block that has one, by device and address."""
     segments = sorted(
         parse_segments([_without_frames(segment) for segment in raw]),
         key=lambda segment: (segment.device, segment.address),
@@ -310,7 +311,7 @@ def _site_rows(view: DeviceView, peak: Peak, growing: Sequence[SiteGrowth]) -> t
     peaks, ends, totals = summed(at_peak), summed(at_end), summed(traced)
     blocks = np.bincount(sites.of_life[at_end], minlength=count)
     allocations = np.bincount(sites.of_life[traced], minlength=count)
-    # what a site is, and its stack: by the bytes that matter most, those at the peak and at the end
+    # owner and stack of a site: those of most bytes at the peak and at the end
     main = _main_by_site(view, at_peak | at_end)
     rows = [
         SiteRow(
@@ -330,7 +331,7 @@ def _site_rows(view: DeviceView, peak: Peak, growing: Sequence[SiteGrowth]) -> t
 
 
 def _main_by_site(view: DeviceView, shown: Mask) -> dict[int, tuple[int, int]]:
-    """The owner and the stack with the most bytes at each site; of all its lives where none is shown."""
+    """The owner and the stack with the most bytes at each site; of all its lives if none is shown."""
     sites, replayed = view.sites, view.replayed
     seen = np.zeros(len(sites.names), np.bool_)
     seen[sites.of_life[shown]] = True
@@ -347,7 +348,7 @@ def _main_by_site(view: DeviceView, shown: Mask) -> dict[int, tuple[int, int]]:
 
 
 def _exact_from(trace: TraceColumns, replayed: ReplayedTrace) -> int | None:
-    """When the timeline becomes exact; None where the recording tells the allocator's whole life."""
+    """When the timeline becomes exact; None if it is exact throughout."""
     if not len(trace):
         return None
     if not replayed.exact_from and not (replayed.born < 0).any():

@@ -1,4 +1,4 @@
-"""Clearing known holders: only what may be cleared now, with what each of them held and what went."""
+"""Clear known holders, only those that may be cleared now, and measure what each held and what was freed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Clearing:
-    """An entry on its way: where it was found, what it held, and what has become of it."""
+    """An entry being cleared: where it was found, what it held, and the outcome."""
 
     holder: Holder
     outcome: HolderOutcome
@@ -50,11 +50,11 @@ def clear_holders(
     empty_cache: bool = True,
     idle: bool = False,
 ) -> Cleared:
-    """Have known holders release what can be made again. See `memtriage.clear_caches`.
+    """See `memtriage.clear_caches`.
 
     Args:
         kinds, between_steps, empty_cache: as there.
-        idle: the devices have done all that was to be done with what may be cleared: they are not waited for.
+        idle: the devices have finished all work on what may be cleared: do not wait for them.
     """
     started = time.perf_counter()
     chosen = choose(kinds)
@@ -113,7 +113,7 @@ def _nothing_done(chosen: Sequence[Holder], before: dict[str, AllocatorFigures],
 
 
 def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Clearing], Situation]:
-    """What there is of each entry, and what forbids clearing. No tensor stays alive through the result."""
+    """Find each entry, and what forbids clearing. The result keeps no tensor alive."""
     work = [
         _Clearing(holder, HolderOutcome(name=holder.name, kind=holder.kind, status="absent"))
         for holder in chosen
@@ -147,7 +147,7 @@ def _find(work: _Clearing, scene: Scene) -> None:
 
 
 def _read(work: _Clearing) -> HolderReading:
-    """Read an entry, and keep weak references to its storages, which tell later whether they went."""
+    """Read an entry, and keep weak references to its storages, to see later which were freed."""
 
     def watch(facts: StorageFacts, storage: Any) -> None:
         reference = sys.modules["torch"].multiprocessing.reductions.StorageWeakRef(storage)
@@ -157,12 +157,12 @@ def _read(work: _Clearing) -> HolderReading:
 
 
 def _leftovers(scene: Scene) -> set[int]:
-    """Ids of tensors that entries hold which outlive the step that made them."""
+    """Ids of the tensors of entries that outlive the step that made them."""
     identities: set[int] = set()
     for holder in holders(generic=False):
         try:
             places = find_places(holder, scene) if holder.transient else []
-        except Exception:  # it cannot be read, which its own entry tells
+        except Exception:  # it cannot be read; its own entry reports that
             _log.debug("holder %s cannot be read", holder.name, exc_info=True)
             continue
         identities.update(id(value) for place in places for value in place.values())
@@ -187,7 +187,7 @@ def _treat(work: _Clearing, situation: Situation, asked: bool) -> None:
         try:
             if action is not None:
                 action()
-        except Exception as error:  # a library's own function may raise anything; the others go on
+        except Exception as error:  # a library's function may raise anything; the others are still cleared
             _log.debug("clearing %s failed", holder.name, exc_info=True)
             errors.append(error)
     outcome.status = "cleared"
@@ -200,7 +200,7 @@ def _treat(work: _Clearing, situation: Situation, asked: bool) -> None:
 
 
 def _fall(before: dict[str, AllocatorFigures], after: dict[str, AllocatorFigures]) -> dict[str, int]:
-    """By how much less is allocated, by device: what only C++ held."""
+    """By how much the allocated bytes fell, by device: what only C++ held."""
     pairs = {device: (then.allocated, after[device].allocated) for device, then in before.items()}
     return {
         device: then - now for device, (then, now) in pairs.items() if then is not None and now is not None
@@ -223,7 +223,7 @@ def _read_after(work: _Clearing) -> None:
 
 
 def _again(work: _Clearing) -> list[Place]:
-    """The same places; figures that are no storages' are read again."""
+    """The same places, with the figures of objects other than storages read again."""
     if not work.other:
         return work.places
     with Scene(()) as nothing:
@@ -236,7 +236,7 @@ def _fail(work: _Clearing, what: str, error: Exception) -> None:
 
 
 def _settle(work: _Clearing) -> None:
-    """Count the storages that are gone. Of a failed entry too: a part of it may have been released."""
+    """Count the storages that were freed, also of a failed entry: part of it may have been released."""
     freed = dict(work.counted)
     if work.outcome.status in ("cleared", "failed"):
         for device, nbytes, reference in work.storages:
@@ -249,7 +249,7 @@ def _settle(work: _Clearing) -> None:
 
 
 def synchronize() -> None:
-    """Wait for every device in use: a cleared block may be given to another stream at once."""
+    """Wait for every device in use: another stream may get a cleared block at once."""
     for index in cuda.devices():
         sys.modules["torch"].cuda.synchronize(index)
 
@@ -259,7 +259,7 @@ def _empty_cache() -> str:
         return "not emptied: no CUDA in use"
     try:
         sys.modules["torch"].cuda.empty_cache()
-    except RuntimeError as error:  # a kernel that failed earlier shows at the next synchronization
+    except RuntimeError as error:  # a kernel that failed earlier raises at the next synchronization
         return f"not emptied: {error}"
     return "emptied"
 
@@ -267,20 +267,20 @@ def _empty_cache() -> str:
 def clear_caches(
     kinds: Iterable[str] | None = None, *, between_steps: bool = False, empty_cache: bool = True
 ) -> Cleared:
-    """Have known holders (`memtriage holders`) release what can be made again. Sizes in bytes.
+    """Clear the known holders (`memtriage holders`) whose contents can be made again. Sizes in bytes.
 
-    Every CUDA device in use is synchronized first. Then garbage is collected and the allocator's cache
-    emptied. What must not be cleared now is skipped, with the reason: while CUDA graphs are captured that
-    may be replayed, while a backward is under way or pending, and always what the program could not make
-    again. What fails is reported, and the others go on.
+    Every CUDA device in use is synchronized first. After clearing, garbage is collected and the allocator's
+    cache emptied. An entry that must not be cleared now is skipped, with the reason: some while captured CUDA
+    graphs may be replayed, some while a backward is running or pending, and always those whose contents the
+    program could not make again. If clearing one fails, that is reported, and the others are still cleared.
 
     Args:
-        kinds: kinds or names of holders, as `memtriage holders` lists them, or the first parts of names
-            (`te`). What is cleared `on request` only needs its kind or name here. None for all others; the
-            generic detectors are left out then.
-        between_steps: the caller says that no graph which is still alive will be run backward: a phase ends.
-            Otherwise such a graph counts as a pending backward.
-        empty_cache: give free segments back to the driver at the end.
+        kinds: kinds or names of holders, as `memtriage holders` lists them, or first parts of names (`te`).
+            Entries cleared `on request` are only cleared if their kind or name is given here. None for all
+            others, without the generic detectors.
+        between_steps: the caller says that no graph still alive will be run backward, as at the end of a
+            phase. Otherwise such a graph counts as a pending backward.
+        empty_cache: return free segments to the driver at the end.
 
     Raises:
         ValueError: there is no such kind or holder.

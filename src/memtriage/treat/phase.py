@@ -1,9 +1,8 @@
-"""Phases: at the end of a block of training, what must leave the devices leaves them, and one line says what
-is left.
+"""Phases: at the end of a block of training, free the devices' memory, and print in one line what is left.
 
-The order is: park, and while the copies are under way collect garbage and clear what the catalogue of
-holders allows; then compact. Each does its part alone; one that fails is reported, and the rest goes on.
-Where a phase begins again, memory is primed for what it needed before.
+The order is: park; while the copies run, collect garbage and clear what the catalogue of holders allows; then
+compact. If one of these fails, that is reported, and the others are still done. When a phase begins again,
+memory is primed for what it needed before.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ if TYPE_CHECKING:
 _GB: Final = 1024**3
 """What the frameworks' own lines call GB."""
 _ROWS: Final = 5
-"""Holders of residue that are printed, for each device."""
+"""Holders of residue that are printed per device."""
 _SHOWN: Final = 0.01
-"""Part of the residue below which a holder is not printed."""
+"""Holders with a smaller share of the residue are not printed."""
 
 
 def _print(text: str) -> None:
@@ -58,21 +57,21 @@ def _print(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PhasePolicy:
-    """What happens where a phase begins and ends.
+    """What happens when a phase begins and ends.
 
     Attributes:
-        unpark: what is brought back when it begins, as far as it is parked: arguments as of
-            `memtriage.unpark`.
-        prime: then allocate and free two blocks as large as what the phase will need, as far as known from
-            its earlier rounds, so that its memory packs closely. Only with `compact`.
-        clear: at its end: True clears what the catalogue of holders clears by itself; a tuple of kinds or
-            names of holders (`memtriage holders`) clears these; False nothing.
+        unpark: what to bring back at the beginning, if it is parked: arguments as for `memtriage.unpark`.
+        prime: then allocate and free two blocks of the size that the phase needed in its earlier rounds, so
+            that its memory packs closely. Only with `compact`.
+        clear: at the end, True clears the holders whose policy is `automatic`; a tuple of kinds or names of
+            holders (`memtriage holders`) clears these; False clears none.
         collect: collect garbage. Clearing does so anyway.
-        park: what must leave the devices, as far as it is not parked yet: arguments as of `memtriage.park`.
-        despite_graphs: as of `memtriage.park`.
-        compact: move what strands segments, and give free segments back to the driver.
-        keep: tensors and storages that must not move: somebody has their address (DLPack, a library).
-        residue: when what stays is looked for, and told; None: never.
+        park: what must leave the devices, unless it is parked already: arguments as for `memtriage.park`.
+        despite_graphs: as for `memtriage.park`.
+        compact: move what strands segments, and return free segments to the driver.
+        keep: tensors and storages that must not move because their address is known elsewhere (DLPack, a
+            library).
+        residue: when to look for and report what stays; None: never.
         log: gets the lines, as one text. By default they are printed to stdout.
     """
 
@@ -114,11 +113,11 @@ class PhaseReport:
 
     Attributes:
         name: of the phase.
-        devices: the allocator's figures at the very end, by device; empty without CUDA.
+        devices: the allocator's figures after everything, by device; empty without CUDA.
         host: resident set of the process.
-        cleared, parked, compaction: what these steps did; None where there was nothing to do.
+        cleared, parked, compaction: what these steps did; None if there was nothing to do.
         residue: what stays on the devices, by holder; empty unless it was looked for.
-        looked: whether it was looked for: only where the counters left room for it.
+        looked: whether it was looked for, which is only done if the counters allow for residue.
         problems: what failed, in words.
         parts: seconds that each part took; those of clearing are within those of parking, where that copies.
         seconds: how long all of it took.
@@ -138,7 +137,7 @@ class PhaseReport:
 
     @property
     def text(self) -> str:
-        """The lines that are printed: one for each device, its residue below it."""
+        """The printed lines: one per device, followed by its residue."""
         lines = []
         for device, now in self.devices.items():
             lines.append(
@@ -163,7 +162,7 @@ class PhaseReport:
 
 
 class Phase:
-    """`with memtriage.phase("train", policy):` See there.
+    """The context manager that `memtriage.phase` returns; see there.
 
     Attributes:
         report: what the end did; None before it.
@@ -192,7 +191,7 @@ class Phase:
         """Prime memory.
 
         Args:
-            coming: by CUDA index, parked bytes that come back during the phase.
+            coming: parked bytes that will come back during the phase, by CUDA index.
         """
         if _acts() and self.policy.compact:
             self._needs = phase_needs.begin(self.name, coming, prime=self.policy.prime)
@@ -207,15 +206,15 @@ class Phase:
             raise failures[0]
 
     def end(self) -> list[Exception]:
-        """Everything at the end; returns the failures of its parts."""
+        """Do everything at the end; return the failures of its parts."""
         self.report, failures = _end(self.name, self.policy, self._before, self._needs)
         return failures
 
 
 def phase_begin(name: str, policy: PhasePolicy = DEFAULT) -> Phase:
-    """The beginning of a phase without a block: for frameworks that have a function there.
+    """Begin a phase without a `with` block: for frameworks that call a function there.
 
-    What is parked is taken to come back during the phase, by the framework's own calls.
+    The framework is assumed to bring back during the phase what is parked.
     """
     from memtriage.treat.parking.api import parked_by_device
 
@@ -225,14 +224,14 @@ def phase_begin(name: str, policy: PhasePolicy = DEFAULT) -> Phase:
 
 
 def phase_end(name: str, policy: PhasePolicy = DEFAULT, begun: Phase | None = None) -> PhaseReport:
-    """The end of a phase without a block: for frameworks with a function at the boundary.
+    """End a phase without a `with` block: for frameworks that call a function there.
 
     Args:
-        name, policy: as of `phase`.
-        begun: its beginning, if it has one; with the same name and policy.
+        name, policy: as for `phase`.
+        begun: what `phase_begin` returned for the same name and policy, if it was called.
 
     Raises:
-        Exception: what failed first, after everything else was done and the lines were printed.
+        Exception: the first failure, after everything else was done and the lines were printed.
     """
     phase = Phase(name, policy) if begun is None else begun
     failures = phase.end()
@@ -243,7 +242,7 @@ def phase_end(name: str, policy: PhasePolicy = DEFAULT, begun: Phase | None = No
 
 
 def bring_back(what: tuple[Any, ...]) -> Moved | None:
-    """Bring back what is parked of it; None if nothing is. Arguments and errors as of `memtriage.unpark`."""
+    """As `memtriage.unpark`, but skip what is not parked; None if nothing is."""
     from memtriage.treat.parking.api import is_parked, unpark
 
     return unpark(*what) if is_parked(*what) else None
@@ -252,7 +251,7 @@ def bring_back(what: tuple[Any, ...]) -> Moved | None:
 def _end(
     name: str, policy: PhasePolicy, before: Mapping[str, int], needs: Mapping[int, Need]
 ) -> tuple[PhaseReport, list[Exception]]:
-    """Everything at the end of a phase, and the failures of its parts."""
+    """Do everything at the end of a phase; return the report and the failures of its parts."""
     started = time.perf_counter()
     phase_needs.end(needs)
     failures: list[Exception] = []
@@ -310,7 +309,7 @@ def _acts() -> bool:
 
 
 def _coming(policy: PhasePolicy) -> Mapping[int, int]:
-    """By CUDA index, parked bytes that the phase will bring back: its end parks them again."""
+    """Parked bytes, by CUDA index, that will come back during the phase: those that its end parks."""
     from memtriage.treat.parking.api import parked_by_device
 
     return parked_by_device(*policy.park) if policy.park else {}
@@ -326,7 +325,7 @@ def _clear(policy: PhasePolicy, *, idle: bool) -> Cleared | None:
 
 
 def _cleared_by_itself() -> list[str]:
-    """The entries that may be cleared unasked. The others take most of the time that looking takes."""
+    """Names of the entries that are cleared automatically. Looking at others would take most of the time."""
     return [holder.name for holder in holders() if holder.policy == "automatic"]
 
 
@@ -335,7 +334,7 @@ def _park(policy: PhasePolicy, meanwhile: Callable[[], None]) -> Parked | None:
         return None
     from memtriage.treat.parking.api import park_rest
 
-    synchronize()  # so that clearing need not wait, which would wait for the copies too
+    synchronize()  # now, because clearing must not wait: it would wait for the copies, too
     return park_rest(*policy.park, despite_graphs=policy.despite_graphs, meanwhile=meanwhile)
 
 
@@ -354,18 +353,18 @@ def _compact(policy: PhasePolicy) -> Compaction | None:
 # Residue
 
 _VARIABLES: Final = ("generic.module_containers", "generic.functions")
-"""Generic entries that only tell where a program keeps variables: its results as well as its leftovers."""
+"""Generic entries that only say where a program keeps variables, its results as well as its leftovers."""
 
 _known: Final[dict[tuple[str, str], int]] = {}
-"""By phase and device: bytes allocated when a census last looked. Only clearly more is worth another look."""
+"""Bytes allocated at the last census, by phase and device. Only clearly more is worth another census."""
 
 
 def _look(report: PhaseReport, policy: PhasePolicy, before: Mapping[str, int]) -> None:
-    """Find out what stays, where the counters say that there may be something."""
+    """Find out what stays, if the counters allow for residue."""
     if policy.residue is None:
         return
     now = _allocated()
-    # Where something was to leave the devices, all that is allocated is in question; else what has come.
+    # If the phase parks something, all that is allocated may be residue; else only what the phase added.
     bases = {} if policy.park else before
     suspects = {device for device in now if _may_hide(report.name, device, now, bases, policy.residue)}
     if not suspects:
@@ -383,7 +382,7 @@ def _look(report: PhaseReport, policy: PhasePolicy, before: Mapping[str, int]) -
 def _may_hide(
     phase: str, device: str, now: Mapping[str, int], bases: Mapping[str, int], policy: ResiduePolicy
 ) -> bool:
-    """Whether so much is allocated, beyond what is known, that residue may be among it."""
+    """Whether enough is allocated, beyond what is known, that there may be residue."""
     known = _known.get((phase, device))
     explained = bases.get(device, 0) if known is None else (1 + policy.share) * known
     return now[device] - explained > policy.floor
@@ -404,7 +403,7 @@ def _census_rows(devices: set[str], *, variables: bool) -> list[ResidueRow]:
 
 
 def _allocated() -> dict[str, int]:
-    """Bytes of live tensors by device as the counters tell: of CUDA devices in use, else of malloc."""
+    """Allocated bytes by device according to the counters: of CUDA devices in use, else of malloc."""
     figures = allocator_figures()
     if figures:
         return {device: now.allocated for device, now in figures.items() if now.allocated is not None}
@@ -413,7 +412,7 @@ def _allocated() -> dict[str, int]:
 
 
 def _rank() -> int | None:
-    """This process's rank: torch.distributed's where it is in use, else the launcher's."""
+    """This process's rank: torch.distributed's if it is in use, else the launcher's."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -425,15 +424,14 @@ def _gb(nbytes: int | None) -> str:
 
 
 def phase(name: str, policy: PhasePolicy | None = None) -> Phase:
-    """A context manager whose end makes the devices as empty as they can be. Sizes in bytes.
+    """A context manager whose end frees as much of the devices' memory as it can. Sizes in bytes.
 
         with memtriage.phase("train", policy=memtriage.PhasePolicy(park=(model, optimizer))):
             train()
 
-    At the end transient caches of known holders are cleared, garbage is collected, what the policy names is
-    parked on the host, and the rest is compacted; then one line for each device is printed, in the
-    frameworks' own
-    words, with what stays below it:
+    At the end, what the policy names is parked on the host, transient caches of known holders are cleared,
+    garbage is collected, and the rest is compacted. Then one line per device is printed, in the frameworks'
+    own words, followed by what stays:
 
         GPU Memory after train: 0.02GB allocated, 0.04GB reserved
 
@@ -445,8 +443,8 @@ def phase(name: str, policy: PhasePolicy | None = None) -> Phase:
             which parks nothing.
 
     Raises:
-        ValueError, TypeError: the name or the policy is none.
-        Exception: at the end, what failed of it, after the rest was done and the line printed; an exception
-            of the block goes first.
+        ValueError, TypeError: the name or the policy is invalid.
+        Exception: at the end, what failed there, after the rest was done and the lines were printed; an
+            exception of the block takes precedence.
     """
     return Phase(name, DEFAULT if policy is None else policy)

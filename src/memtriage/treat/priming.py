@@ -1,6 +1,6 @@
 """Priming: blocks that are allocated and freed before a program, so that its memory packs closely.
 
-Settings of the allocator may come along with them.
+Settings of the allocator may be changed, too.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ def prime(
 ) -> Priming:
     """Make memory pack closely: allocate and free some blocks before the model is built.
 
-    The blocks are chosen by simulation, on the steps of the program and on variations of them. Their segments
-    stay in the allocator's cache and serve what comes after. Where that saves more, settings of the allocator
-    are changed too, or the states of optimizers are made in a pool of their own, in their first step. Call it
-    first: before the model, and before anything else is on the GPU. Results of the program do not change.
-    Sizes are bytes.
+    The blocks are chosen by simulating the program's steps and variations of them. Their segments stay in the
+    allocator's cache and serve later allocations. If that saves more, settings of the allocator are changed,
+    too, or each optimizer's first step allocates its states in a separate pool. Call it before the model and
+    anything else is on the GPU. Results of the program do not change. Sizes are bytes.
 
     Args:
         build: returns `(model, optimizer, step)`, as for `memtriage.predict`; six steps are predicted.
@@ -48,15 +47,15 @@ def prime(
         run: the directory of an earlier `memtriage run --prime`: what was chosen then is used again.
 
     Returns:
-        The blocks, what is reserved without and with them, or why they would not help. `primed` tells whether
-        they were allocated here; not where CUDA is not available or memory does not suffice (see `notes`).
+        The blocks, what is reserved without and with them, or why they would not help. `primed` says whether
+        they were allocated here: False without CUDA or without enough memory (see `notes`).
 
     Raises:
         ValueError: not exactly one argument is given, the program cannot be traced, or there is no such run.
-        memtriage.SnapshotError: the file is no snapshot.
+        memtriage.SnapshotError: the file is not a snapshot.
 
     Limits: one device, its default stream, and the allocator's settings of this process. Each
-    `torch.cuda.empty_cache()` gives back what is free then, and with it what was primed.
+    `torch.cuda.empty_cache()` returns the free segments, and with them the primed ones.
     """
     given = [
         name for name, value in (("build", build), ("snapshot", snapshot), ("run", run)) if value is not None
@@ -77,12 +76,12 @@ def prime(
 def prime_device(
     priming: Priming, device: int | None = None, noted: Callable[[str], object] | None = None
 ) -> Priming:
-    """Allocate and free the blocks of a choice on a device; the current one by default.
+    """Allocate and free the chosen blocks on a device.
 
     Args:
         priming: what was chosen.
-        device: its index.
-        noted: called with what is noted later: that no pool could be made for the states of an optimizer.
+        device: its index; the current one by default.
+        noted: called if something is noted later: no pool could be made for the states of an optimizer.
 
     Returns:
         The same object, with `primed` set and notes added.
@@ -125,7 +124,7 @@ def prime_device(
 
 
 def set_allocator(settings: str, own: str) -> None:
-    """Set the allocator's settings along with the program's own, which torch else forgets.
+    """Set the allocator's settings along with the program's own, which torch would otherwise reset.
 
     Args:
         settings: to set, in the words of `PYTORCH_CUDA_ALLOC_CONF`.
@@ -145,10 +144,10 @@ class BlockSource(Protocol):
     def free(self, block: Any) -> None: ...
 
     def give_back(self) -> None:
-        """Give cached memory back to the driver."""
+        """Return cached memory to the driver."""
 
     def forget_peaks(self) -> None:
-        """Let the peaks begin again."""
+        """Reset the peaks."""
 
 
 class CudaBlocks:
@@ -183,9 +182,9 @@ class CudaBlocks:
 
 
 def allocate(sizes: Sequence[int], source: BlockSource) -> str | None:
-    """Allocate blocks of these sizes and free them all; says why where memory does not suffice.
+    """Allocate blocks of these sizes and free them all. If memory does not suffice, return why.
 
-    Then all is given back, so that the program finds the device as it would have.
+    In that case all memory is returned, so that the program finds the device as without priming.
     """
     live: list[Any] = []
     failure = None
@@ -203,10 +202,10 @@ def allocate(sizes: Sequence[int], source: BlockSource) -> str | None:
 
 
 def begin_primed(priming: Priming, folder: Path, say: Callable[[str], None]) -> None:
-    """Arrange that a program that begins now is primed, and report what is expected.
+    """Arrange for a program that begins now to be primed, and report what is expected.
 
-    Nothing is imported or initialized for it: the program is primed when it initializes CUDA, which comes
-    before its first allocation. So it may still choose devices, set options or fork.
+    Nothing is imported or initialized for it: priming happens when the program initializes CUDA, before its
+    first allocation. So the program may still choose devices, set options or fork.
 
     Args:
         priming: what was chosen.
@@ -230,7 +229,7 @@ def begin_primed(priming: Priming, folder: Path, say: Callable[[str], None]) -> 
             import torch
 
             prime_device(priming, local_rank if local_rank < torch.cuda.device_count() else 0, later)
-        except Exception as error:  # the program is to run, primed or not
+        except Exception as error:  # the program must run, primed or not
             priming.notes.append(f"priming failed ({type(error).__name__}: {error})")
         for note in priming.notes[known:]:
             say(f"--prime: {note}")
@@ -240,7 +239,7 @@ def begin_primed(priming: Priming, folder: Path, say: Callable[[str], None]) -> 
 
 
 def _call_when_cuda_begins(call: Callable[[], None], pid: int) -> None:
-    """Call once this process, but no fork of it, has initialized CUDA; at once if it has."""
+    """Call when this process, but no fork of it, has initialized CUDA; at once if it already has."""
     import torch
 
     torch.cuda._lazy_call(lambda: call() if os.getpid() == pid else None)

@@ -1,7 +1,7 @@
 """The extension on one IPython shell: its magics, and the events between which a cell is watched.
 
-`%%memtriage` takes its own line away before IPython reads the cell, and looks before and after it. So the
-cell is an ordinary one: same namespace, same last value, same errors, `await` as ever.
+`%%memtriage` removes its own line before IPython reads the cell, and looks at memory before and after it. So
+the cell is an ordinary one: same namespace, same last value, same errors, and `await` works.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Extension:
 
     def _before_cell(self, info: Any) -> None:
         if self._running is not None and not info.store_history:
-            return  # a cell that the running one runs (`%%capture`)
+            return  # the running cell runs another (`%%capture`)
         self._running = info
         lines = info.raw_cell.splitlines(keepends=True)
         chosen = chosen_in(lines, self._cell_options)
@@ -144,7 +144,7 @@ class Extension:
     # --- the magics -----------------------------------------------------------------------------------------
 
     def _cell_magic(self, line: str, cell: str) -> Any:
-        """Reached below another magic, from `run_cell_magic`, and when the line's options are wrong."""
+        """Called inside another magic, by `run_cell_magic`, and when the line's options are wrong."""
         __tracebackhide__ = True
         chosen = self._parsed(self._cell_options, line)
         if chosen is None:
@@ -217,7 +217,7 @@ _ATTRIBUTE: Final = "_memtriage_extension"
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext memtriage`: put the magics on a shell. What is there already stays."""
+    """`%load_ext memtriage`: put the magics on a shell, unless they are there already."""
     if getattr(shell, _ATTRIBUTE, None) is None:
         extension = Extension(shell)
         extension.install()

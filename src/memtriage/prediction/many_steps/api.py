@@ -20,9 +20,9 @@ from memtriage.prediction.many_steps.variants import variants
 from memtriage.prediction.trace import Trace
 
 POINTS: Final = 40
-"""Instants of the run at which the allocator's counters are kept."""
+"""Steps of the run whose counters are kept."""
 VARIED_AT_MOST: Final = 20_000_000
-"""Events that one run may take through the simulator, some 20 seconds, for others to be tried beside it."""
+"""Variants are only tried if the run has at most this many events (about 20 seconds in the simulator)."""
 
 
 def horizon(
@@ -37,27 +37,27 @@ def horizon(
     rank: int = 0,
     torch_version: str | None = None,
 ) -> Horizon:
-    """Whether a run whose batches differ will run out of memory, and at which step. Sizes in bytes.
+    """Predict whether a run whose batches differ will run out of memory, and at which step. Sizes in bytes.
 
-    Each distinct shape is traced once; the allocator is simulated over all steps in their order, so that
-    fragmentation is carried on from step to step. Above 32 distinct shapes a sample is traced, the others are
-    derived from it, and `error` says how far off five of them are.
+    Each distinct shape is traced once. The allocator is simulated over all steps in order, so fragmentation
+    carries over from step to step. Above 32 distinct shapes a sample is traced, the others are derived from
+    it, and `error` says how far off five of them are.
 
     Args:
-        build: returns `(model, optimizer, step)`, as for `predict`; `step` takes what `lengths` has.
-        lengths: what each step gets, in order: a number, a tuple (its parts are passed one by one), or a
-            batch, as a `DataLoader` gives them. A mapping says how often each comes, in an order drawn at
-            random. None where `step` takes nothing.
-        steps: how many; as many as `lengths` has by default. Beyond them `lengths` begins again.
+        build: returns `(model, optimizer, step)`, as for `predict`; `step` takes an entry of `lengths`.
+        lengths: the argument of each step, in order: a number, a tuple (its parts are passed one by one), or
+            a batch of a `DataLoader`. A mapping says how often each comes, in a random order. None if `step`
+            takes no argument.
+        steps: how many; by default as many as `lengths` has. If more, `lengths` is repeated.
         limit: bytes that the process may reserve, as by `torch.cuda.set_per_process_memory_fraction`; by
             default what the GPU has.
         allocator_conf, gpu, world_size, rank, torch_version: as for `predict`.
 
     Raises:
-        ValueError: as `predict` does, or there are no lengths, or `step` does not take them.
+        ValueError: as for `predict`, or `lengths` is empty, or `step` does not take its entries.
 
-    Limits: what happens between steps now and then (evaluation, checkpoints) is not part of the run. Sizes
-    that depend on the contents of a batch are those of the first batch of its shape.
+    Limits: occasional work between steps (evaluation, checkpoints) is not part of the run. Sizes that depend
+    on the contents of a batch are those of the first batch of its shape.
     """
     program = ShapedBuild(build, inputs_of(lengths, steps))
     prediction = horizon_of_program(
@@ -98,13 +98,13 @@ def horizon_of_program(
 
 
 def run_of(traced: Trace, known: RunShapes) -> tuple[LongRun, float | None]:
-    """The steps of the run, and how far off the derived ones are."""
+    """The steps of the run, and the relative error of the derived ones."""
     building, *steps = cut(traced.recording, traced.steps)
     before = [building, *steps[: known.first]]
     step_of: dict[Shape, StepTrace] = {}
     for number, shape in enumerate(known.traced):
         if number >= known.first:
-            step_of[shape] = steps[number].settled(number)  # the largest is taken as it came the second time
+            step_of[shape] = steps[number].settled(number)  # the largest is traced twice: keep the second
     choice = known.choice
     if not choice.derived:
         return LongRun(before, step_of, known.shapes), None
@@ -165,7 +165,7 @@ def _horizon(run: LongRun, memory: MemoryLimits, error: float | None) -> Horizon
 
 
 def _points(outcomes: Sequence[StepOutcome]) -> list[HorizonPoint]:
-    """Some steps of the run: where more is reserved than before, and evenly over the others."""
+    """Some steps of the run: those that reserve more than any before, and others at even distances."""
     highest, rises = 0, []
     for number, outcome in enumerate(outcomes):
         if outcome.peak_reserved > highest:

@@ -34,11 +34,11 @@ _CLOSE_WITHIN_S: Final = 1.0
 """How long `close()` may take; it usually takes less than `_POLL_S`."""
 
 StatusSource = Callable[[], Iterable[RunStatus]]
-"""Where every rank to be told of stands, now."""
+"""Returns the current status of every rank to report."""
 
 
 class Collector:
-    """What a `prometheus_client` registry collects: every gauge, from where ranks are at that moment.
+    """A collector for a `prometheus_client` registry: every gauge, with the ranks' status at that moment.
 
     Args:
         source: asked at each collection.
@@ -82,7 +82,7 @@ def registry_of(source: StatusSource) -> CollectorRegistry:
 
 
 def exposition(statuses: Iterable[RunStatus]) -> str:
-    """Return the gauges of these ranks in Prometheus's text format, as its textfile collector reads it.
+    """Return the gauges of these ranks in the text format that Prometheus's textfile collector reads.
 
     Raises:
         ImportError: prometheus-client is not installed.
@@ -96,13 +96,13 @@ def exposition(statuses: Iterable[RunStatus]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen. Port 0 stands for any that is free."""
+    """Where to listen. Port 0 means any free port."""
 
     host: str
     port: int
 
     def url(self) -> str:
-        """Return where the metrics are."""
+        """The URL of the metrics."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/metrics"
 
@@ -111,10 +111,10 @@ _ADDRESS: Final = re.compile(r"(?:(?P<host>\[[^\]]+\]|[^:\[\]]*):)?(?P<port>[0-9
 
 
 def parse_address(text: str) -> Address:
-    """`[HOST:]PORT`; only this machine can ask where no host is given. An empty host stands for all.
+    """Parse `[HOST:]PORT`. Without a host only this machine can connect; an empty host means all addresses.
 
     Raises:
-        ValueError: it is none, or there is no such port.
+        ValueError: the text is not an address, or there is no such port.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > _LAST_PORT:
@@ -124,19 +124,19 @@ def parse_address(text: str) -> Address:
 
 
 def rank_address(host: str, port: int, identity: RankIdentity) -> Address:
-    """Each rank of a machine listens at a port of its own: the given one plus its local rank."""
+    """Return this rank's address: the given port plus its local rank."""
     nth = identity.local_rank if identity.local_rank is not None else identity.rank or 0
     return Address(host, port + nth if port else 0)
 
 
 class MetricsServer:
-    """Answers `GET /metrics` until `close()`, or the process ends.
+    """Answer `GET /metrics` until `close()` or the end of the process.
 
-    One thread answers, one client after another: no thread, and no arena of malloc, comes with each scrape.
+    One thread answers one client after another, so that no scrape adds a thread and an arena of malloc.
 
     Args:
         source: asked at each scrape.
-        address: where to listen; with an empty host on every address of this machine.
+        address: where to listen; an empty host means every address of this machine.
 
     Attributes:
         url: where the metrics are.
@@ -176,7 +176,7 @@ class MetricsServer:
 
 
 def serve(source: StatusSource, address: Address, say: Callable[[str], None]) -> MetricsServer | None:
-    """Return a server, or None and one line that says why: nobody's training ends because a port is taken."""
+    """Return a server, or None after one line that says why: a taken port must not end a training."""
     try:
         return MetricsServer(source, address)
     except ImportError as error:
@@ -193,7 +193,7 @@ class _Server(WSGIServer):
     closing = False
 
     def server_bind(self) -> None:
-        """Bind without asking for the host's name, as the base class does: that may take seconds."""
+        """Bind without looking up the host's name: the base class does, which may take seconds."""
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
@@ -201,11 +201,11 @@ class _Server(WSGIServer):
         self.socket, self._descriptor = own_socket(self.socket)
 
     def is_open(self) -> bool:
-        """Return whether the program has left the socket's descriptor alone."""
+        """Whether the program has left the socket's descriptor alone."""
         return self._descriptor is not None and self._descriptor.ours
 
     def server_close(self) -> None:
-        if self._descriptor is None:  # it could not be bound
+        if self._descriptor is None:  # bind failed
             super().server_close()
         else:
             close_socket(self.socket, self._descriptor)
@@ -221,7 +221,7 @@ class _Server(WSGIServer):
             self._client = None
 
     def cut_client(self) -> None:
-        """End the connection that is being answered, and answer no other. Called from another thread."""
+        """End the current connection and answer no other. Called from another thread."""
         self.closing = True
         client = self._client
         if client is not None:
@@ -229,7 +229,7 @@ class _Server(WSGIServer):
                 client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is nobody's business."""
+        """Ignore errors, such as a client that went away."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -240,11 +240,11 @@ class _Handler(WSGIRequestHandler):
         self.rfile = BufferedReader(_InTime(self.connection, _CLIENT_TIMEOUT_S))
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not logged: stderr is the program's."""
+        """Log nothing: stderr is the program's."""
 
 
 class _InTime(RawIOBase):
-    """What a client sends within so many seconds in all; the timeout of a socket is that of each read."""
+    """Reads what a client sends within a total time; a socket's own timeout applies to each read."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection

@@ -24,27 +24,27 @@ def compact(
     dry_run: bool = False,
     keep: Iterable[torch.Tensor | torch.UntypedStorage] = (),
 ) -> Compaction:
-    """Move the few live storages that strand mostly empty segments; give the memory back to the driver.
+    """Move the few live storages that strand mostly empty segments, and return the memory to the driver.
 
-    Every tensor, view, saved tensor and alias keeps its values and stays valid: storages move, their objects
-    stay. Afterwards nothing releasable is cached either. For the end of a phase or of a step: no other thread
-    may be using the device.
+    Every tensor, view, saved tensor and alias stays valid and keeps its values: only the memory under the
+    storage objects changes. The allocator's cache is emptied, too. Call it at the end of a phase or a step,
+    when no other thread uses the device.
 
     Args:
-        devices: CUDA devices (`0`, `"cuda:1"`, a `torch.device`, or several); all that are in use by default.
-        dry_run: move nothing; the result's `predicted` is what moving would come to.
-        keep: tensors or storages that must stay where they are.
+        devices: CUDA devices (`0`, `"cuda:1"`, a `torch.device`, or several); by default all that are in use.
+        dry_run: move nothing; `predicted` of the result says what moving would achieve.
+        keep: tensors or storages that must not move.
 
     Returns:
         Per device: allocated and reserved before, predicted and after; bytes moved; what could not be moved,
-        and why. Empty, with a note, where CUDA is not in use. Sizes in bytes.
+        and why. Empty, with a note, if CUDA is not in use. Sizes in bytes.
 
     Raises:
-        memtriage.CompactionError: memory that storages had given up for the move was taken by
-            somebody else before they had it back. The error holds their values; see its `restore()`.
+        memtriage.CompactionError: storages gave up their memory for the move, and something else took it
+            before they got memory again. The error holds their values; see its `restore()`.
         ValueError: there is no such device.
-        RuntimeError: the device failed; values are in place. Running out of memory is no error: the result's
-            `stopped` says so.
+        RuntimeError: the device failed; values are in place. Running out of memory is not an error: the
+            result's `stopped` says so.
 
     Limits: nothing moves while a CUDA graph is alive. Addresses handed out (DLPack to another library, raw
     pointers) cannot be seen: name such tensors in `keep`. See docs/compact.md.
@@ -55,7 +55,7 @@ def compact(
     chosen = _chosen(devices)
     kept = tuple(keep)
     one_device = predict_device if dry_run else compact_device
-    with collector_paused():  # a collection in the middle would take longer than all the rest
+    with collector_paused():  # a collection in the middle would take longer than the move
         done = [one_device(CudaDevice(index), partial(StorageFinder, kept)) for index in chosen]
     return Compaction(tuple(done), dry_run)
 
@@ -76,7 +76,7 @@ def _chosen(devices: Which | Iterable[Which] | None) -> list[int]:
     """CUDA indices.
 
     Raises:
-        ValueError: for what is no CUDA device of this process.
+        ValueError: one is not a CUDA device of this process.
     """
     used = allocator.devices()
     if devices is None:

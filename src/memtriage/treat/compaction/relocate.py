@@ -1,9 +1,9 @@
-"""Emptying storages, and filling them again elsewhere, so that no failure can lose a value.
+"""Empty storages and fill them again elsewhere, so that no failure can lose a value.
 
-The values are copied first. From then on, until all are back, the copy is the truth: bringing back may be
-tried again from any point, for it only gives memory to storages that have none and copies everything again.
-If the device has no room any more (another thread took it), the copy goes to the host and its memory to the
-storages. If even that fails, the error that is raised holds the copy, and can bring it back later.
+The values are copied first. Until all are back, the copy is the truth. Bringing back can be repeated from any
+point: it gives memory to the storages that have none, and copies everything again. If the device has no room
+any more (another thread took it), the copy moves to the host, and the storages get its device memory. If even
+that fails, the error that is raised holds the copy and can bring it back later.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from memtriage.treat.compaction.keep import Keep, OnDevice, OnHost
 from memtriage.treat.device.protocol import Device, Storage
 
 TRIES: Final = 3
-"""How often bringing back is tried before the next resort."""
+"""How often bringing back is tried before the copy moves to the host or the error is raised."""
 
 
 class CompactionError(RuntimeError):
-    """Values could not be brought back to their storages, which have no memory now. They are in this error.
+    """Storages were emptied and could not get memory again. Their values are in this error.
 
-    Free device memory, then call `restore()`: until then tensors on those storages must not be used.
+    Free device memory, then call `restore()`. Until then, tensors on those storages must not be used.
     """
 
     def __init__(self, text: str, relocation: Relocation) -> None:
@@ -45,16 +45,16 @@ class CompactionError(RuntimeError):
 
 
 class MoveBatch:
-    """Storages that move together. All about them that can be known before anything is done.
+    """Storages that move together, with everything that can be computed before the move.
 
     Args:
-        storages: in the order in which they are to be allocated again.
+        storages: in the order in which they will be allocated again.
         addresses: where they are.
 
     Attributes:
-        storages, addresses: the same.
+        storages, addresses: as given.
         sizes: of the storages.
-        lengths: the same, as a column.
+        lengths: the sizes, as a column.
         offsets: where each begins in a copy of all, one after the other.
         by_address: the storages in the order of their addresses.
     """
@@ -74,10 +74,10 @@ class Relocation:
 
     Args:
         device: where they are.
-        batch: to be moved.
-        stream: whose allocations they are.
+        batch: the storages to move.
+        stream: the stream that they were allocated on.
         on_host: keep the copy on the host.
-        page: what segments are made in multiples of.
+        page: segment sizes are multiples of this.
 
     Raises:
         RuntimeError, MemoryError: there is no room for the copy; nothing has changed.
@@ -101,7 +101,7 @@ class Relocation:
 
         Raises:
             CompactionError: the values are in the error.
-            BaseException: whatever a step raised; every storage has its values, wherever it now is.
+            BaseException: whatever a step raised; every storage has its values, old place or new.
         """
         try:
             self.keep.save(self._batch.addresses)
@@ -175,6 +175,6 @@ class Relocation:
 
 
 def _column(method: str, storages: Sequence[Storage]) -> Int64s:
-    """What a method gives for each storage. They are of one class: it is looked up there once."""
+    """Call a method of each storage. They have the same class, so it is looked up once."""
     kind = type(storages[0])
     return np.fromiter(map(getattr(kind, method), storages), np.int64, len(storages))

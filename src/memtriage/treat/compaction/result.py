@@ -1,4 +1,4 @@
-"""What `compact()` gives back: figures and text, nothing that holds memory. Bytes throughout."""
+"""What `compact()` returns: figures and text, nothing that keeps memory alive. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memtriage.treat.device.protocol import Use
 
 @dataclass(frozen=True, slots=True)
 class NotMoved:
-    """Live memory that keeps stranded bytes where they are, and that was not moved.
+    """Live memory that strands free bytes and was not moved.
 
     Attributes:
         reason: why not.
@@ -32,14 +32,15 @@ class DeviceCompaction:
     Attributes:
         device: `cuda:N`.
         before: allocated and reserved when called.
-        predicted: what the plan comes to. Of a dry run: of the whole of it, carried out on the allocator's
-            simulator; else the plan's own sum, exact but for the last segment of each kind.
-        after: when done; None for a dry run.
+        predicted: allocated and reserved after the plan. A dry run carries the whole plan out on the
+            allocator's simulator; else it is the plan's own sum, exact except for the last segment of each
+            kind.
+        after: allocated and reserved at the end; None for a dry run.
         moved: bytes moved, each counted once.
-        storages: how many storages they were.
+        storages: how many storages were moved.
         through_host: bytes of `moved` that went through host memory.
         refused: what could not be moved, the most stranded bytes first.
-        stopped: why it ended early, in words; None if it did not. All values are in place.
+        stopped: why it ended early, in words; else None. All values are in place.
         seconds: time taken.
     """
 
@@ -79,7 +80,7 @@ class Compaction:
     Attributes:
         devices: one entry for each device looked at.
         dry_run: nothing was moved.
-        notes: what kept it from looking, in words.
+        notes: why devices could not be examined, in words.
     """
 
     devices: tuple[DeviceCompaction, ...]
@@ -93,12 +94,12 @@ class Compaction:
 
     @property
     def predicted(self) -> Use:
-        """What the plans come to."""
+        """Allocated and reserved of all devices after the plans."""
         return _total([device.predicted for device in self.devices])
 
     @property
     def after(self) -> Use | None:
-        """When done; None for a dry run."""
+        """Allocated and reserved of all devices at the end; None for a dry run."""
         after = [device.after for device in self.devices if device.after is not None]
         return None if self.dry_run else _total(after)
 

@@ -1,6 +1,6 @@
-"""Where DeepSpeed pins host memory and stages weights, and whether it is what this remedy knows.
+"""Where DeepSpeed pins host memory and stages weights, and whether this remedy knows that version.
 
-DeepSpeed's version number does not say: forks and main carry the same. So the parts are looked at.
+DeepSpeed's version number does not say: forks and the main branch carry the same. So the parts are checked.
 Known from deepspeed 0.19.8, `runtime/zero/stage_1_and_2.py` and `accelerator/abstract_accelerator.py`.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, Final
 from memtriage.process.optional import needs
 
 STAGING: Final = "param_buffer_of_bit16_for_cpu_offload_groups"
-"""List of the 16-bit copies, one a parameter group, through which `step` sends the weights to the device."""
+"""List of 16-bit copies, one per parameter group, through which `step` sends the weights to the device."""
 
 GRADIENT_BUFFER: Final = "temp_grad_buffer_for_cpu_offload"
-"""Host memory as large as the largest gradient. 0.19.8 makes it, gives it back and never uses it."""
+"""Host memory as large as the largest gradient. 0.19.8 allocates it, frees it and never uses it."""
 
 ACCUMULATE: Final = "async_accumulate_grad_in_cpu_via_gpu"
 FINISH: Final = "async_inplace_copy_grad_to_fp32_buffer_from_gpu"
@@ -36,7 +36,7 @@ _PINNING: Final = {"_torch_pin_memory": 1, "_torch_empty_pinned": 2}
 
 
 class UnknownDeepSpeed(RuntimeError):
-    """This DeepSpeed is built differently from those that the remedy knows; nothing was changed."""
+    """This DeepSpeed differs from those that the remedy knows; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Internals:
     Attributes:
         accelerator: the process's accelerator object.
         optimizer: class `DeepSpeedZeroOptimizer`, that of ZeRO-1 and ZeRO-2.
-        drops_gradient_buffer: whether nothing reads `GRADIENT_BUFFER`, so that it can go.
+        drops_gradient_buffer: whether nothing reads `GRADIENT_BUFFER`, so that it can be dropped.
     """
 
     accelerator: Any
@@ -63,7 +63,7 @@ def find_internals(*, sums: bool = False) -> Internals:
     """Import DeepSpeed and check what it is made of.
 
     Args:
-        sums: check what shares the sums of micro-batches as well.
+        sums: also check the parts needed to share the sums of micro-batches.
 
     Raises:
         ImportError: it is not installed.

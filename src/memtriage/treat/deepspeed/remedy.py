@@ -1,4 +1,4 @@
-"""The remedy as a whole: patches on, patches off."""
+"""The whole remedy: put the patches on, take them off."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ _PATCHES: Final = "_memtriage_exact_host_memory"
 
 
 class ExactHostMemory:
-    """DeepSpeed's ZeRO-1/2 with `offload_optimizer` at 16 bytes per parameter on the host, for 18 to 28.
+    """Makes DeepSpeed's ZeRO-1/2 `offload_optimizer` take 16 host bytes per parameter instead of 18 to 28.
 
         remedy = memtriage.deepspeed_exact_host_memory()
         engine, *_ = deepspeed.initialize(...)
 
-    What changes, for engines made from now on; no result changes by a bit:
+    It applies to engines made from now on. Results stay the same, bit for bit:
 
-    - what DeepSpeed pins takes its own size, not the next power of two (on CUDA; also under ZeRO-3);
-    - the 16-bit copy of the partition, through which the weights go to the device, gives way to two
-      tiles of 8 MiB; a buffer as large as the largest gradient, which nothing uses, is not kept;
-    - after `initialize` and after the first step, malloc gives back what it holds for nothing.
+    - pinned memory takes its exact size, not the next power of two (on CUDA; also under ZeRO-3);
+    - two tiles of 8 MiB replace the 16-bit copy of the partition through which the weights go to the device;
+      a buffer as large as the largest gradient, which nothing uses, is not kept;
+    - after `initialize` and after the first step, malloc returns its free memory to the system.
 
-    With `share_gradient_sums`, gradient accumulation takes 16 bytes as well, for 18: the 16-bit sums of the
-    micro-batches are in the fp32 gradients until those are written. No result changes by a bit; but where
-    parameters go unused in some micro-batches of a step, `SumsLost` may be raised, and between the
+    With `share_gradient_sums`, gradient accumulation takes 16 bytes, too, instead of 18: the 16-bit sums of
+    the micro-batches are in the fp32 gradients until those are written. Results stay the same, bit for bit.
+    But if parameters are unused in some micro-batches of a step, `SumsLost` may be raised, and between
     micro-batches the fp32 gradients must not be read.
 
     A context manager: `with memtriage.deepspeed_exact_host_memory(): ...` around all of the training.
 
     Attributes:
         rounding: bytes that torch's rounding would have added to what was pinned so far, freed or not.
-        staging: bytes of staging copies that engines did without.
+        staging: bytes of staging copies that engines no longer need.
 
-    Limits: `DS_PIN_MEMORY_BACKEND=native` pins exactly by itself and is left alone. ZenFlow's optimizer has
-    buffers of its own and keeps them. Where the driver refuses a registration, torch pins as before, after a
-    `PinningFailed` warning. Engines made before the call stay as they are.
+    Limits: `DS_PIN_MEMORY_BACKEND=native` pins exactly by itself and is not changed. ZenFlow's optimizer has
+    its own buffers and keeps them. If the driver refuses a registration, a `PinningFailed` warning is given,
+    and torch pins as before. Engines made before the call do not change.
     """
 
     def __init__(self, *, share_gradient_sums: bool = False) -> None:
@@ -65,7 +65,7 @@ class ExactHostMemory:
 
         Raises:
             ImportError: DeepSpeed is not installed.
-            UnknownDeepSpeed: it is built differently from what is known; nothing was changed.
+            UnknownDeepSpeed: it differs from the known ones; nothing was changed.
             RuntimeError: the remedy is on already.
         """
         self.rounding = 0
@@ -93,9 +93,9 @@ class ExactHostMemory:
         return self._internals is not None
 
     def undo(self) -> None:
-        """Take all patches off, and give living engines their staging copies back. Repeatable.
+        """Take all patches off, and restore the staging copies of living engines. Repeatable.
 
-        What is pinned exactly stays so until its engine goes.
+        Memory pinned exactly stays so until its engine is freed.
         """
         internals, self._internals = self._internals, None
         if internals is None:
@@ -119,7 +119,7 @@ class ExactHostMemory:
     def _replace(
         self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> None:
-        """Set `make(what is there)`; undone, the owner's own attributes are what they were."""
+        """Replace an attribute by `make(attribute)`; `undo` restores the owner's own attributes."""
         before = getattr(owner, name)
         if name in vars(owner):
             self._undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
@@ -144,7 +144,7 @@ class ExactHostMemory:
         return empty_pinned
 
     def _locked(self, dtype: torch.dtype, shape: torch.Size) -> Tensor | None:
-        """Exactly pinned memory; None for what is small, or when the driver refuses."""
+        """Exactly pinned memory; None if it is small, or the driver refuses."""
         nbytes = shape.numel() * dtype.itemsize
         if nbytes < EXACT_FROM:
             return None
@@ -183,31 +183,31 @@ class ExactHostMemory:
 
     def _slim(self, optimizer: Any, internals: Internals) -> None:
         if not optimizer.cpu_offload or type(optimizer).step is not internals.optimizer.step:
-            return  # a subclass with a step of its own may use the copies in its own way
+            return  # a subclass with its own step may use the copies in other ways
         staging, elements = slim(optimizer, Tiles(), drop_buffer=internals.drops_gradient_buffer)
         self.staging += staging
         self._slimmed[optimizer] = elements
 
 
 def deepspeed_exact_host_memory(*, share_gradient_sums: bool = False) -> ExactHostMemory:
-    """Have DeepSpeed's ZeRO-1/2 optimizer offload take 16 bytes of host memory a parameter, for 18 to 28.
+    """Cut the host memory of DeepSpeed's ZeRO-1/2 optimizer offload from 18 to 28 bytes per parameter to 16.
 
-    Call it before `deepspeed.initialize`. Pinned memory takes its exact size, the 16-bit staging copy gives
-    way to small tiles, malloc is trimmed after the first step. No result changes by a bit.
+    Call it before `deepspeed.initialize`. Pinned memory takes its exact size, small tiles replace the 16-bit
+    staging copy, and malloc is trimmed after the first step. Results stay the same, bit for bit.
 
     Args:
         share_gradient_sums: with gradient accumulation, keep the 16-bit sums of the micro-batches in the
-            memory of the fp32 gradients: 16 bytes rather than 18. Raises `SumsLost` in a step in which
-            parameters go unused in some of the micro-batches.
+            memory of the fp32 gradients: 16 bytes instead of 18. `SumsLost` may be raised in a step in which
+            some micro-batches leave parameters unused.
 
     Returns:
-        What takes it back: `undo()`, or the end of its `with` block.
+        The remedy; `undo()` or the end of its `with` block removes it.
 
     Raises:
         ImportError: DeepSpeed is not installed.
-        memtriage.UnknownDeepSpeed: its parts are not those that are known; nothing changed.
-        RuntimeError: it is on already.
+        memtriage.UnknownDeepSpeed: it differs from the known ones; nothing was changed.
+        RuntimeError: the remedy is on already.
 
-    Limits: see `memtriage.ExactHostMemory`. Engines made before stay as they are.
+    Limits: see `memtriage.ExactHostMemory`. Engines made before the call do not change.
     """
     return ExactHostMemory(share_gradient_sums=share_gradient_sums)

@@ -1,8 +1,8 @@
-"""The 16-bit sums of micro-batches in the memory of the fp32 gradients, which wait for the last micro-batch.
+"""Keep the 16-bit sums of micro-batches in the memory of the fp32 gradients.
 
-With gradient accumulation DeepSpeed keeps, besides the fp32 gradients, a 16-bit sum for each parameter. The
-fp32 gradient of a parameter is written once a step, when the sum has been read for the last time; until then
-its memory is idle, and twice as large as the sum.
+With gradient accumulation DeepSpeed keeps a 16-bit sum for each parameter in addition to its fp32 gradient.
+The fp32 gradient is written once per step, after the last reading of the sum. Until then its memory is idle,
+and twice as large as the sum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Method = Callable[..., Any]
 
 
 class SumsLost(RuntimeError):
-    """A sum was needed after its fp32 gradient had been written over it, or the other way round.
+    """A 16-bit sum and its fp32 gradient share memory, and one was needed after the other had overwritten it.
 
     Raised before the optimizer steps. The gradients of this step are lost; weights and states are as after
     the step before.
@@ -25,12 +25,12 @@ class SumsLost(RuntimeError):
 
 
 class SharedSums:
-    """Makes the sums views of the fp32 gradients, and watches that neither is read as the other.
+    """Makes the sums views of the fp32 gradients, and checks that neither is read as the other.
 
-    A parameter whose share in this rank's partition is less than half of it keeps a sum of its own.
+    A parameter of which this rank's partition has less than half keeps a separate sum.
 
     Args:
-        knows: whether an optimizer is one whose sums are to be shared.
+        knows: whether an optimizer's sums are to be shared.
     """
 
     def __init__(self, knows: Callable[[Any], bool]) -> None:
@@ -58,7 +58,7 @@ class SharedSums:
         return async_inplace_copy_grad_to_fp32_buffer_from_gpu
 
     def before_step(self, optimizer: Any) -> None:
-        """All sums that were begun have become gradients.
+        """Check that all sums that were begun have become gradients.
 
         Raises:
             SumsLost: some have not.
@@ -76,7 +76,7 @@ class SharedSums:
             )
 
     def undo(self, accelerator: Any) -> None:
-        """Give the sums of living optimizers memory of their own again, with what is in them."""
+        """Give the sums of living optimizers separate memory again, with their values."""
         for optimizer, window in list(self._windows.items()):
             sums = optimizer.accumulated_grads_in_cpu
             for param_id in window.shared & sums.keys():
@@ -101,10 +101,10 @@ class _Window:
         self.finished: set[int] = set()
 
     def admit(self, optimizer: Any, param: Any) -> None:
-        """A gradient is about to be added to its parameter's sum.
+        """Prepare for a gradient to be added to its parameter's sum.
 
         Raises:
-            SumsLost: the sum is no more.
+            SumsLost: the sum has been overwritten.
         """
         param_id = optimizer.get_param_id(param)
         sums = optimizer.accumulated_grads_in_cpu
@@ -114,7 +114,7 @@ class _Window:
             if own is None:
                 return
             if further:
-                own.zero_()  # it will be added to, as DeepSpeed's own new sum
+                own.zero_()  # DeepSpeed's own new sum begins at zero, too
             sums[param_id] = own
             self.shared.add(param_id)
         elif param_id in self.shared and further and not self._holds(optimizer, param_id):
@@ -125,12 +125,12 @@ class _Window:
             )
 
     def _holds(self, optimizer: Any, param_id: int) -> bool:
-        """Whether a shared sum is that of this step so far."""
+        """Whether a shared sum is the current sum of this step."""
         return param_id in optimizer._offload_accumulated_param_ids and param_id not in self.finished
 
 
 def _within_gradient(optimizer: Any, param: Any, param_id: int) -> Tensor | None:
-    """The beginning of a parameter's fp32 gradient, as its elements; None where it is too short."""
+    """The beginning of a parameter's fp32 gradient, viewed as 16-bit elements; None if it is too short."""
     group, _, first, count = optimizer.grad_position[param_id]
     whole: Tensor = optimizer.single_partition_of_fp32_groups[group].grad.view(-1)
     room = whole.narrow(0, first, count).view(param.dtype)

@@ -31,13 +31,13 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     """AdamW for parameters on a GPU, with its state and its arithmetic on the host.
 
     The host keeps a float32 master of each weight and two float32 moments: 12 bytes per parameter, plus the
-    ring of pinned tiles (64 MiB by default). Gradients come down tile by tile, are used
-    up by one pass with the operations of torch's fused CPU kernel, and the new weights, masters rounded to
-    nearest even, go up. Given the same gradients, masters are bit for bit the weights that
-    `torch.optim.AdamW(fused=True)` reaches on float32 CPU parameters.
+    ring of pinned tiles (64 MiB by default). Gradients come down tile by tile; one pass over each tile does
+    the operations of torch's fused CPU kernel; the new weights, masters rounded to nearest even, go up. Given
+    the same gradients, masters are bit for bit the weights of `torch.optim.AdamW(fused=True)` on float32 CPU
+    parameters.
 
-    Masters are taken from the weights at the first step; weights that somebody else writes to later (a loaded
-    checkpoint) are taken over at the next step.
+    Masters are taken from the weights at the first step. If something else writes to the weights later (a
+    loaded checkpoint), the new values are taken over at the next step.
 
     Args:
         params: as for every optimizer: tensors, groups, or named ones. bfloat16, float16 or float32, on CUDA
@@ -49,31 +49,32 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         gradients: `"device"` leaves gradients where backward puts them. `"host"` adds them up on the host in
             float32 (4 bytes per parameter more) and sets `.grad` to None: at `step()`, at
             `offload_gradients()`, or in backward with `overlap_backward`.
-        overlap_backward: gradients are taken as soon as backward has finished each of them. With
-            `gradients="device"` the host steps that parameter at once, and `step()` only sends the weights
-            up: use `accumulate()` around all but the last backward of a step. `.grad` is None afterwards.
+        overlap_backward: take each gradient as soon as backward has finished it. With `gradients="device"`
+            the host steps that parameter at once, and `step()` only sends the weights up: use `accumulate()`
+            around all but the last backward of a step. `.grad` is None afterwards.
         max_norm: clip gradients to this global 2-norm, in float32; `grad_norm` has the norm before clipping.
         process_group: partition state and work over its ranks as ZeRO does. Gradients are averaged over the
             ranks, unless `reduce_gradients` is False because something else (DDP) has done so.
-        reduce_gradients: see above. Averaging twice is harmless but for the time.
-        tile_elements: of a tile of bfloat16 or float16, a multiple of 64; float32 takes half as many.
+        reduce_gradients: see above. Averaging twice only costs time.
+        tile_elements: elements per tile of bfloat16 or float16, a multiple of 64; float32 takes half as many.
         ring_depth: number of tiles in the ring.
-        pin_memory: whether the ring is page-locked where a CUDA device takes part.
-        kernel: `"compiled"` does all in one pass over a tile. The system's compiler makes it at first use,
-            the user's cache keeps it, each process compares its bits with torch's before using it. `"torch"`
-            is torch's own kernels: the same results, more slowly. `"auto"` takes the former if it can be had.
+        pin_memory: whether to page-lock the ring if a CUDA device is used.
+        kernel: `"compiled"` does all in one pass over a tile. The system's compiler builds it at first use,
+            the user's cache keeps it, and each process checks that its results equal torch's bit for bit
+            before using it. `"torch"` is torch's own kernels: the same results, more slowly. `"auto"` is the
+            compiled kernel if it can be built.
 
     Attributes:
         grad_norm: norm of the last step's gradients, with `max_norm`; else None.
         pinned: whether the ring is page-locked.
-        compiled: whether the compiled kernel is at work.
+        compiled: whether the compiled kernel is used.
         host_bytes: host memory reserved: state (which the system commits as it is first written) and ring.
 
     Raises:
-        ValueError: for settings that cannot be used, naming them.
-        TypeError: for parameters of other types.
-        MemoryError: when the host memory is refused.
-        RuntimeError: with `kernel="compiled"`, when there is none; the message says why.
+        ValueError: a setting cannot be used; the text names it.
+        TypeError: parameters have other types.
+        MemoryError: the system refuses the host memory.
+        RuntimeError: `kernel="compiled"` is not available; the text says why.
 
     Limits: complex and sparse gradients are refused. NaN and infinite gradients do what they do in
     `torch.optim.AdamW`: they reach the weights, unless a `GradScaler` skips the step. A write through
@@ -120,7 +121,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         self._resources = OptimizerResources(settings, self._exchange)
         self._overlap = OverlapBackward(self._resources, weak_callback(self._sync_state))
         self.grad_norm: Tensor | None = None
-        # The last five choose an implementation in torch; a state saved here is torch's to load as it is.
+        # The last five choose an implementation in torch, so that torch can load a state saved here.
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -172,11 +173,11 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step for every parameter that has a gradient; returns what `closure` returned, or None.
 
-        Everything is checked before anything changes. Should a device fail in the middle, the error is raised
-        and the optimizer refuses to go on until `load_state_dict` gives it a whole state again.
+        Everything is checked before anything changes. If a device fails in the middle, the error is raised,
+        and the optimizer refuses to step until `load_state_dict` has loaded a whole state.
 
         Raises:
-            RuntimeError: for gradients or parameters that cannot be used; nothing has changed then. After
+            RuntimeError: gradients or parameters cannot be used; nothing has changed then. Also after
                 `close()`, or after a step that failed in the middle.
         """
         self._resources.check_usable()
@@ -222,8 +223,8 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     def offload_gradients(self) -> None:
         """With `gradients="host"`: add the device's gradients to the host's now, and set `.grad` to None.
 
-        For micro-batches: call it after each backward to have the device's memory back. With a process group
-        all ranks call it.
+        For micro-batches: call it after each backward to free the device's memory. With a process group, all
+        ranks must call it.
 
         Raises:
             RuntimeError: with `gradients="device"`, and as `step`.
@@ -236,19 +237,19 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes inside only add up gradients: no parameter is stepped behind them.
+        """Backward passes in this block only add up gradients and step no parameter.
 
         Needed around all but the last micro-batch of a step with `overlap_backward` and gradients on the
-        device; without effect otherwise.
+        device; otherwise it has no effect.
         """
         with self._overlap.paused():
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, those on the host too.
+        """Drop all gradients, including those on the host.
 
         Raises:
-            RuntimeError: when `overlap_backward` has already stepped with them.
+            RuntimeError: `overlap_backward` has already stepped with them.
         """
         self._overlap.wait()
         if self._overlap.stepped:
@@ -263,10 +264,10 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """The state in the layout of `torch.optim.AdamW`, as views of the host memory: nothing is copied.
 
-        Each parameter that has been stepped has `step`, `exp_avg`, `exp_avg_sq`, and `master` (float32)
-        unless its weights are float32 themselves; torch's AdamW carries that along unused. With a process
-        group the tensors are this rank's share, one-dimensional, and `partition` says whose; for the whole
-        see `full_state_dict`.
+        Each parameter that has been stepped has `step`, `exp_avg` and `exp_avg_sq`; unless its weights are
+        float32, also `master` (float32), which torch's AdamW keeps but does not use. With a process group the
+        tensors are this rank's part, one-dimensional, and `partition` says which; for the whole see
+        `full_state_dict`.
 
         Raises:
             RuntimeError: as `step`; and between a backward with `overlap_backward` and its `step()`.
@@ -281,10 +282,10 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         return state
 
     def full_state_dict(self, to: int | None = 0) -> dict[str, Any]:
-        """`state_dict` with whole tensors, gathered parameter by parameter; all ranks of the group call it.
+        """`state_dict` with whole tensors, gathered one by one; all ranks of the group must call it.
 
         Args:
-            to: the rank (in the group) that receives it, which needs the host memory; None for all. The other
+            to: the rank (in the group) that receives it and needs the host memory; None for all. The other
                 ranks get an empty dict.
         """
         state = self.state_dict()
@@ -305,11 +306,12 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         return {"state": whole, "param_groups": state["param_groups"]} if keep else {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state of this class or of `torch.optim.AdamW`, tensor by tensor, into memory at hand.
+        """Copy a state of this class or of `torch.optim.AdamW`, tensor by tensor, into the existing memory.
 
-        Whole tensors serve every rank of a process group; a partitioned state only the rank that saved it.
-        A `master` whose rounding is not the weight on the device at the next step yields to that weight, so
-        model and optimizer can be loaded in either order; without a `master` the weights are it.
+        Every rank of a process group can load whole tensors; only the rank that saved it can load a
+        partitioned state. At the next step a weight on the device replaces its `master` if that does not
+        round to it, so model and optimizer can be loaded in either order. Without a `master` the weight is
+        taken.
 
         Raises:
             ValueError: when the state does not fit; nothing has changed then.
@@ -348,9 +350,9 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
             hook(self)
 
     def close(self) -> None:
-        """Give everything back: thread, pinned tiles, hooks, state. Repeatable; happens at exit by itself.
+        """Release everything: thread, pinned tiles, hooks, state. Repeatable; called automatically at exit.
 
-        Tensors of a `state_dict` taken before stay valid, and keep their memory.
+        Tensors of an earlier `state_dict` stay valid and keep their memory.
         """
         self._overlap.close()
         self._resources.close()
@@ -362,7 +364,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     # -- what step() is made of
 
     def _loss_scaling(self) -> tuple[float | None, bool]:
-        """What a GradScaler says: the scale to divide by, and whether to skip the step."""
+        """The GradScaler's scale to divide by, and whether to skip the step."""
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if scale is None and found_inf is None:
             return None, False
@@ -394,10 +396,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         self._resources.run(fresh, Engine.adopt)
 
     def _sync_state(self, resident: ResidentParameter) -> None:
-        """Make sure that `state` holds the tensors that will be stepped.
-
-        Users clear it to start over, or put tensors of their own there.
-        """
+        """Make sure that `state` has the tensors that will be stepped: users may clear or replace them."""
         entry = self.state.get(resident.parameter)
         if not resident.published(entry):
             if entry:

@@ -1,7 +1,7 @@
-"""Host memory of exactly the size asked for: anonymous mappings, page-locked for CUDA where that is wanted.
+"""Host memory of exactly the requested size: anonymous mappings, page-locked for CUDA if wanted.
 
-PyTorch's pinned allocator rounds each block up to a power of two and keeps it for good. A private anonymous
-mapping that is registered with the driver costs its size, rounded up to pages, and copies as fast.
+PyTorch's pinned allocator rounds each block up to a power of two and never frees it. A private anonymous
+mapping that is registered with the driver takes its size, rounded up to pages, and copies as fast.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class PinningFailed(RuntimeWarning):
 
 
 def host_memory(nbytes: int) -> Tensor:
-    """`nbytes` zero bytes as a one-dimensional tensor, on pages of their own, which exist once written to.
+    """`nbytes` zero bytes as a one-dimensional tensor, on separate pages that the first write commits.
 
-    The memory goes back to the system when the last tensor that views it dies.
+    The memory returns to the system when the last tensor that views it dies.
 
     Raises:
-        MemoryError: when the system refuses the mapping.
+        MemoryError: the system refuses the mapping.
     """
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    # The tensor keeps the mapping alive. Closing it by hand would unmap it under the tensor.
+    # The tensor keeps the mapping alive. Closing the mapping by hand would unmap it while the tensor uses it.
     return torch.frombuffer(_mapping(mmap.mmap, nbytes), dtype=torch.uint8)
 
 
@@ -55,13 +55,13 @@ def _mapping(kind: type[_Mapping], nbytes: int) -> _Mapping:
 
 
 class _LockedMapping(mmap.mmap):
-    """A mapping that is unregistered by itself, before its pages go."""
+    """A mapping that unregisters itself before its pages are unmapped."""
 
     address = 0
     pid = 0
 
     def __del__(self) -> None:
-        # At the end of the program the driver may be gone already, and takes its registrations along.
+        # At the end of the program the driver, with its registrations, may be gone already.
         if self.address and self.pid == os.getpid() and not sys.is_finalizing():
             torch.cuda.synchronize()  # a copy may still be under way
             torch.cuda.cudart().cudaHostUnregister(self.address)
@@ -70,17 +70,17 @@ class _LockedMapping(mmap.mmap):
 def locked_memory(nbytes: int) -> Tensor | None:
     """`nbytes` zero bytes, page-locked for CUDA until the last tensor that views them dies.
 
-    For tensors whose end nobody sees; `PinnedMemory` is for those that have an owner.
+    For tensors that nobody closes; use `PinnedMemory` for those that have an owner.
 
     Args:
         nbytes: at least 1.
 
     Returns:
-        A one-dimensional tensor of `torch.uint8`; None if the driver refused, which a `PinningFailed` warning
-        tells.
+        A one-dimensional tensor of `torch.uint8`; None, after a `PinningFailed` warning, if the driver
+        refused.
 
     Raises:
-        MemoryError: when the system refuses the mapping.
+        MemoryError: the system refuses the mapping.
     """
     mapping = _mapping(_LockedMapping, nbytes)
     memory = torch.frombuffer(mapping, dtype=torch.uint8)
@@ -95,8 +95,8 @@ class PinnedMemory:
 
     Attributes:
         bytes: the memory, a one-dimensional tensor of `torch.uint8`.
-        pinned: whether it is page-locked. False, after a `PinningFailed` warning, if the driver refused, and
-            where no CUDA device takes part.
+        pinned: whether it is page-locked. False if no CUDA device is used or, after a `PinningFailed`
+            warning, if the driver refused.
     """
 
     def __init__(self, nbytes: int, *, pin: bool) -> None:
@@ -110,15 +110,15 @@ class PinnedMemory:
         self.pinned = pin and _register(self.bytes)
 
     def close(self) -> None:
-        """Unregister; the memory itself goes with its last tensor. No copy may be under way. Repeatable."""
-        # A forked child has no part in the registration, and CUDA cannot be called there.
+        """Unregister; the memory is freed with its last tensor. No copy may be running. Repeatable."""
+        # A forked child does not share the registration, and cannot call CUDA.
         if self.pinned and os.getpid() == self._owner_pid:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())
         self.pinned = False
 
 
 def _register(memory: Tensor) -> bool:
-    # Pages that do not exist yet would be made one by one inside the driver; writing first is faster.
+    # The driver would commit missing pages one by one; writing first is faster.
     memory.zero_()
     status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE))
     if status == 0:
@@ -135,9 +135,9 @@ def _register(memory: Tensor) -> bool:
 
 
 def _swallow_stale_error() -> None:
-    """A refused registration leaves an error behind that the next kernel launch would be blamed for.
+    """Clear the error of a refused registration, which the next kernel launch would raise.
 
-    Torch clears the driver's error when it reports it: so launch a harmless kernel and drop the report.
+    Torch clears the driver's error when it raises it: so launch a harmless kernel and drop the exception.
     """
     try:
         torch.ones(1, device="cuda")

@@ -15,30 +15,29 @@ from memtriage.treat.parking.transfer import ARENAS, forget_unwanted, no_work, p
 
 
 def park(*what: Any, despite_graphs: bool = False) -> Parked:
-    """Moves storages to page-locked host memory and gives their device memory back. Sizes in bytes.
+    """Move storages to page-locked host memory and free their device memory. Sizes in bytes.
 
-    Every view and alias stays valid, as the storage objects stay: they are empty meanwhile. Using a parked
-    tensor raises `memtriage.ParkedError`. The host memory is kept for the next time;
-    `release_parking()` gives it back.
+    Views and aliases stay valid: the storage objects remain, and are empty meanwhile. Using a parked tensor
+    raises `memtriage.ParkedError`. The host memory is kept for the next time; `release_parking()` frees it.
 
     Args:
-        what: models, optimizers, tensors, storages, and containers of these. A model stands for its
-            parameters, gradients and buffers, an optimizer for its state. The names `parameters`,
-            `gradients`, `buffers` and `optimizer_state` among them restrict models and optimizers to these.
-        despite_graphs: the caller says that no captured CUDA graph that is still alive uses any of it.
-            Otherwise nothing is parked while there is one.
+        what: models, optimizers, tensors, storages, and containers of these. A model means its parameters,
+            gradients and buffers, an optimizer its state. If the names `parameters`, `gradients`, `buffers`
+            or `optimizer_state` are given, too, only these parts of models and optimizers are parked.
+        despite_graphs: the caller says that no captured CUDA graph still alive uses any of it. Otherwise
+            nothing is parked while there is one.
 
     Returns:
         What was moved; also a context manager that brings it back.
 
     Raises:
-        memtriage.ParkError: something of it is parked already, or is nothing that can be parked; a
-            RuntimeError. Nothing was moved.
+        memtriage.ParkError: some of it is parked already, or cannot be parked; a RuntimeError. Nothing was
+            moved.
         MemoryError: the host has too little memory. Nothing was moved.
-        Whatever else interrupts has a note that says what is parked and what is on the device.
+        Any other exception has a note that says what is parked and what is on the device.
 
-    Limits: waits for all work on the device. CPU storages are parked only in a process without CUDA.
-    Memory whose address somebody keeps (a captured CUDA graph, DLPack) must not be parked; see docs/park.md.
+    Limits: waits for all work on the device. CPU storages are parked only in a process without CUDA. Memory
+    whose address is kept elsewhere (a captured CUDA graph, DLPack) must not be parked; see docs/park.md.
 
     Warns:
         ParkRefused: some storages cannot be parked and stay.
@@ -49,11 +48,11 @@ def park(*what: Any, despite_graphs: bool = False) -> Parked:
 def park_rest(
     *what: Any, despite_graphs: bool = False, meanwhile: Callable[[], None] = no_work
 ) -> Parked | None:
-    """Parks what is not parked yet of it; None if all is. Otherwise as `park`.
+    """As `park`, but skip what is parked already; None if all is.
 
     Args:
-        what, despite_graphs: as of `park`.
-        meanwhile: as of `park_choice`.
+        what, despite_graphs: as for `park`.
+        meanwhile: as for `park_choice`.
     """
     with LOCK:
         choice = choose(what)
@@ -78,14 +77,14 @@ def _warn_refused(parked: Parked) -> Parked:
 
 
 def unpark(*what: Any) -> Moved:
-    """Brings parked storages back to the device that they came from, bit for bit. Sizes in bytes.
+    """Bring parked storages back to their device, bit for bit. Sizes in bytes.
 
     Args:
-        what: as for `park`, or what `park` returned; nothing for all that is parked.
+        what: as for `park`, or what `park` returned; without arguments all that is parked.
 
     Raises:
-        memtriage.ParkError: nothing of it is parked, or something got device memory from elsewhere
-            meanwhile; a RuntimeError.
+        memtriage.ParkError: none of it is parked, or a parked storage was given other memory meanwhile; a
+            RuntimeError.
         torch.OutOfMemoryError: too little device memory. What was brought back stays; the rest is still
             parked, and the call can be repeated.
     """
@@ -101,12 +100,12 @@ def unpark(*what: Any) -> Moved:
 
 
 def is_parked(*what: Any) -> bool:
-    """Whether anything of it is parked; without arguments, anything at all. Arguments as of `unpark`."""
+    """Whether any of it is parked; without arguments, anything at all. Arguments as for `unpark`."""
     return bool(_entries(what))
 
 
 def parked_by_device(*what: Any) -> dict[int, int]:
-    """Bytes that are parked of it, by CUDA index. Arguments as of `unpark`."""
+    """Parked bytes of it, by CUDA index. Arguments as for `unpark`."""
     parked: dict[int, int] = {}
     for entry in _entries(what) if PARKED else ():
         if entry.device.type == "cuda":
@@ -115,10 +114,10 @@ def parked_by_device(*what: Any) -> dict[int, int]:
 
 
 def release_parking() -> int:
-    """Gives host memory that `park` keeps for the next time back to the system.
+    """Free the host memory that `park` keeps for the next time.
 
     Returns:
-        Its bytes. What holds parked storages stays.
+        Bytes freed. Memory of parked storages stays.
     """
     with LOCK:
         forget_unwanted()
@@ -131,7 +130,7 @@ def addresses() -> frozenset[int]:
 
 
 def _entries(what: tuple[Any, ...]) -> list[ParkedStorage]:
-    """Those that are parked of what was given, in the order in which they were parked."""
+    """The parked entries among what was given, in the order in which they were parked."""
     if not what:
         return list(PARKED.values())
     serials = {serial for item in what if isinstance(item, Parked) for serial in item.serials}

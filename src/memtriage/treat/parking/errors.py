@@ -1,14 +1,14 @@
-"""What parking raises and warns of."""
+"""Errors and warnings of parking."""
 
 from __future__ import annotations
 
 
 class ParkError(RuntimeError):
-    """Parking was asked for something that cannot be: nothing was moved. The text says what and why."""
+    """Something cannot be parked or brought back; nothing was moved. The text says what and why."""
 
 
 class ParkedError(ParkError):
-    """A parked tensor was used: its values are on the host, its device memory was given back."""
+    """A parked tensor was used: its values are on the host, its device memory is freed."""
 
 
 class ParkRefused(RuntimeWarning):

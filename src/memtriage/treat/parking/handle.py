@@ -43,8 +43,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """What one call of `park` moved. As a context manager it brings back, at the end, what is still parked of
-    it.
+    """What one call of `park` moved. As a context manager, it brings back what is still parked at the end.
 
     Attributes:
         serials: numbers of the entries, for `unpark`.
@@ -53,10 +52,9 @@ class Parked:
         owners: bytes by owner.
         refused: what was asked for and could not be parked.
         seconds: time of the whole call.
-        host_seconds: the part of it that went into finding, or making, host memory: nearly none once a cycle
-            before it has left enough.
+        host_seconds: the part spent on getting host memory: nearly none if an earlier cycle left enough.
         copy_seconds: the part in which bytes were copied, whatever else the host did then.
-        bring_back: brings entries back by number; None where none of them is parked.
+        bring_back: brings entries back by number; None if none of them is parked.
     """
 
     serials: frozenset[int]
@@ -70,10 +68,10 @@ class Parked:
     bring_back: Callable[[frozenset[int]], Moved | None] = field(repr=False, compare=False)
 
     def unpark(self) -> Moved:
-        """Bring back what is still parked of it.
+        """Bring back the part that is still parked.
 
         Raises:
-            ParkError: nothing of it is parked any more.
+            ParkError: none of it is parked any more.
         """
         moved = self.bring_back(self.serials)
         if moved is None:
