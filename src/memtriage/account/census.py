@@ -31,13 +31,14 @@ from memtriage.process.stdlib import time
 
 @dataclass(frozen=True, slots=True)
 class LookPolicy:
-    """How much of what is alive a census looks at closely.
+    """Which storages a census looks at closely.
 
     Attributes:
-        head: bytes read at the ends of a storage, by which a longer copy of an earlier tensor is recognized.
-        heads: storages of a group up to which their ends are read: the keys and values of 32 layers.
-        page: storages from this size on are looked at so: shorter ones are counters, and neither pinned nor
-            shared memory comes in less than a page.
+        head: bytes read at either end of a storage, to recognize a longer copy of an earlier tensor.
+        heads: the ends are only read in groups of at most this many storages: the keys and values of 32
+            layers.
+        page: only storages of at least this size are looked at closely. Smaller ones are counters, and
+            pinned or shared memory takes at least a page.
     """
 
     head: int = 64

@@ -39,11 +39,11 @@ class DetailPolicy:
     """How many storages of a group are looked at closely.
 
     Attributes:
-        sites: those that are asked for their allocation site: the line that most of them give does not change
-            with more.
-        holders: those whose other holders are searched.
-        variables: paths whose storing line is read, in search of the variable that carries a graph on.
-        also_held_by: other holders that a group names.
+        sites: storages whose allocation site is looked up. More would not change the most frequent line.
+        holders: storages whose other holders are searched.
+        variables: paths whose storing line is read, to find the variable that carries a graph from step to
+            step.
+        also_held_by: other holders that are named.
     """
 
     sites: int = 48

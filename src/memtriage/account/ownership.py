@@ -38,8 +38,8 @@ class OwnerPolicy:
         part: levels below a module's table of parameters or buffers.
         state: levels below an optimizer's groups and states: `state[p]["shampoo"]["blocks"][0]` has four.
         attribute: levels below each other attribute of an optimizer: lists of gradients by group.
-        inner: holders from an inner tensor up to the tensor subclass that it is part of.
-        buffer: holders from a tensor up to the reducer or bucket of `torch.distributed` that owns it.
+        inner: hops from an inner tensor up to the tensor subclass that it is part of.
+        buffer: hops from a tensor up to the reducer or bucket of `torch.distributed` that owns it.
     """
 
     part: int = 1

@@ -43,37 +43,38 @@ class PrimingPolicy:
     """How blocks are searched for, and when they are worth it.
 
     Attributes:
-        requests: how many requests are simulated at most while searching: a million take about a second.
-        more_requests: how many under each of the other settings.
-        pool_requests: how many with pools, in each of several searches: one that cools slowly ends elsewhere.
-        divided: share of them in addition, with blocks for the largest sizes and the rest divided evenly.
-        patience: after so many without a better choice the search ends.
-        near: a choice that reserves at most this share more than is alive at the peak is good enough.
-        grid: sizes of a single block that are tried first, as fractions of the peak. Larger ones, up to what
-            is reserved without blocks, are tried along with what is divided.
-        searched_steps: a search looks at this many steps: what the optimizer makes comes in the first, and
-            what that moves in the second.
+        requests: most requests simulated during the search: a million take about a second.
+        more_requests: the same for each of the other settings.
+        pool_requests: the same with pools, for each of several searches: one that cools slowly ends at
+            another choice.
+        divided: part of the requests spent in addition on blocks for the largest sizes with the rest divided
+            evenly.
+        patience: the search ends after this many requests without a better choice.
+        near: a choice is good enough if it reserves at most this share more than is alive at the peak.
+        grid: number of sizes of a single block that are tried first, as fractions of the peak. Larger ones,
+            up to what is reserved without blocks, are tried with the divided blocks.
+        searched_steps: steps that a search simulates. The optimizer allocates its states in the first, and
+            the second shows their effect.
         horizon: steps of the trace that a choice must pass; issue reports of fragmentation speak of tens.
-        tolerance: by this share a choice may be worse than none on a perturbed trace.
-        least_gain: blocks that save less of what is reserved do not help.
-        settings_gain: other settings that save less than that beyond blocks do not help. They also act on
-            memory that was not predicted, such as workspaces of libraries. Where less than that could be
+        tolerance: on a perturbed trace, a choice may be worse than no blocks by this share.
+        least_gain: blocks must save at least this share of what is reserved.
+        settings_gain: other settings must save at least this share in addition to blocks, because they also
+            affect memory that was not predicted, such as workspaces of libraries. If less than that could be
             saved, neither settings nor pools are tried.
-        pool_gain: pools that save less than that beyond blocks do not help.
+        pool_gain: pools must save at least this share in addition to blocks.
         workspace: size of a workspace at the peak of each step of a program with convolutions, as a part of
-            the peak. With it a choice must not be worse than none without it: a U-Net that was primed
-            reserved 4 % more than predicted.
+            the peak. With it, a choice must not be worse than no blocks without it: a primed U-Net reserved
+            4 % more than predicted.
         shares: lengths of other batches, as shares of the longest.
         kept: blocks of an evaluation that are alive at the same time.
         searched_under: circumstances under which each choice is tried; the first is as predicted.
-        predicted: how much what is reserved as predicted counts; what is reserved under the other
-            circumstances shares the rest.
-        excess: how much each byte counts by which a trial is worse than without blocks.
-        checked_under: those that each choice better than all before must pass.
-        warmest: by how much worse a choice the search may go on from, as a share, at its beginning.
-        room: share of the peak by which a block of the best choice is enlarged, if with so much that was not
-            predicted much more would be reserved. SegFormer reserved 20 % more than predicted: its blocks
-            bore 24 MiB.
+        predicted: weight of the bytes reserved as predicted; the other circumstances share the rest.
+        excess: weight of each byte by which a trial is worse than without blocks.
+        checked_under: circumstances that each new best choice must pass.
+        warmest: at its beginning, the search may continue from a choice that is worse by up to this share.
+        room: share of the peak by which a block of the best choice is enlarged, if unpredicted memory of
+            that size would make the program reserve much more. SegFormer reserved 20 % more than predicted:
+            its blocks had room for 24 MiB.
     """
 
     requests: int = 60_000_000

@@ -35,10 +35,10 @@ from memtriage.model.units import size
 
 @dataclass(frozen=True, slots=True)
 class FoldingPolicy:
-    """How findings of one cause are told as one.
+    """How findings of one cause are joined.
 
     Attributes:
-        speaks_for_all: part of the growth from which one holder names the whole finding: the others are
+        speaks_for_all: a holder with at least this part of the growth names the whole finding: the others are
             small parts of the same entries, and the folded path would say less.
     """
 

@@ -17,17 +17,17 @@ from memtriage.diagnose.growth.track import Floats, Points
 
 @dataclass(frozen=True, slots=True)
 class CodeCachePolicy:
-    """Thresholds for taking growth as that of code caches.
+    """Thresholds for attributing growth to code caches.
 
     Attributes:
         spans: equal spans of time; both counters are compared from each to the next.
         readings: least number of readings of the generated code.
-        entries: bound of oneDNN's primitive cache unless an environment variable changes it. Growth at each
-            of so many positions would have filled it.
-        varies: spread of the code's growth, as a part of its mean, from which on growth without new code
-            would show.
+        entries: bound of oneDNN's primitive cache, unless an environment variable changes it. Growth over
+            more positions than this would have filled it.
+        varies: if the code's growth differs between spans by less than this part of its mean, code came all
+            the time: then growth without new code could not show.
         share: part of the growth that may come without new code.
-        beside: bytes that memory may grow by per byte of code; 0.1 for convolutions, 0.35 for LSTMs.
+        beside: most bytes of other memory per byte of code; it is 0.1 for convolutions, 0.35 for LSTMs.
     """
 
     spans: int = 8

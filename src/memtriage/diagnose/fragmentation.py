@@ -15,17 +15,16 @@ from memtriage.playbook.fragmentation import ENTRY, EXPANDABLE_FIX, FIX, WHY
 
 @dataclass(frozen=True, slots=True)
 class FragmentationPolicy:
-    """From when on growing fragmentation is reported.
+    """When growing fragmentation is reported. It is what is reserved beyond the peak of allocated bytes.
 
     Attributes:
         warm_up: first steps to leave out: the optimizer makes its states, and libraries their buffers.
-        steps: steps needed after these: each quarter of the time must tell something.
-        floor: bytes by which what is reserved beyond the peak must have risen: a few segments of 20 MiB
-            always have some room.
+        steps: steps needed after these, so that each quarter of the time shows something.
+        floor: bytes by which it must have risen: a few segments of 20 MiB always have some room.
         share: the same as a part of the peak: less is not worth a change of the program.
-        quarter: part of the whole rise that a quarter of the time must show to count.
-        quarters: of the last three, those that must count. One rise, such as that of the first evaluation,
-            is no growth, nor is what comes to its end early.
+        quarter: a quarter of the time counts if it has at least this part of the whole rise.
+        quarters: how many of the last three quarters must count. A single rise, such as that of the first
+            evaluation, is not growth, nor is a rise that ends early.
     """
 
     warm_up: int = 3

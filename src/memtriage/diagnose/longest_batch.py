@@ -22,17 +22,18 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class ForecastPolicy:
-    """What a forecast takes, and how sure it is.
+    """What a forecast needs, and how certain it is.
 
     Attributes:
-        sizes: different sizes of batches that a fit needs. A random order has few steps that raise the peak:
-            about 5 of 100.
+        sizes: different batch sizes that a fit needs. In a random order few steps raise the peak: about 5 of
+            100.
         freedom: readings that a line needs beyond its two coefficients.
-        for_curve: readings that a curve needs beyond its three: from few, noise bends it.
-        deviations: standard errors that the error bar has at least.
-        for_few: degrees of freedom that double the error bar: an error from few readings is uncertain.
-        beyond: part of the rise beyond the largest reading that the error bar has in addition: the fit says
-            nothing of kernels that change with the length.
+        for_curve: readings that a curve needs beyond its three: noise bends a curve through few.
+        deviations: least width of the error bar, in standard errors.
+        for_few: with this many degrees of freedom the error bar is twice as wide: an error from few readings
+            is uncertain.
+        beyond: part of the rise above the largest reading that is added to the error bar: the fit does not
+            know of kernels that change with the length.
     """
 
     sizes: int = 4

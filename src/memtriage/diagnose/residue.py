@@ -19,14 +19,14 @@ from memtriage.playbook.residue import ADVICE, ENTRY, ResidueCause
 
 @dataclass(frozen=True, slots=True)
 class ResiduePolicy:
-    """Thresholds.
+    """Thresholds for reporting residue.
 
     Attributes:
-        floor: bytes on a device below which nothing is said: a loss, a batch, the last outputs. Also the rise
-            of the allocator's counter that makes a look worth its time.
-        share: part of the residue that a holder must have for a finding of its own; and of what is known, by
-            which more must be allocated for another look.
-        findings: most findings for a device.
+        floor: bytes on a device below which nothing is reported: a loss, a batch, the last outputs. Also the
+            least rise of the allocator's counter for a census.
+        share: a holder with less than this part of the residue has no finding. Also the part of the bytes at
+            the last census by which more must be allocated for another one.
+        findings: most findings per device.
     """
 
     floor: int = 4 * MIB

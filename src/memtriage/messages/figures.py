@@ -23,21 +23,21 @@ class FiguresPolicy:
     """Thresholds of the rules, in bytes or as shares of the device.
 
     Attributes:
-        absurd: a request of so many bytes is no size but garbage (64 TiB).
-        full: free memory by which a request may be covered on a device that is full all the same.
+        absurd: a request of this size (64 TiB) or more is garbage.
+        full: if the free memory exceeds the request by less than this, the device counts as full.
         close, close_share: a margin below both may be gone a moment later.
-        capped_share: a cap below this share of the device counts as one.
-        cap_reached: share of the cap that reserved plus request reach when the cap refused.
-        cap_near: the same, where the cap cannot be ruled out.
-        roomy: reserved plus request within this share of a device whose free memory is unknown: the device
-            has room.
-        baseline: what one process has outside its allocator without being remarkable.
-        outside_share: share of the device outside the allocator, beyond the baseline, that decides.
-        outside_alone: the same, with the baseline in it.
-        outside_possible, outside_possible_alone: the same, where it cannot be ruled out.
-        holes_share, holes: holes count as large from the smaller of the two on.
-        tight: what compaction would leave, as a share of the device, below which it does not help for long.
-        live: allocated as a share of the device, from which on it is full of live bytes.
+        capped_share: a cap only counts if it is below this share of the device.
+        cap_reached: the cap refused if reserved plus request exceed this share of it.
+        cap_near: the cap cannot be ruled out if they exceed this share of it.
+        roomy: if free memory is unknown, the device has room if reserved plus request are within this share.
+        baseline: what one process usually has outside its allocator.
+        outside_share: memory outside the allocator is the cause if it exceeds the baseline by this share of
+            the device,
+        outside_alone: or if it is this share of the device, baseline included.
+        outside_possible, outside_possible_alone: the same two shares from which it cannot be ruled out.
+        holes_share, holes: holes are large from the smaller of the two on.
+        tight: if compaction leaves less free memory than this share of the device, it does not help for long.
+        live: if allocated is at least this share of the device, the device is full of live bytes.
     """
 
     absurd: int = 2**46

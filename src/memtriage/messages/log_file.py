@@ -27,17 +27,17 @@ class LogPolicy:
     """How a log is read.
 
     Attributes:
-        whole: bytes up to which every line of a text is read by the grammar.
-        chunk: bytes of a longer one that are searched at once.
-        margin: bytes of the chunk before that stay: the longest line, and what comes before a hit.
-        before: bytes before a hit that are read: its traceback.
-        after: bytes after a hit that are read: the rest of a wrapped message.
-        wrapped_lines: lines before a hit among which its message may begin.
+        whole: the grammar reads every line of a text of up to this many bytes.
+        chunk: bytes of a longer text that are searched at once.
+        margin: bytes of the previous chunk that are kept: the longest line, and the text before a hit.
+        before: bytes read before a hit: its traceback.
+        after: bytes read after a hit: the rest of a wrapped message.
+        wrapped_lines: a message may begin up to this many lines before its hit.
         of_a_kind: messages of one kind that are read; the others are counted.
-        reports: the same of reports, such as an allocator's table, which are long.
-        sample: bytes at the beginning by which the encoding is told.
-        least_sample: bytes below which they say nothing.
-        zeros: part of a sample of UTF-16 that is zeros: half of it, less what is not Latin.
+        reports: the same for reports, which are long, such as an allocator's table.
+        sample: bytes at the beginning from which the encoding is inferred.
+        least_sample: a shorter sample says nothing.
+        zeros: a sample is UTF-16 if this part of it is zeros: half of it, less for text that is not Latin.
     """
 
     whole: int = 256 * 1024

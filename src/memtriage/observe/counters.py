@@ -19,16 +19,16 @@ _PINNED_EVERY = 8
 
 @dataclass(frozen=True, slots=True)
 class MallocPolicy:
-    """How often malloc's counter is read where a reading is slow.
+    """How often malloc's counter is read if a reading is slow.
 
     Attributes:
-        cheap_s: a reading that takes no longer is made at every mark: it is a small part of a mark's cost.
-        always: so many readings are made whatever they cost: short runs are judged by every mark.
+        cheap_s: readings that take no longer are made at every mark: they are a small part of its cost.
+        always: the first readings, made whatever they cost: short runs are judged by every mark.
         step_share: share of the time that readings may take at marks of steps and the like. A gap in that
-            series costs more than the reading, unless the heap is so fragmented that the program would become
-            slower by a fifth.
-        within_step_share: share of the time up to which backwards within a step have readings, too. What the
-            other marks took counts.
+            series is worse than a slow reading, unless the heap is so fragmented that the program would slow
+            down by a fifth.
+        within_step_share: backwards within a step have readings, too, while all readings take less than this
+            share of the time.
     """
 
     cheap_s: float = 50e-6

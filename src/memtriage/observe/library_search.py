@@ -35,17 +35,17 @@ WantedContainers = Callable[[Iterable[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """How far a search back goes, from what the program's own variables do not reach to what holds it.
+    """How far to search backward, from objects that the program's variables do not reach to their holders.
 
     Attributes:
-        targets: the most objects that it begins with. `gc.get_referrers` compares each reference of the heap
-            with each of them: 64 take twice the time of one, 256 six times: 0.2 s in a heap
-            of 370,000 objects, whose libraries take a second to walk.
-        rounds: how often the whole heap is searched for them, of 15 to 100 ms each. Ten take about as long
-            as the walk over all libraries.
-        holders: the most objects that it finds: beyond that something large is held in many ways.
-        alike: nodes of one kind that it begins with. A loop makes hundreds that are all held alike, mostly by
-            C++ alone, and a container that leads to a few leads to the others.
+        targets: most objects to begin with. `gc.get_referrers` compares each reference of the heap with each
+            of them: 64 take twice the time of one, 256 six times: 0.2 s in a heap of 370,000 objects, whose
+            libraries take a second to walk.
+        rounds: how often the whole heap is searched, 15 to 100 ms each. Ten take about as long as the walk
+            over all libraries.
+        holders: most objects to find: if there are more, something large is held in many ways.
+        alike: nodes of one kind to begin with. A loop makes hundreds that are all held in the same way,
+            mostly by C++ alone, and a container that leads to a few leads to the others.
     """
 
     targets: int = 256
@@ -62,17 +62,17 @@ _SOUGHT: Final = frozenset((TENSOR, NODE, FUTURE, SAVED, PLACEHOLDER))
 def enter_holders_of_tensors(
     walker: HeapWalker, libraries: NamedModules, wanted_containers: WantedContainers
 ) -> bool:
-    """Enter what of libraries leads to tensors and to wanted containers, and what these lead to.
+    """Enter the objects of libraries that lead to tensors and wanted containers, and what these lead to.
 
-    Then the same of memtriage's own modules. What no root reaches is left in `walker.everything`.
+    Then the same for memtriage's own modules. What no root reaches is left in `walker.everything`.
 
     Args:
         walker: has walked the program's own variables.
         libraries: their modules, with names.
-        wanted_containers: those that it returns are left out where too much leads to them.
+        wanted_containers: if too much leads to the containers that it returns, they are left out.
 
     Returns:
-        Whether that was done. If too much leads to tensors, the libraries are still to be walked.
+        Whether that was done. If not, too much leads to tensors, and the libraries still have to be walked.
     """
     graph = walker.graph
     sought = _that_hold_tensors(walker)
@@ -103,7 +103,7 @@ def enter_holders_of_tensors(
 
 
 def _that_hold_tensors(walker: HeapWalker) -> list[Any]:
-    """Return what has the memory of tensors and was not reached."""
+    """Return the objects that have memory of tensors and were not reached."""
     index, kinds = walker.graph.index, walker.kinds
     wanted = {key for key, kind in walker.everything.types().items() if kinds[kind] in _SOUGHT}
     return [obj for obj in walker.everything.of_types(wanted) if id(obj) not in index]

@@ -38,15 +38,14 @@ from memtriage.process.stdlib import gc, time
 
 @dataclass(frozen=True, slots=True)
 class CensusBudget:
-    """How much of a program one walk looks through. Beyond it the walk is partial, and says so.
+    """How much of a program one walk looks through. If there is more, the walk is partial and says so.
 
     Attributes:
-        objects: the most objects that are walked. A million take about 120 MB of host memory for the walk's
-            duration, and a second.
-        seconds: of the processor, the longest that a walk may take; the program stands still meanwhile.
-        wide: entries from which a container is walked last, where there is more than half of `objects` to
-            walk: a data set kept as Python objects must not hide the model.
-        wide_seconds: the longest that those containers take.
+        objects: most objects walked. A million take a second, and about 120 MB of host memory meanwhile.
+        seconds: most processor time of a walk; the program waits meanwhile.
+        wide: if there are more than half of `objects` to walk, containers with at least this many entries are
+            walked last: a data set kept as Python objects must not hide the model.
+        wide_seconds: most time for those containers.
     """
 
     objects: int = 1_000_000

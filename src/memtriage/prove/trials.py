@@ -45,7 +45,7 @@ class VariantPolicy:
     """What memtriage itself does in a variant.
 
     Attributes:
-        phase: whether `memtriage.phase` acts at the end of a phase; None leaves it to the script.
+        phase: whether `memtriage.phase` frees memory at the end of a phase; None leaves it to the script.
         host_tuning: run with malloc's settings, as `memtriage run --host-tuning`.
     """
 

@@ -1,8 +1,7 @@
-"""The verdict on jobs that run already, from what is read of them from outside.
+"""The verdict on jobs that run already, from what can be read from outside.
 
-Nothing of a job is changed: its memory is counted by the kernel, and its censuses are read with
-`memtriage.outside.census`. A job that listens is asked for them instead. Growth is judged over seconds, by
-the rules of a watched run.
+Nothing in a job is changed: the kernel counts its memory, and `memtriage.outside.census` reads its censuses.
+A job that listens is asked for them instead. Growth is judged over seconds, by the rules of a watched run.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ class AttachPolicy:
 
     Attributes:
         censuses: in the whole time. A GPU is judged by twelve, and some are late.
-        share: part of the time that reading may take: the reader needs a processor of its own for it.
+        share: part of the time that reading may take: the reader keeps a processor busy meanwhile.
         pauses: part of the time for which a job that listens may wait for its own censuses.
         between_s: seconds between two readings of the kernel's counters.
-        answers_s: seconds within which a job that listens must have answered.
+        answers_s: seconds within which a job that listens must answer.
     """
 
     censuses: int = 18

@@ -1,4 +1,4 @@
-"""Follows what batches need by their size, and warns of one in the rest of the epoch that will not fit."""
+"""Follow how much memory batches need by size, and warn if one in the rest of the epoch will not fit."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class FollowPolicy:
     """What is followed, and when it is judged.
 
     Attributes:
-        settled: steps after which the optimizer has its state, and a step needs what later ones do.
-        kept: readings of each kind and device.
-        first: readings after which it is judged for the first time; again at each doubling, when an epoch
-            begins and when a step has raised the peak.
+        settled: steps after which the optimizer has its state, and a step needs as much as later ones.
+        kept: readings kept of each kind and device.
+        first: readings before the first judgment. The next ones follow whenever the readings have doubled, an
+            epoch begins, or a step has raised the peak.
         read_ahead: batches that a program may have taken before it trains on them.
-        epochs: passes over loaders that may be under way.
-        unlike: batches of a random order whose sizes nothing explains; the last one of an epoch is smaller.
+        epochs: most passes over loaders at the same time.
+        unlike: batches of a random order that may have an unexplained size: the last of an epoch is smaller.
         lengths_share: part of the time that reading lengths and orders may take.
     """
 
@@ -68,8 +68,8 @@ class _Followed:
     Attributes:
         epoch: the pass.
         batches: what it will give.
-        done: backwards that have begun since: one for each batch, or this is not understood.
-        unlike: batches whose size was none that the data set explains.
+        done: backwards that have begun since. Unless there is one per batch, the pass is not understood.
+        unlike: batches whose size the data set does not explain.
     """
 
     epoch: Epoch
@@ -88,7 +88,7 @@ class _Followed:
     def coming(self, seen: Iterable[Needed]) -> tuple[Batches, int] | None:
         """Return batches, and the number of the first that is still to come.
 
-        Of a random order only the longest batch, until it has come.
+        In a random order that is only the longest batch, until it has come.
         """
         if isinstance(self.batches, Batches):
             return self.batches, self.done
@@ -103,14 +103,14 @@ class BatchWatch:
     """Learns from the steps of an epoch what the rest of it will need.
 
     On a GPU two instants of a step are followed: the beginning of its backward, when all that was saved for
-    it is there, and its peak, which is known only of steps that raise the allocator's highest peak. On a CPU
-    it is the first, by malloc's counter. What counts is how much more is in use than at the end of the step
-    before, so that neither growth nor caches that fill disturb the fit. Only the first micro-batch of a step
-    is read: later ones have gradients in addition.
+    it is there, and its peak, which is only known for steps that raise the allocator's highest peak. On a CPU
+    only the first is followed, by malloc's counter. What counts is how much more is in use than at the end of
+    the previous step, so that neither growth nor filling caches disturb the fit. Only the first micro-batch
+    of a step is read: later ones also have gradients.
 
     Args:
         rank: whose findings they are.
-        record: gets findings, and a note where something fails.
+        record: gets findings, and a note if something fails.
         say: takes one line of text when a batch will not fit.
     """
 
@@ -124,14 +124,14 @@ class BatchWatch:
         self._of_step: list[BatchSize] = []
         self._at_backward: dict[str, deque[Needed]] = {}
         self._at_peak: dict[str, deque[Needed]] = {}
-        self._before: dict[str, int] = {}  # in use after the last step, where the next one will be read
+        self._before: dict[str, int] = {}  # in use after the last step, if the next one will be read
         self._counters: dict[str, tuple[int, int]] = {}  # allocated and peak after the last step
         self._due_s = self._lengths_due_s = 0.0
         self._next_judgment = POLICY.first
         self._found: dict[str, Finding] = {}
 
     def install(self) -> None:
-        """Follow passes over loaders. torch has to be there."""
+        """Follow passes over loaders. torch must be imported."""
         self._hook.install()
 
     def remove(self) -> None:
@@ -145,10 +145,10 @@ class BatchWatch:
 
     @never_raises
     def backward_begins(self, elements: int | None) -> None:
-        """A backward begins: the batch it is of is the next one. Reads the counters, now and then.
+        """Take the batch of a backward that begins: the next one. Reads the counters now and then.
 
         Args:
-            elements: of the batch, where they were read.
+            elements: number of elements of the batch, if read.
         """
         before, self._before = self._before, {}
         batch = self._next_batch(elements)
@@ -180,7 +180,7 @@ class BatchWatch:
         return followed.batch(elements)
 
     def _another(self, before: _Followed | None) -> _Followed | None:
-        """Return the newest pass over a loader, if it has given batches and it is known which."""
+        """Return the newest pass over a loader, if it has given batches and they are known."""
         while self._begun:
             epoch = self._begun.pop()
             if not epoch.given:
@@ -189,7 +189,7 @@ class BatchWatch:
             now = time.perf_counter()
             if now < self._lengths_due_s:
                 return None
-            self._lengths_due_s = math.inf  # where reading fails it is not tried again
+            self._lengths_due_s = math.inf  # if reading fails it is not tried again
             plan = epoch.plan()
             self._lengths_due_s = now + (time.perf_counter() - now) / POLICY.lengths_share
             if plan is None:
@@ -201,7 +201,7 @@ class BatchWatch:
                 self._next_judgment = POLICY.first
             if plan.batches is not None:
                 return _Followed(epoch, Batches(*plan.batches))
-            if again or plan.size is None:  # the longest has come in the epoch before
+            if again or plan.size is None:  # the longest batch came in an earlier epoch
                 return None
             return _Followed(epoch, DrawnBatches(plan.size, plan.lengths))
         return None
@@ -211,7 +211,7 @@ class BatchWatch:
 
     @never_raises
     def at_mark(self, mark: MarkPoint) -> None:
-        """Take the peaks of a step that is complete, and judge now and then. The last part of a mark."""
+        """Take the peaks of a complete step, and judge now and then. Called last at a mark."""
         if mark.name != "step":
             return
         step, of_step, self._of_step = mark.position.step, self._of_step, []
@@ -281,7 +281,7 @@ class BatchWatch:
 
 
 def _in_use() -> dict[str, int]:
-    """Return bytes in use by device: of the GPUs, or else of malloc."""
+    """Return bytes in use by device: of the GPUs, else of malloc."""
     if cuda.initialized():
         counters = {f"cuda:{index}": cuda.counters(index).allocated for index in cuda.devices()}
         return {device: allocated for device, allocated in counters.items() if allocated is not None}
@@ -292,7 +292,7 @@ def _in_use() -> dict[str, int]:
 def _limit_and_use(device: str) -> tuple[int | None, int | None]:
     """Return the bytes that a device has, and those in use as its limit counts them.
 
-    What malloc keeps free is not in use: the next step takes it first.
+    malloc's free memory is not in use: the next step takes it first.
     """
     if device.startswith("cuda:"):
         return device_limit(int(device[5:])), _in_use().get(device)

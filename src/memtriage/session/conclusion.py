@@ -1,4 +1,4 @@
-"""The end of a watch: the judgments, the verdict, and the last lines of the record."""
+"""The end of a watch: the findings, the verdict, and the last lines of the record."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Conclusion:
 
     Attributes:
         findings: what is wrong, the cause of death first; empty before `judge`.
-        judged: by device, whether growth could be judged and how small a leak would have been found.
-        exception_text: the exception or signal that ended the program; None when it completed.
-        died_of_memory: it ended because memory ran out.
+        judged: by device, whether growth could be judged and how small a leak would have been detected.
+        exception_text: the exception or signal that ended the program; None if it completed.
+        died_of_memory: whether it ended because memory ran out.
 
     Args:
         rank: whose findings they are.
@@ -73,12 +73,12 @@ class Conclusion:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on this rank; `error` where growth could not be judged because the watch failed."""
+        """The verdict on this rank; `error` if growth could not be judged because the watch failed."""
         word = verdict(self.findings, self.died_of_memory, self.judged)
         return "error" if word == "not_judged" and self._failed_to_judge else word
 
     def judge(self, exception: BaseException | None, memory_error: BaseException | None) -> None:
-        """Make the findings. A judgment that fails leaves the others as they are.
+        """Make the findings. If one judgment fails, the others are still made.
 
         Args:
             exception: what ended the program.
@@ -100,7 +100,7 @@ class Conclusion:
 
         Args:
             exit_code: status that the program ends with.
-            devices: those whose peaks belong into the record.
+            devices: those whose peaks go into the record.
         """
         self._record.findings(self.findings, final=True)
         end = End(

@@ -1,21 +1,21 @@
 """The watch of one process: training events go in, a record and findings come out.
 
-`Session` only passes events on. It hears of training from the hooks and of the end from whoever runs the
-program, and hands each event to the parts that need it:
+`Session` only passes events on. The hooks report training, and whoever runs the program reports its end. Each
+event goes to the parts that need it:
 
 | part | what it does |
 |---|---|
 | `TrainingProgress` | counts steps and micro-batches |
-| `StoredMarks`, `LiveState` | keep the counters: in the record, and for questions while the program runs |
+| `StoredMarks`, `LiveState` | keep the counters: in the record, and for requests while the program runs |
 | `GrowthWatch`, `LedgerKeeper` | decide when to take a census, and use what it shows |
 | `FragmentationWatch` | follows what GPUs reserve beyond the peak |
 | `BatchWatch` | warns of a batch still to come that will not fit |
-| `HostWatch`, `Sampler` | follow host memory, in a thread of their own |
+| `HostWatch`, `Sampler` | follow host memory, in a separate thread |
 | `DeathWatch` | waits for memory to run out |
 | `Conclusion` | judges all of it at the end |
 
-The watched program comes first: a failure of the watch becomes a note in the record, and the watch goes on
-with less. Events arrive in the program's own threads; one lock makes their marks wait for each other.
+The watched program comes first: a failure of the watch becomes a note in the record, and its other parts
+continue. Events arrive in the program's own threads; one lock makes their marks wait for each other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from memtriage.session.time_marks import TimeMarks
 from memtriage.store.layout import RankIdentity, record_path
 
 _STATUS_WAIT_S = 0.25
-"""How long a question for the status waits for a mark under way."""
+"""How long a request for the status waits for a mark that is being made."""
 
 
 class Session:
@@ -64,7 +64,7 @@ class Session:
 
     Attributes:
         identity: which rank of which run this is.
-        path: of the rank's record.
+        path: the rank's record.
         argv: the program and its arguments.
 
     Args:
@@ -72,8 +72,8 @@ class Session:
         identity, argv: for the record.
         script_root: folder of the program, for allocation sites.
         say: takes one line of text about progress; None for silence.
-        per_microbatch: say what every micro-batch left in use.
-        last_census: take one at the end of a run that had none, for its ledger.
+        per_microbatch: print what every micro-batch leaves in use.
+        last_census: at the end of a run that had no census, take one for its ledger.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Session:
 
     @property
     def record_error(self) -> str | None:
-        """Why lines of the record are missing; None while all could be written."""
+        """Why lines of the record are missing; None if all were written."""
         return self._record.error
 
     def elapsed(self) -> float:
@@ -189,9 +189,9 @@ class Session:
         return self._progress.elapsed()
 
     def statuses(self) -> list[RunStatus]:
-        """Return what is known of this rank now; empty while it is not watched. May be called in any thread.
+        """Return what is known of this rank now; empty while it is not watched. Any thread may call it.
 
-        Never waits for a census that a mark is taking: growth is then as of the last call.
+        Does not wait for a census that a mark is taking: growth is then as of the last call.
         """
         if not self.running:
             return []
@@ -202,12 +202,12 @@ class Session:
                 finally:
                     self._lock.release()
             return self._live.statuses()
-        except Exception as error:  # whoever asks can do without
+        except Exception as error:  # the caller can do without
             self._record.failed("metrics", error)
             return []
 
     def answer(self, within_s: float, follow: bool = False) -> Answer:
-        """Take a census for another process, or say why there is none. Called in a thread of its own.
+        """Take a census for another process, or say why there is none. Called in the listener's thread.
 
         Args:
             within_s: how long to wait for an instant at which the program can be inspected.
@@ -268,7 +268,7 @@ class Session:
 
     @never_raises
     def user_step(self) -> None:
-        """Count a call of `memtriage.step()`. From the first one on, hooks count no steps."""
+        """Count a call of `memtriage.step()`. After the first one, hooks no longer count steps."""
         if self._progress.user_step():
             self._step_completes()
 
@@ -306,7 +306,7 @@ class Session:
             self._batches.at_mark(mark)
 
     def _within_step(self) -> None:
-        """Look what a step takes from malloc, unless the watch itself takes memory at this moment."""
+        """Note what a step takes from malloc, unless the watch itself takes memory at this moment."""
         if self._lock.acquire(blocking=False):
             try:
                 if not self._growth.recording:
@@ -321,7 +321,7 @@ class Session:
     # --- events: from the parts -----------------------------------------------------------------------------
 
     def _report_suspects(self, leaks: list[Finding]) -> None:
-        """Pass on what seems to leak. The record needs it now, in case the process is killed."""
+        """Pass on what seems to leak. It goes into the record now, in case the process is killed."""
         self._live.leaks(leaks)
         self._record.findings(leaks, final=False)
         if self._log is not None:
@@ -353,7 +353,7 @@ class Session:
         self._stop_observing()
         self.mark("end")
         error = memory_error(exception)
-        # Guarded separately: where memory has run out, a census may find too little for its own work.
+        # Guarded separately: if memory has run out, too little may be left for a census.
         self._last_look(exception, error, brief)
         self._conclusion.judge(exception, error)
         last_readings = [] if self._last_mark is None else self._last_mark.readings
@@ -387,12 +387,12 @@ class Session:
 
     @property
     def judged(self) -> dict[str, Judged]:
-        """By device, what the verdict rests on."""
+        """What the verdict is based on, by device."""
         return self._conclusion.judged
 
     @property
     def verdict(self) -> Verdict:
-        """This rank's verdict; `error` where the watch itself failed to judge."""
+        """This rank's verdict; `error` if the watch itself failed to judge."""
         return self._conclusion.verdict
 
     @property
@@ -402,5 +402,5 @@ class Session:
 
     @property
     def exception_text(self) -> str | None:
-        """What ended the program; None when it completed."""
+        """What ended the program; None if it completed."""
         return self._conclusion.exception_text

@@ -1,4 +1,4 @@
-"""The program died of memory, or could have: what is seen inside the failing allocation, and the finding."""
+"""What is seen inside a failing allocation, and the finding if the program died of it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class FailedAllocation:
     Attributes:
         device: `cuda:N`.
         requested: asked of the driver.
-        limit: the process's cap where one is set, else the device's memory.
+        limit: the process's cap if one is set, else the device's memory.
         free: free on the device.
         position: where training stood.
-        counters: the allocator's, then.
+        counters: the allocator's counters at that instant.
         owners: live bytes by owner, largest first.
         times: how many allocations have failed so far.
     """
@@ -63,7 +63,7 @@ def memory_error(exception: BaseException | None) -> BaseException | None:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the error's message; empty where its class fails to make one."""
+    """Return the error's message; empty if its class fails to make one."""
     try:
         return str(error)
     except Exception:  # the program's own code
@@ -77,7 +77,7 @@ def device_of(error: BaseException) -> str:
 
 
 def error_frames(error: BaseException) -> list[FrameType]:
-    """Frames of the error's traceback, innermost first; their variables are alive as long as it is."""
+    """Frames of the error's traceback, innermost first; the error keeps their variables alive."""
     return traceback_frames(error.__traceback__)
 
 
@@ -93,11 +93,11 @@ def died_of_memory(
 
     Args:
         error: the error, with its traceback.
-        failed: what the allocator's observer saw last; None where none fired (the host, other libraries).
+        failed: what the allocator's observer saw last; None if none fired (the host, other libraries).
         position: where training stood when the error came to the top of the program.
         owners: live bytes by owner at the end, for a failure that no observer saw.
         limit_source: what sets the host's limit.
-        leaks: what it was found to leak.
+        leaks: the findings of leaks.
     """
     text = f"{type(error).__name__}: {error}"
     fields = read_message(text)
@@ -126,10 +126,10 @@ def died_of_memory(
 
 @undisturbed()
 def _recorded(frames: Sequence[FrameType]) -> bool | None:
-    """Whether the failing operations recorded a graph: told by what the innermost functions had computed.
+    """Whether the failing operations recorded a graph, inferred from the results of the innermost functions.
 
-    By the time an exception is caught its `no_grad` blocks have ended. An activation that carries a grad_fn
-    means yes; floating-point results without one, inside a module whose parameters need gradients, mean no.
+    When an exception is caught, its `no_grad` blocks have ended. An activation with a grad_fn means yes;
+    floating-point results without one, inside a module whose parameters need gradients, mean no.
     """
     torch = sys.modules.get("torch")
     if torch is None:

@@ -1,4 +1,4 @@
-"""What only the instant of a failing allocation can tell, and what the program was at until then."""
+"""What is only known at the instant of a failing allocation, and what the program was doing until then."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memtriage.session.death import (
 )
 
 _MOST_LOOKED_AT: Final = 3
-"""A program that lives through failing allocations may have many; later ones are only counted by torch."""
+"""A program that survives failing allocations may have many; torch only counts the later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class BatchPolicy:
 
     Attributes:
         apart_s: least time between two readings: batches of fast steps differ little.
-        share: most of the program's time that the readings may take.
+        share: part of the program's time that the readings may take.
     """
 
     apart_s: float = 0.02
@@ -59,14 +59,14 @@ class DeathWatch:
 
     Attributes:
         batch_elements: elements of the batch in work; None where unknown.
-        batches_vary: batches of several sizes have been seen; None where none has.
-        largest_batch: elements of the largest batch that had memory enough.
+        batches_vary: batches of several sizes have been seen; None if no size was seen.
+        largest_batch: elements of the largest batch whose backward completed.
 
     Args:
         position: gives where training stands.
         running: whether this process is still watched.
         failed: notes that a part of the watch failed, by its name.
-        look: takes a census, given the frames of an error, and keeps other marks out meanwhile.
+        look: takes a census with the frames of an error, and makes other marks wait meanwhile.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DeathWatch:
             return None
         try:
             elements = batch_elements(caller_frames(4))
-        except Exception as error:  # foreign objects may do anything when looked at
+        except Exception as error:  # foreign objects may do anything when inspected
             if is_programs_exception(error):
                 raise
             self._note_failure("batch size", error)
@@ -121,14 +121,14 @@ class DeathWatch:
         return elements
 
     def backward_ends(self) -> None:
-        """A backward had memory enough."""
+        """Note the batch of a backward that completed."""
         if self.batch_elements is not None:
             self.largest_batch = max(self.largest_batch or 0, self.batch_elements)
 
     # --- when memory runs out -------------------------------------------------------------------------------
 
     def _out_of_memory(self, device: int, requested: int, limit: int, free: int) -> None:
-        """Inside the failing allocation: takes what only this instant can tell. Nothing on the GPU."""
+        """Record the state inside the failing allocation, without using the GPU."""
         times = 1 if self._failed is None else self._failed.times + 1
         if not self._running() or times > _MOST_LOOKED_AT:
             return
@@ -148,16 +148,16 @@ class DeathWatch:
         )
         try:
             self._failed.owners = owners_of(self._look(()).census.storages, name)
-        except Exception as error:  # short of host memory too, perhaps: the counters must do
+        except Exception as error:  # host memory may be short, too: the counters must be enough
             if is_programs_exception(error):
                 raise
             self._note_failure("census at the out-of-memory error", error)
 
     def look_at(self, error: BaseException) -> bool:
-        """Look at what the program had when an error ended it, where no observer has.
+        """Look at what the program had when an error ended it, if no observer has.
 
         Args:
-            error: of memory, with its traceback.
+            error: the out-of-memory error, with its traceback.
 
         Returns:
             Whether a census was taken.

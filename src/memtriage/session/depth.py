@@ -13,16 +13,16 @@ from typing import Final
 from memtriage.process.replaced import Replaced
 
 _ENOUGH: Final = 1000
-"""CPython's own limit, with which the watch's work at the end of a program goes well."""
+"""CPython's default limit, which is enough for the watch's work at the end of a program."""
 _BUILT_IN_COUNTS: Final = int(sys.version_info < (3, 12))
-"""What a call of a built-in function counts for the limit, for which one of Python's counts 1."""
+"""What a call of a built-in function counts for the limit; a call of a Python function counts 1."""
 
 
 class RecursionRoom:
     """Raises the recursion limit by the frames of the watch, and hides that.
 
-    A program that recurses until `RecursionError` comes as deep as without a watch, in its main thread. In
-    other threads it comes deeper by those frames.
+    In its main thread, a program that recurses until `RecursionError` gets as deep as without a watch. In
+    other threads it gets deeper by those frames.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class RecursionRoom:
         """Make room for the frames up to the caller's, which calls the program.
 
         Args:
-            by_exec: with the built-in `exec`; else the program begins with a function of Python.
+            by_exec: the program begins with the built-in `exec`; else with a Python function.
         """
         self._below = self._depth() + by_exec * _BUILT_IN_COUNTS
 
@@ -51,14 +51,14 @@ class RecursionRoom:
         self._functions.put(getrecursionlimit=get, setrecursionlimit=set_limit)
 
     def remove(self) -> None:
-        """Put the functions and the limit back as the program has it. May be called before `make`."""
+        """Restore the functions, and the limit that the program sees. May be called before `make`."""
         self._functions.restore()
         if self._below:
             self._set(self._get() - self._below)
             self._below = 0
 
     def _depth(self) -> int:
-        """Depth of the frame that has called `make`, as the interpreter counts; 0 where it does not say."""
+        """Depth of the frame that called `make`, as the interpreter counts; 0 if it does not say."""
         try:
             self._set(1)
         except RecursionError as refused:
@@ -70,7 +70,7 @@ class RecursionRoom:
 
 @contextmanager
 def enough_depth() -> Iterator[None]:
-    """Have a recursion limit in the block that is no lower than usual, whatever the program has left."""
+    """Have at least the usual recursion limit in the block, whatever limit the program has set."""
     left = sys.getrecursionlimit()
     sys.setrecursionlimit(max(left, _ENOUGH))
     try:

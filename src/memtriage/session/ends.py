@@ -1,4 +1,4 @@
-"""What the record says of a run at its start, and how its end is put in words."""
+"""What the record says about a run at its start, and how it words the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start_record(identity: RankIdentity, argv: list[str], pid: int, started_at: 
 
 
 def torch_version() -> str | None:
-    """torch's version, also when nothing has imported it yet; None where it is not installed."""
+    """torch's version, even if nothing has imported it yet; None if it is not installed."""
     from importlib import metadata
 
     torch = sys.modules.get("torch")
@@ -67,7 +67,7 @@ def exception_text(exception: BaseException) -> str:
 
 
 def allocator_peaks(devices: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the most that the allocator had allocated and reserved, in bytes, by CUDA device."""
+    """Return the allocator's peaks of allocated and reserved bytes, by CUDA device."""
     allocated, reserved = {}, {}
     for name in devices:
         if name.startswith("cuda:"):

@@ -1,4 +1,4 @@
-"""Follows what each GPU has reserved beyond the peak, and looks closer once that grows."""
+"""Follow what each GPU has reserved beyond the peak, and look closer when that grows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from memtriage.session.record import SessionRecord, never_raises
 
 @dataclass(frozen=True, slots=True)
 class CloserLookPolicy:
-    """How often a device whose fragmentation grows is looked at.
+    """How often a device with growing fragmentation is examined.
 
     Attributes:
-        again: growth of what is reserved beyond the peak since the last look, as a factor. A look takes a
-            census and a dry run of compaction, together about a second.
+        again: examine it again when what is reserved beyond the peak has grown by this factor since the last
+            time. That takes a census and a dry run of compaction, together about a second.
     """
 
     again: float = 1.5
@@ -30,11 +30,11 @@ class CloserLookPolicy:
 
 LOOK: Final = CloserLookPolicy()
 Predict = Callable[[str], str | None]
-"""Says in words what compacting a device would cost and give now."""
+"""Returns in words what compacting a device would cost and free now."""
 
 
 def predicted_compaction(device: str) -> str | None:
-    """Return in words what `memtriage.compact()` would cost and give now; None where it can do nothing.
+    """Return in words what `memtriage.compact()` would cost and free now; None if it can do nothing.
 
     Args:
         device: `cuda:N`.
@@ -55,9 +55,9 @@ class FragmentationWatch:
 
     Args:
         rank: whose findings they are.
-        record: gets a note where a look fails.
+        record: gets a note if an examination fails.
         ledgers: asked for a census when something grows; its ledger says what pins segments.
-        predict: asked at the end of a step what compaction would come to.
+        predict: called at the end of a step to predict a compaction.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class FragmentationWatch:
         self._compaction: dict[str, str] = {}
 
     def at_mark(self, mark: MarkPoint) -> None:
-        """Take the counters of a step. A device that has reserved more since the last one may need a look."""
+        """Take the counters of a step. A device that has reserved more since the last one may be examined."""
         if mark.name != "step":
             return
         self._note_pins()
@@ -121,7 +121,7 @@ class FragmentationWatch:
         return sorted(found, key=lambda finding: -(finding.bytes or 0))
 
     def _note_pins(self) -> None:
-        """Keep what the ledger that was asked for says of pinned segments: later ones may be of the end."""
+        """Keep what the requested ledger says about pinned segments: a later one may be of the end."""
         if self._asked_at is None or all(ledger.step != self._asked_at for ledger in self._ledgers.last):
             return
         self._asked_at = None

@@ -1,4 +1,4 @@
-"""What grows: passes the counters of marks to the census scheduler, and judges what it gathers."""
+"""Pass the counters of marks to the census scheduler, and judge what grows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ from memtriage.session.transient_peak import TransientPeak
 
 @dataclass(frozen=True, slots=True)
 class ReadingPolicy:
-    """How often the size of generated code is read, and which marks leave memory of the watch behind.
+    """How often the size of generated code is read, and after which marks memory of the watch may remain.
 
     Attributes:
-        first: readings that may come close together. Each takes 1 ms, and a run of a few seconds needs
-            enough of them.
+        first: readings that may be close together. Each takes 1 ms, and a run of a few seconds needs enough.
         first_share: part of the time that these may take.
         later_share: part of the time that all later readings may take.
         work_s: a mark that takes longer than this has done more than read counters.
@@ -63,8 +62,8 @@ class GrowthWatch:
         say: takes one line of text about what takes time.
         report: takes what grows so far, whenever that may have changed.
         rank: whose findings they are.
-        batches_vary: returns whether the program has trained on batches of several sizes; None where its
-            batches are in no variable with a usual name.
+        batches_vary: returns whether the program has trained on batches of several sizes; None if no variable
+            with a usual name has its batches.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class GrowthWatch:
         self._investigator.install()
 
     def in_backward(self, inside: bool) -> None:
-        """A backward begins or has ended: recorders of allocation sites are off inside."""
+        """Turn the recorders of allocation sites off inside a backward, and on after it."""
         self._investigator.in_backward(inside)
 
     def at_mark(self, mark: MarkPoint) -> None:
@@ -133,7 +132,7 @@ class GrowthWatch:
         return judge_devices(self.scheduler.judged_on, self._readable)
 
     def _without_own(self, mark: MarkPoint) -> dict[str, int]:
-        """Return bytes by counter, those that can be read, without what is known to be the watch's own."""
+        """Return bytes by readable counter, without what is known to be the watch's own."""
         readings = {
             reading.device: reading.allocated for reading in mark.readings if reading.allocated is not None
         }
@@ -141,30 +140,30 @@ class GrowthWatch:
         return {name: value - own.get(name, 0) for name, value in (readings | self._resident()).items()}
 
     def _values(self, mark: MarkPoint, readings: Mapping[str, int]) -> dict[str, int]:
-        """Return these readings without those that are disturbed, and the size of generated code."""
+        """Return the undisturbed readings, and the size of generated code."""
         values = dict(readings)
         if self.recording:
-            values.pop("cpu", None)  # malloc's counter includes what the recorders of allocation sites use
+            values.pop("cpu", None)  # malloc's counter includes the recorders of allocation sites
         within_step = mark.name == "backward" and mark.position.step > 0
         return values if within_step else values | self._generated_code()
 
     def _subtract_own(self, before: Mapping[str, int], recorders: int) -> None:
-        """Subtract from later readings the memory that a census, or the first estimate, did not give back.
+        """Subtract from later readings the memory that a census, or the first estimate, did not free.
 
         Args:
             before: what the program alone had before that, by counter.
-            recorders: bytes of malloc's that recorders took meanwhile and will give back; less than 0 where
-                they gave more back.
+            recorders: bytes of malloc's that recorders took meanwhile and will free; negative if they freed
+                more.
         """
         malloc = self._reader.in_malloc()
         now = self._resident() | ({} if malloc is None else {"cpu": malloc - recorders})
         for name, value in now.items():
             if name in before:
-                # Less than nothing is memory of the program: garbage that was collected after a census.
+                # A negative difference is memory of the program: garbage that was collected after a census.
                 self._own_bytes[name] = max(0, value - before[name])
 
     def _generated_code(self) -> dict[str, int]:
-        """Return the size of generated code, now and then, where new shapes may cause more of it."""
+        """Return the size of generated code now and then, if new shapes may cause more of it."""
         now = time.perf_counter()
         if now < self._code_due_s or cuda.initialized() or self._shapes_vary() is False:
             return {}
@@ -176,14 +175,14 @@ class GrowthWatch:
         return {} if code is None else {CODE: code}
 
     def _shapes_vary(self) -> bool | None:
-        """Return whether input shapes vary, or may; None where only new code would show it.
+        """Return whether input shapes may vary, as they always may without backwards.
 
-        Without backwards they may.
+        None if only new code would show it.
         """
         return True if self.scheduler.main.scale == "second" else self._batches_vary()
 
     def _caches_may_fill(self) -> bool:
-        """Return whether native caches with an entry for each shape may still be filling."""
+        """Return whether native caches with an entry per shape may still be filling."""
         vary = self._shapes_vary()
         return self.scheduler.main.generates_code() if vary is None else vary
 
@@ -213,11 +212,11 @@ class GrowthWatch:
     # --- when memory runs out, and at the end ---------------------------------------------------------------
 
     def interrupted(self, frames: Sequence[FrameType]) -> CensusPoint:
-        """Take a census where memory has run out; `frames` as `CensusScheduler.census` has them."""
+        """Take a census when memory has run out; `frames` as for `CensusScheduler.census`."""
         return self.scheduler.census(self._progress.now(), frames)
 
     def end(self, frames: Sequence[FrameType] | None) -> None:
-        """Take a last census of what is suspected; `frames` as `ScaleScheduler.end` has them."""
+        """Take a last census of what is suspected; `frames` as for `ScaleScheduler.end`."""
         self.scheduler.main.end(self._progress.now(), frames)
 
     def remove(self) -> None:

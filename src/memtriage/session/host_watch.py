@@ -51,7 +51,7 @@ class HostWatch:
     # --- at marks -------------------------------------------------------------------------------------------
 
     def at_mark(self, readings: Iterable[Reading], rss: int | None, step: int) -> None:
-        """Look whether malloc keeps much between steps; if so, now and then, how much of it is resident."""
+        """Check whether malloc keeps much between steps; if so, now and then, how much of it is resident."""
         evidence = self.evidence
         if rss is None:
             return
@@ -69,7 +69,7 @@ class HostWatch:
             if reading is not None:
                 self._note_retention(reading, step)
             self._reading_due_s = now + (time.perf_counter() - now) / _READING_SHARE
-        # What a step takes is counted from here: from after the watch's own work at this mark.
+        # What a step takes is counted from here, after the watch's own work at this mark.
         now = time.perf_counter()
         if now >= self._between_due_s:
             self._between_steps = _in_malloc()
@@ -78,9 +78,9 @@ class HostWatch:
     def while_training(self) -> None:
         """Note how much more malloc has handed out than at the last mark, in the middle of a step.
 
-        To be called while the watch itself does nothing: its own memory would count as the program's. Does
-        nothing until malloc was seen to keep much. Such a heap may be slow to read: that takes no more than a
-        share of the time, too.
+        Call it only while the watch itself does nothing: its memory would count as the program's. Does
+        nothing until malloc was seen to keep much. Such a heap may be slow to read, so this has a budget of
+        time, too.
         """
         now = time.perf_counter()
         if self._between_steps is None or now < self._within_due_s:
@@ -126,8 +126,8 @@ class HostWatch:
         """Note what children un-shared, and how near limits are."""
         with self._lock:
             evidence = self.evidence
-            # A peak that stands as it did at the start is of what came before. `host_step` resets it, so the
-            # highest seen counts.
+            # A peak that has not changed since the start is from before it. `host_step` resets the peak, so
+            # the highest one seen counts.
             if own.peak_rss is not None and own.peak_rss != self._peak_before:
                 evidence.peak_rss = max(evidence.peak_rss or 0, own.peak_rss)
             swapped = (own.swap or 0) + sum(child.swap or 0 for child in below)
@@ -159,7 +159,7 @@ class HostWatch:
         first = self._first.setdefault(child.pid, child)
         if first.uss is None or first.shared_anon is None:
             return
-        # Memory that it allocated itself takes nothing from what it shares.
+        # Memory that it allocated itself does not reduce what it shares.
         copied = max(min(first.shared_anon - child.shared_anon, child.uss - first.uss), 0)
         before = self._growths.get(child.pid)
         if before is None or copied > before.copied:
@@ -168,7 +168,7 @@ class HostWatch:
     # --- at the end -----------------------------------------------------------------------------------------
 
     def conclude(self) -> HostEvidence:
-        """Return the evidence. What went back or was taken since is no longer held against malloc."""
+        """Return the evidence. Memory that malloc has returned or handed out since no longer counts."""
         kept = self.evidence.retention
         if kept is not None and not self._much_kept:
             self.evidence.retention = None
@@ -190,7 +190,7 @@ def _pressure(group: CgroupMemory | None, available: int, job: int) -> Pressure 
 
 
 def _pinned_use(storages: list[StorageRecord], reading: HostReading) -> PinnedUse | None:
-    """Page-locked tensors of torch's own allocator; what others registered with the driver is exact."""
+    """Page-locked tensors of torch's allocator. Memory that others registered has its exact size."""
     torch = sys.modules.get("torch")
     if reading.pinned is None or torch is None:
         return None

@@ -1,4 +1,4 @@
-"""The processes of this node that belong to one job, by what the kernel says of them."""
+"""The processes of this node that belong to one job, according to the kernel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 def ranks_of(pid: int) -> list[int]:
     """Return the processes of this node that are ranks of the same job as a process, or below it.
 
-    Ranks are known by their environment, as torchrun and other launchers set it. Workers of a rank inherit
-    it, and do not count.
+    Ranks are recognized by their environment, as torchrun and other launchers set it. Workers of a rank
+    inherit it, and do not count.
     """
     job = _job_of(pid)
     members: dict[int, int] = {}  # process, its parent
@@ -24,7 +24,7 @@ def ranks_of(pid: int) -> list[int]:
 
 
 def environment_of(pid: int) -> dict[bytes, bytes]:
-    """Return the variables with which a process was started; none where they may not be read."""
+    """Return the environment with which a process was started; empty if it may not be read."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -33,7 +33,7 @@ def environment_of(pid: int) -> dict[bytes, bytes]:
 
 
 def _job_of(pid: int) -> tuple[bytes | None, ...] | None:
-    """Return what tells the jobs of a node apart; None for a process that is no rank."""
+    """Return what identifies a job on this node; None for a process that is not a rank."""
     environment = environment_of(pid)
     if b"RANK" not in environment or b"WORLD_SIZE" not in environment:
         return None
@@ -42,7 +42,7 @@ def _job_of(pid: int) -> tuple[bytes | None, ...] | None:
 
 
 def rank_of(pid: int) -> int | None:
-    """Return the rank of a process; None where it has none."""
+    """Return the rank of a process; None if it has none."""
     rank = environment_of(pid).get(b"RANK", b"")
     return int(rank) if rank.isdigit() else None
 

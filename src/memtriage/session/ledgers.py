@@ -1,4 +1,4 @@
-"""Closed ledgers for the record: at which censuses, and when the next is due."""
+"""Closed ledgers for the record: which censuses take them, and when the next one is due."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class LedgerKeeper:
     """Takes the ledgers of every device in use, and of the host, while a census is open.
 
     Attributes:
-        baselines: by CUDA device, bytes in use outside of this process's allocator at the first mark.
-        last: the ledgers taken last; none before the first census.
+        baselines: bytes in use outside this process's allocator at the first mark, by CUDA device.
+        last: the latest ledgers; none before the first census.
 
     Args:
         script_root: folder of the user's script, for allocation sites.
         progress: where training stands.
-        record, live, host: take the ledgers.
-        residue: takes what stays on the devices after a backward.
+        record, live, host: get the ledgers.
+        residue: gets what stays on the devices after a backward.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class LedgerKeeper:
         return self._due_s is not None
 
     def is_due(self) -> bool:
-        """Return whether new ledgers are due. The first ones come with a census that has another reason."""
+        """Return whether new ledgers are due. The first are taken at a census that has another reason."""
         return self._due_s is not None and self._progress.elapsed() >= self._due_s
 
     def ask(self) -> None:
-        """Let ledgers be due now."""
+        """Make ledgers due now."""
         self._due_s = 0.0
 
     def at_mark(self, readings: Iterable[Reading]) -> None:
-        """Note what of each device was in use outside of the allocator when it was first seen."""
+        """Note how much of each device was in use outside the allocator when it was first seen."""
         for reading in readings:
             if reading.outside is not None and reading.device.startswith("cuda:"):
                 self.baselines.setdefault(int(reading.device[5:]), reading.outside)
 
     def before_census(self) -> None:
         """Read the host's classes of memory, which a census would disturb."""
-        self._host_reading = None  # an old reading must not be taken for one that fails
+        self._host_reading = None  # if reading fails, an old one must not be used
         try:
             self._host_reading = read_host()
         except Exception as error:

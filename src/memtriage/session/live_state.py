@@ -1,7 +1,7 @@
-"""How a watched run stands, for whoever asks while it runs: the endpoint, gauges, the loggers of frameworks.
+"""The status of a watched run while it runs: for the endpoint, gauges and the loggers of frameworks.
 
-Marks leave their readings here, which costs them a fraction of a microsecond; everything else is done when
-somebody asks, in the thread that asks. No stream is synchronized, no census or allocator snapshot taken.
+Marks leave their readings here, which takes a fraction of a microsecond. Everything else is done on request,
+in the requesting thread. No stream is synchronized, and no census or allocator snapshot is taken.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HOST_SHARE: Final = 0.002
 
 
 class LiveState:
-    """Takes what a watch comes to know, and reports it as a `RunStatus`.
+    """Collects what a watch knows, and reports it as a `RunStatus`.
 
-    What the marks leave may be read from any thread meanwhile: every entry is replaced as a whole.
+    Any thread may read meanwhile: every entry is replaced as a whole.
 
     Args:
         rank: of this process.
@@ -50,7 +50,7 @@ class LiveState:
     # --- from the watch -------------------------------------------------------------------------------------
 
     def at_mark(self, mark: MarkPoint) -> None:
-        """A mark was made."""
+        """Take the readings of a mark."""
         self._newest = mark
         for reading in mark.readings:
             if reading.allocated is not None:  # malloc is not read at every mark
@@ -59,20 +59,20 @@ class LiveState:
             self._named[mark.name] = mark
 
     def ledgers(self, ledgers: Sequence[Ledger], time_s: float) -> None:
-        """A census has made ledgers, `time_s` seconds after the watch began."""
+        """Take the ledgers of a census, `time_s` seconds after the watch began."""
         self._ledgers = (tuple(ledgers), self._started_at + time_s)
 
     def leaks(self, leaks: Sequence[Finding]) -> None:
-        """What grows, as far as it has been named."""
+        """Take the findings of what grows so far."""
         self._leaks = tuple(leaks)
 
     def growth(self, growing: Mapping[str, float], passing: Mapping[str, int]) -> None:
-        """How memory has changed so far.
+        """Take how memory has changed so far.
 
         Args:
-            growing: by device, bytes per step by which its counter grows; devices not followed long enough
-                are left out.
-            passing: as `RunStatus` has it.
+            growing: growth of each device's counter in bytes per step, without devices that were not followed
+                long enough.
+            passing: as in `RunStatus`.
         """
         self._growing, self._passing = growing, passing
 
@@ -81,8 +81,8 @@ class LiveState:
     def statuses(self) -> list[RunStatus]:
         """Return what is known now; nothing before the first mark.
 
-        The resident set, page-locked memory, limits and now and then the classes of host memory are read
-        here; all else is as of the last mark, growth as of the last call of `growth`.
+        The resident set, page-locked memory and limits are read now, and now and then the classes of host
+        memory. All else is as of the last mark, growth as of the last call of `growth`.
         """
         newest = self._newest
         if newest is None:
@@ -120,7 +120,7 @@ class LiveState:
         return [status]
 
     def _host_classes(self) -> dict[str, int]:
-        """Return the host ledger without a census: new, or the last one while another would cost too much."""
+        """Return the host ledger without a census; the last one while a new one would cost too much."""
         now = time.perf_counter()
         if now >= self._classes_due_s:
             reading = read_host()
@@ -132,10 +132,10 @@ class LiveState:
 
 
 def _stranded(readings: Sequence[Reading], ledgers: Sequence[Ledger]) -> dict[str, int]:
-    """By CUDA device: the allocator's own counter, which is exact, or the last ledger's row.
+    """Stranded bytes by CUDA device: the allocator's own counter, which is exact, or the last ledger's row.
 
-    The counter leaves expandable segments out, and only a snapshot of all blocks would tell of those, during
-    which neither the interpreter nor the allocator is free for the program: then the last ledger must do.
+    The counter leaves out expandable segments. Only a snapshot of all blocks would show those, and meanwhile
+    the program could use neither the interpreter nor the allocator: so the last ledger's row is taken.
     """
     if cuda.expandable_segments():
         return {

@@ -1,4 +1,4 @@
-"""A mark as the session makes it, and which marks go into the record: all while they are few."""
+"""A mark as the session makes it, and which marks go into the record: all of them while they are few."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class StoringPolicy:
 
     Attributes:
         dense: first marks, all of which are written.
-        sparse_s: seconds between two marks after these, at least.
-        share: part of the run's time so far that lies between two marks. A tenfold longer run has 230 marks
-            more until that reaches `longest_s`.
-        longest_s: seconds between two marks, at most: as often as the host is sampled.
+        sparse_s: least seconds between two marks after these.
+        share: distance of two marks, as a part of the run's time so far. Until it reaches `longest_s`, a run
+            ten times as long has 230 more marks.
+        longest_s: most seconds between two marks: as often as the host is sampled.
     """
 
     dense: int = 4000
@@ -77,7 +77,7 @@ class MarkPoint(msgspec.Struct, frozen=True):
 
 
 class StoredMarks:
-    """Writes marks, every one while they are few, later fewer and fewer; the program's own always.
+    """Writes every mark while they are few, then fewer and fewer; the program's own marks always.
 
     Args:
         writer: of the record.
@@ -101,7 +101,7 @@ class StoredMarks:
         self._last_s = 0.0
 
     def at_mark(self, mark: MarkPoint) -> None:
-        """A mark has been made."""
+        """Write a mark, if it is due."""
         now = mark.position.time_s
         if mark.name in ("backward", "step", "time") and not self._policy.due(
             self._stored, self._last_s, now

@@ -11,10 +11,10 @@ from memtriage.observe.counters import Reading
 
 
 class MicrobatchLog:
-    """Says what each micro-batch left in use, and how much more that is than after the one before.
+    """Prints what each micro-batch leaves in use, and how much more that is than after the one before.
 
     Args:
-        say: takes one line of text.
+        say: prints one line of text.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -23,12 +23,12 @@ class MicrobatchLog:
         self._reported: set[tuple[str, HolderPath | str | None]] = set()
 
     def add(self, step: int, microbatch: int, readings: Sequence[Reading]) -> None:
-        """A micro-batch is complete.
+        """Print the line of a complete micro-batch.
 
         Args:
             step: optimizer steps completed so far.
-            microbatch: which one since then, from 1.
-            readings: the counters. The CPU's are left out where a CUDA device is in use.
+            microbatch: its number since then, from 1.
+            readings: the counters. The CPU's are left out if a CUDA device is in use.
         """
         on_cuda = [reading for reading in readings if reading.device.startswith("cuda:")]
         shown = [self._in_words(reading) for reading in on_cuda or readings if reading.allocated is not None]
@@ -36,7 +36,7 @@ class MicrobatchLog:
             self._say(f"step {step} micro-batch {microbatch}: {'; '.join(shown)}")
 
     def suspect(self, findings: Sequence[Finding]) -> None:
-        """What looks like a leak so far, each reported once. It may turn out to be none by the end."""
+        """Print what looks like a leak so far, each once. By the end it may turn out not to be one."""
         for finding in findings:
             rate = finding.bytes_per_microbatch
             if rate is not None and (finding.device, finding.held_at) not in self._reported:

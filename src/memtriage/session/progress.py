@@ -1,4 +1,4 @@
-"""Counts backwards and steps as the hooks report them."""
+"""Count backwards and steps as the hooks report them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class TrainingProgress:
     """Turns what the hooks report into a `TrainingPosition`.
 
     Attributes:
-        position: as of the last event. Replaced as a whole, so that any thread may read it; its `time_s` is
-            0, which `now` fills in.
+        position: as of the last event. Replaced as a whole, so that any thread may read it. Its `time_s` is
+            0; `now` fills it in.
         thread: the thread that ran the last backward.
     """
 
     def __init__(self) -> None:
         self.position = TrainingPosition()
         self.thread: int | None = None
-        self._lock = threading.RLock()  # steps and backwards of several threads may come at once
+        self._lock = threading.RLock()  # several threads may report steps and backwards at once
         self._started = time.perf_counter()
         self._manual_steps = False
         self._pattern = StepPattern()
@@ -29,7 +29,7 @@ class TrainingProgress:
 
     @property
     def trains(self) -> bool:
-        """Whether there was a step, or a backward or an optimizer has begun."""
+        """Whether a backward or an optimizer has begun, or a step was counted."""
         return self.position.step > 0 or self.position.phase != "setup"
 
     def elapsed(self) -> float:
@@ -46,7 +46,7 @@ class TrainingProgress:
         self.thread = threading.get_ident()
 
     def backward_fails(self, in_closure: bool = False) -> None:
-        """A backward raised: it counts nothing."""
+        """Note that a backward raised: it does not count."""
         with self._lock:
             self.position = replace(self.position, phase="optimizer" if in_closure else "forward")
 
@@ -54,8 +54,8 @@ class TrainingProgress:
         """Return whether this completes a micro-batch.
 
         Args:
-            in_closure: an optimizer's step runs it. Such backwards belong to that step: an optimizer may ask
-                for one batch's gradient any number of times.
+            in_closure: an optimizer's step runs it. Such backwards belong to that step, because an optimizer
+                may need one batch's gradient any number of times.
         """
         with self._lock:
             before = self.position
@@ -91,13 +91,13 @@ class TrainingProgress:
             return self._pattern.step([stepped(optimizer)])
 
     def take_step_inside(self) -> bool:
-        """Return whether optimizers inside the backward that just completed make a step; says so once."""
+        """Return, once, whether optimizers inside the backward that just completed make a step."""
         with self._lock:
             inside, self._stepped_inside = self._stepped_inside, []
             return bool(inside) and self._pattern.step(inside)
 
     def user_step(self) -> bool:
-        """Return whether the program's word completes a step. From the first call on, hooks count none."""
+        """Return whether a call of the program completes a step. After the first call, hooks count none."""
         counted_by_hook = self._pattern.counted_latest and not self._manual_steps
         self._manual_steps = True
         return not counted_by_hook

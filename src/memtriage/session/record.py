@@ -63,7 +63,7 @@ def never_raises(method: Callable[Concatenate[Part, P], None]) -> Callable[Conca
             except (Exception, SystemExit) as error:
                 if is_programs_exception(error):
                     raise
-                with suppress(Exception):  # the program goes on even where no note can be written
+                with suppress(Exception):  # the program continues even if no note can be written
                     part._record.failed(method.__name__.strip("_").replace("_", " "), error)
 
         do_own_work(attempt)

@@ -1,4 +1,4 @@
-"""Runs the user's program inside this process as `__main__`, the way the interpreter would have run it.
+"""Run the user's program inside this process as `__main__`, as the interpreter would run it.
 
 What the program sees is what `python SCRIPT`, `python DIR` or `python -m MODULE` shows it: `sys.argv`,
 `sys.path[0]`, `__file__`, `__spec__`, its own `__main__` module (so that pickling, `inspect.getsource` and
@@ -6,8 +6,8 @@ the children of `multiprocessing` find it), its traceback and its exit status.
 
 Not the same as unwatched: memtriage's frames are below the program's (`traceback.print_stack` and a
 `stacklevel` that reaches past the outermost frame show it), `sys.orig_argv` names memtriage, modules that
-memtriage needs are imported already (unless the script's folder has its own of that name), and a file that
-is not text (null bytes, bytes of another encoding) ends in another wording of the same `SyntaxError`.
+memtriage needs are imported already (unless the script's folder has one of that name), and a file that is not
+text (null bytes, bytes of another encoding) raises the same `SyntaxError` with another message.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class ProgramEnd:
 
     Attributes:
         exit_code: the status that the operating system would see, 0 to 255; 130 when `interrupted`.
-        exception: what ended the program; None when it ran to its end or raised `SystemExit`.
+        exception: what ended the program; None if it ran to its end or raised `SystemExit`.
         namespace: the globals of its `__main__`, alive at least until `release`.
         interrupted: ended by `KeyboardInterrupt`, after which `finish` lets the process die of SIGINT.
-        pid: the process that called `execute`. A child that the program forked and that came to the end of
-            the program returns from `execute` as well: see `in_forked_child`.
+        pid: the process that called `execute`. A child that the program forked also returns from `execute` if
+            it reaches the end of the program: see `in_forked_child`.
     """
 
     exit_code: int
@@ -71,10 +71,10 @@ class ProgramEnd:
         return os.getpid() != self.pid
 
     def release(self) -> None:
-        """Lets go of the exception and of the namespace.
+        """Release the exception and the namespace.
 
-        What holds them from then on is what holds them in an unwatched process: `sys.modules["__main__"]`,
-        and after an uncaught exception `sys.last_value`.
+        Then only what holds them in an unwatched process holds them: `sys.modules["__main__"]`, and after an
+        uncaught exception `sys.last_value`.
         """
         self.exception = None
         self.namespace = {}
@@ -84,14 +84,14 @@ def execute(target: ScriptTarget) -> ProgramEnd:
     """Run the program to its end and print what the interpreter would print about that end.
 
     Changes `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` for good: exit handlers and threads of
-    the program that outlive this call need them as they are. Call it from the main thread and outside any
-    `except` block (a handled exception would become the context of the program's own).
+    the program that outlive this call need them. Call it in the main thread and outside any `except` block (a
+    handled exception would become the context of the program's own).
 
     An uncaught exception is printed through `sys.excepthook` without memtriage's frames and left in
-    `sys.last_value`, as the interpreter does. Nothing that the program raises comes out of this call.
+    `sys.last_value`, as the interpreter does. This call never raises what the program raises.
     """
     outcome = ProgramEnd(0, None, _install_main().__dict__)
-    # No local variable here for the exception: its traceback holds this frame, and that would be a cycle.
+    # Do not keep the exception in a local variable: its traceback holds this frame, which would be a cycle.
     room = RecursionRoom()
     _conclude(outcome, _run(target, room))
     room.remove()
@@ -99,10 +99,10 @@ def execute(target: ScriptTarget) -> ProgramEnd:
 
 
 def finish(outcome: ProgramEnd) -> int:
-    """Return the status to exit with; does not return when Ctrl-C ended the program. Call it last.
+    """Return the status to exit with; does not return if Ctrl-C ended the program. Call it last.
 
     Raises:
-        KeyboardInterrupt: when the program ended with it. Let it reach the top of the process: the
+        KeyboardInterrupt: the program ended with it. Let it reach the top of the process: the
             interpreter then joins threads, runs exit handlers and kills itself by SIGINT, as it does
             unwatched. Its traceback is not printed a second time.
     """
@@ -112,7 +112,7 @@ def finish(outcome: ProgramEnd) -> int:
 
 
 def program_folder(target: ScriptTarget) -> str | None:
-    """Return where the program's imports are looked for first; None where that is not its own place."""
+    """Return the folder where the program's imports are looked up first; None if it is not the program's."""
     if sys.flags.safe_path:
         return None
     if target.kind == "module":
@@ -122,12 +122,12 @@ def program_folder(target: ScriptTarget) -> str | None:
 
 
 def absolute(name: str) -> str:
-    """Return a script's path as the interpreter makes it absolute: not normalized."""
+    """Return a script's absolute path as the interpreter makes it: not normalized."""
     return name if os.path.isabs(name) else os.path.join(_current_folder(), name)
 
 
 def _current_folder() -> str:
-    """Return the current directory; empty when it was removed, as the interpreter has it."""
+    """Return the current directory; empty if it was removed, as in the interpreter."""
     try:
         return os.getcwd()
     except OSError:
@@ -153,7 +153,7 @@ def _run(target: ScriptTarget, room: RecursionRoom) -> BaseException | None:
         else:
             _run_script(target, room)
     except BaseException as error:
-        # The top of the program: whatever arrives here would have ended the interpreter.
+        # The top of the program: any exception that gets here would have ended the interpreter.
         return error
     return None
 
@@ -163,13 +163,13 @@ def _run_module(target: ScriptTarget, room: RecursionRoom) -> None:
     if not sys.flags.safe_path:
         _replace_launcher_path(_current_folder())
     room.make(by_exec=False)
-    # The very function that the interpreter calls for -m. It fills in sys.modules["__main__"].
+    # The function that the interpreter calls for -m. It fills in sys.modules["__main__"].
     runpy._run_module_as_main(target.name, alter_argv=True)  # type: ignore[attr-defined]
 
 
 def _run_script(target: ScriptTarget, room: RecursionRoom) -> None:
     sys.argv[:] = [target.name, *target.args]
-    # So does config_run_filename_abspath in Python/initconfig.c.
+    # As config_run_filename_abspath in Python/initconfig.c.
     path = absolute(target.name)
     if pkgutil.get_importer(path) is not None:
         _run_location(path, room)
@@ -205,7 +205,7 @@ def _run_file(path: str, main: types.ModuleType, room: RecursionRoom) -> None:
 
 
 def _compile_main(path: str, content: bytes) -> tuple[types.CodeType, Any]:
-    """Code and loader of a source file, or of a compiled one, which its magic number gives away."""
+    """Code and loader of a source file, or of a compiled one, recognized by its magic number."""
     compiled: types.CodeType | None = pkgutil.read_code(io.BytesIO(content))
     if compiled is not None:
         return compiled, importlib.machinery.SourcelessFileLoader("__main__", path)
@@ -215,12 +215,12 @@ def _compile_main(path: str, content: bytes) -> tuple[types.CodeType, Any]:
 
 
 def _replace_launcher_path(entry: str) -> None:
-    """Put the program's directory where the interpreter had put that of memtriage's own start."""
+    """Put the program's directory where the interpreter had put memtriage's."""
     sys.path[:1] = [entry]
 
 
 def _conclude(outcome: ProgramEnd, error: BaseException | None) -> None:
-    """Print what the interpreter would print about the end, and note the exit status."""
+    """Print what the interpreter would print about the end, and set the exit status."""
     if isinstance(error, SystemExit):
         outcome.exit_code = _exit_status(error)
     elif error is not None:
@@ -235,13 +235,13 @@ def _conclude(outcome: ProgramEnd, error: BaseException | None) -> None:
 
 def _flush_streams() -> None:
     for stream in (sys.stderr, sys.stdout):
-        # The interpreter, too, ignores what a closed or replaced stream does here.
+        # The interpreter also ignores what a closed or replaced stream does here.
         with suppress(Exception):
             stream.flush()
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the traceback from the first frame on that is not of this file."""
+    """Return the traceback from the first frame that is not of this file."""
     while trace is not None and trace.tb_frame.f_code.co_filename == _run.__code__.co_filename:
         trace = trace.tb_next
     return trace
@@ -262,13 +262,13 @@ def _exit_status(request: SystemExit) -> int:
 def _print_to_stderr(text: object) -> None:
     stream = getattr(sys, "stderr", None) or sys.__stderr__
     if stream is not None:
-        # A text that cannot be made or written changes nothing about the exit status.
+        # If the text cannot be made or written, the exit status is the same.
         with suppress(Exception):
             print(text, file=stream)
 
 
 def _print_uncaught(error: BaseException) -> int | None:
-    """What PyErr_Print does; the status to exit with when `sys.excepthook` raised `SystemExit`, else None."""
+    """Do what PyErr_Print does. Return the status to exit with if `sys.excepthook` raised `SystemExit`."""
     trace = error.__traceback__
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     if sys.version_info >= (3, 12):
@@ -295,7 +295,7 @@ def _print_uncaught(error: BaseException) -> int | None:
 
 
 def _raise_printed_interrupt() -> NoReturn:
-    """Raise a `KeyboardInterrupt` that ends the process as one does, but that nobody prints."""
+    """Raise a `KeyboardInterrupt` that ends the process as usual, but is not printed."""
     interrupt = KeyboardInterrupt()
     usual_hook = sys.excepthook
 

@@ -1,4 +1,4 @@
-"""A thread that samples the host now and then, and has time-based marks made where no steps are seen."""
+"""A thread that samples the host now and then, and has time-based marks made if no steps are seen."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _CHILDREN_SHARE = 0.02
 
 
 class Sampler:
-    """Samples every few seconds, in a thread of its own; while there are children, more often.
+    """Samples every few seconds in its own thread; while there are children, more often.
 
     Args:
-        watch: given every sample.
-        now: gives where training stands, with the time.
+        watch: gets every sample.
+        now: returns where training stands, with the time.
         marks: asked at each wake whether a time-based mark is due.
-        within_step: called at each wake, to look what a step takes.
-        write: takes every few seconds' sample, for the record.
+        within_step: called at each wake, to note what a step takes.
+        write: gets a sample every few seconds, for the record.
         failed: notes that a part of the watch failed, by its name.
     """
 
@@ -57,7 +57,7 @@ class Sampler:
         self._next_host = self._next_children = 0.0
 
     def start(self) -> None:
-        """Start the thread; where none can be had there are no samples."""
+        """Start the thread; if that fails, there are no samples."""
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -70,8 +70,8 @@ class Sampler:
         self._thread.join(timeout=_STOP_WITHIN_S)
 
     def _run(self) -> None:
-        # The first sample at once: a thread's first allocation reserves address space for a heap of its own,
-        # which must not come out of a limit that the program sets later.
+        # Take the first sample at once: a thread's first allocation reserves address space for a separate
+        # heap, which must not count against a limit that the program sets later.
         while True:
             self._try(self._sample_if_due)
             due_s = self._try(self._marks.at_wake)
@@ -82,8 +82,8 @@ class Sampler:
     def _try(self, part: Callable[[], _Result]) -> _Result | None:
         """Do a part of the work, and note a failure.
 
-        A file that vanished, or a limit or an audit hook that forbids reading, ends neither the thread nor
-        the other part.
+        A file may be gone, or a limit or an audit hook may forbid reading. The thread and the other part
+        continue then.
         """
         try:
             return part()
@@ -104,7 +104,7 @@ class Sampler:
             self._next_children = now + max(_CHILDREN_EVERY_S, took / _CHILDREN_SHARE)
 
     def _sample_children(self) -> None:
-        """What children have un-shared by now, if there are any."""
+        """Take what children have un-shared by now, if there are any."""
         if has_children():
             self.sample()
 

@@ -1,7 +1,7 @@
-"""Which calls of optimizers complete a step: by the pattern in which optimizers alternate.
+"""Decide which calls of optimizers complete a step, by the pattern in which optimizers alternate.
 
-One iteration of a training loop may step several optimizers, each after a backward of its own: those of a
-discriminator and a generator, of an actor and a critic. That is one step.
+One iteration of a training loop may step several optimizers, each after its own backward: those of a
+discriminator and a generator, or of an actor and a critic. That is one step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class StepPatternPolicy:
     """Thresholds of the pattern.
 
     Attributes:
-        alternating: optimizers that alternate in one iteration, each after a backward of its own. More of
-            them are optimizers that never come again: made again for each model of a search, and kept.
-        rounds: steps without a new optimizer after which one that was never seen begins an iteration of its
-            own: the next model of a search, whose predecessor's optimizer is still alive.
+        alternating: most optimizers that alternate in one iteration, each after its own backward. If there
+            are more, they never come again: a search makes one for each model, and keeps them.
+        rounds: after this many steps without a new optimizer, an unknown one begins a separate iteration: it
+            is of the next model of a search, and the previous model's optimizer is still alive.
     """
 
     alternating: int = 8
@@ -33,12 +33,12 @@ POLICY: Final = StepPatternPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """An optimizer that has stepped, known again without being kept alive.
+    """An optimizer that has stepped, recognized later without being kept alive.
 
     Attributes:
-        ref: to the optimizer.
-        trains: addresses of its first and last parameter, and how many there are: an optimizer that is made
-            again for the same parameters takes the place of the one before. None where it does not say.
+        ref: weak reference to the optimizer.
+        trains: addresses of its first and last parameter, and how many there are: a new optimizer for the
+            same parameters replaces the previous one. None if the optimizer does not say.
     """
 
     ref: weakref.ref[Any]
@@ -61,13 +61,13 @@ def stepped(optimizer: object) -> Stepped:
 class StepPattern:
     """Decides which call of an optimizer completes a step.
 
-    A step is complete when an optimizer comes that has stepped since the last step was, or that completed it:
-    the iteration has come round. So the optimizer that steps most often counts. One that has not stepped
-    since then belongs to the same iteration, unless none of those that have is still alive, or it was never
-    seen before and the iteration has come round without it. Once more optimizers have come than alternate,
-    none of them twice, each new one is an iteration of its own, until one comes again. Optimizers that step
-    one after another without a backward in between make one step at most. Where no backward is ever seen
-    (`torch.autograd.grad`), an optimizer that comes again is enough.
+    A step is complete when an optimizer steps that completed the last step, or has stepped since: a new
+    iteration has begun. So the optimizer that steps most often counts. An optimizer that has not stepped
+    since then belongs to the same iteration, with two exceptions: none of those that have stepped is still
+    alive, or it is new and the loop has already repeated without it. When more optimizers than can alternate
+    have stepped, none of them twice, each new one is a separate iteration, until one comes again. Optimizers
+    that step one after another without a backward in between make at most one step. If no backward is ever
+    seen (`torch.autograd.grad`), it is enough that an optimizer comes again.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class StepPattern:
         self._backward_since = False  # since the last call of an optimizer
         self._alternating = 0
         self._counted = False
-        self._never_again = False  # more came than alternate, none of them twice
+        self._never_again = False  # more came than can alternate, none of them twice
         self._latest: deque[Stepped] = deque(maxlen=POLICY.alternating)
         self._rounds = 0  # steps since an optimizer came for the first time, its own included
 
@@ -87,7 +87,7 @@ class StepPattern:
         return self._counted and not self._backward_since
 
     def backward_completes(self) -> None:
-        """A backward is complete, also one of a closure."""
+        """Note a complete backward, also of a closure."""
         self._sees_backwards = self._backward_since = True
 
     def step(self, group: Sequence[Stepped]) -> bool:

@@ -1,4 +1,4 @@
-"""Marks made over time: when they are due, and having the main thread make them."""
+"""Marks over time: when they are due, and how the main thread is made to make them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TimeMarkPolicy:
     """When marks are made over time.
 
     Attributes:
-        apart_s: while there was neither a step nor a backward, the least time between two marks, and from the
-            start to the first: a program that works for 1 s after its imports is to have two dozen, as many
-            as levels that a rate is taken from. At 0.3 ms each they take less than 1 %.
-        share: from some time on, they are this share of the time since the first apart: 220 marks in the
-            first 10 s, 810 in an hour, and growth is seen on every time scale.
-        quiet_s: once the program trains, a mark is made after so long without any (evaluation, saving), for
-            the record. Steps and backwards are what growth is judged by then.
+        apart_s: before any step or backward, the least time from the start to the first mark and between two
+            marks. A program that works for 1 s after its imports should have two dozen, as many as the levels
+            of a rate. At 0.3 ms each they take less than 1 %.
+        share: later, the distance of two marks is this share of the time since the first: 220 marks in the
+            first 10 s, 810 in an hour. So growth is seen on every time scale.
+        quiet_s: once the program trains, a mark is made after this long without any (evaluation, saving), for
+            the record. Growth is then judged by steps and backwards.
     """
 
     apart_s: float = 0.03
@@ -41,8 +41,8 @@ POLICY: Final = TimeMarkPolicy()
 class TimeMarks:
     """Asks the program's main thread for a mark whenever one is due, and never waits for it.
 
-    There a census sees the program's functions between two instructions, with their variables. A main thread
-    that sits outside of Python makes the mark when it comes back; until then there is none.
+    In the main thread a census sees the program's functions between two instructions, with their variables.
+    If that thread is outside Python, the mark is made when it returns.
 
     Args:
         progress: where training stands.
@@ -72,18 +72,18 @@ class TimeMarks:
         self._stopped = False
 
     def at_wake(self) -> float:
-        """Ask for a mark if one is due; return in how many seconds that should be looked at again."""
+        """Ask for a mark if one is due; return the seconds until the next check."""
         remaining = self._remaining_s()
         if remaining > 0:
             return remaining
-        # One in the queue is enough: while the main thread is elsewhere, more would only fill it.
+        # One request is enough: while the main thread is elsewhere, more would only fill the queue.
         if not self._stopped and (self._asked is None or not self._asked.queued):
             self._asked = own_work_in_main_thread(self._come)
             self._asked.ask()
         return POLICY.apart_s
 
     def stop(self) -> None:
-        """Make no further mark, also not the one that was asked for."""
+        """Make no further mark, not even the one that was asked for."""
         self._stopped = True
         if self._asked is not None:
             self._asked.cancel()
@@ -96,7 +96,7 @@ class TimeMarks:
         return self._made_s + max(POLICY.apart_s, POLICY.share * followed) - now
 
     def _come(self) -> None:
-        """Make a mark if this is an instant for one. In the main thread, in the middle of the program."""
+        """Make a mark if this is a suitable instant: in the main thread, in the middle of the program."""
         if self._stopped:
             return
         try:
@@ -110,7 +110,7 @@ class TimeMarks:
         if self._lock._is_owned() or not self._lock.acquire(blocking=False):
             return  # another thread makes a mark
         try:
-            # Training may have begun since this was asked for; then a step or a backward makes the mark.
+            # Training may have begun since the request; then a step or a backward makes the mark.
             if self._remaining_s() <= 0 and not self._busy():
                 self._mark()
                 self._made_s = self._progress.elapsed()
@@ -119,16 +119,16 @@ class TimeMarks:
             self._lock.release()
 
     def _busy(self) -> bool:
-        """Whether the program is in the middle of what a mark, or a census at it, must stay away from."""
-        # A thread that has said so may be on its way into the engine, where nobody sees it yet.
+        """Whether the program is doing something that a mark, or its census, must not disturb."""
+        # A thread that announced a backward may be on its way into the engine, where it is not visible yet.
         in_backward = self._progress.position.phase == "backward" or backward_runs()
         return in_backward or cuda.capturing() or _importing()
 
 
 def _importing() -> bool:
-    """Whether torch is only half there, or the program imports: what that loads is no growth of a loop.
+    """Whether torch is only partly imported, or the program is importing: that is not growth of a loop.
 
-    Inside the import system a census would also meet locks that the program holds.
+    Inside the import system, a census would also meet locks that the program holds.
     """
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     if getattr(spec, "_initializing", False):

@@ -1,4 +1,4 @@
-"""How much memory comes and goes between two marks: the room that a step needs beyond what stays."""
+"""How much memory comes and goes between two marks: what a step needs in addition to what stays."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from memtriage.observe.counters import Reading
 
 _RISES: Final = 64
-"""Rises of the peak that are kept. What only the beginning of a run needed is forgotten."""
+"""Rises of the peak that are kept, so that what only the beginning of a run needed is forgotten."""
 
 
 class TransientPeak:
     """Follows the allocator's peak from mark to mark.
 
-    Only a stretch in which the peak rises shows what it needed; while memory leaks, that is nearly every one.
-    What a stretch leaves allocated (gradients, the optimizer's state) is not transient.
+    The time between two marks only shows what it needed if the peak rises in it. While memory leaks, the peak
+    rises nearly every time. What stays allocated (gradients, the optimizer's state) is not transient.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class TransientPeak:
             if before is None:
                 continue
             allocated_before, peak_before = before
-            # A lower peak than before: the program has reset it since.
+            # The peak is lower than before: the program has reset it since.
             if peak != peak_before:
                 transient = max(0, peak - max(allocated_before, reading.allocated))
                 self._rises.setdefault(reading.device, deque(maxlen=_RISES)).append(transient)

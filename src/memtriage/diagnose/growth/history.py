@@ -19,10 +19,10 @@ class HistoryPolicy:
     """Thresholds for holders that are followed from census to census.
 
     Attributes:
-        least: bytes per position below which a holder's growth is the program's own bookkeeping.
-        log_entry: bytes per storage without a graph up to which it is a log entry.
-        survives: part of a holder's witnesses that must still be there, or its storages count as replaced.
-        soon: part of the interval before it below which an interval without growth proves nothing.
+        least: growth below this many bytes per position is the program's own bookkeeping.
+        log_entry: a storage without a graph is a log entry up to this many bytes.
+        survives: unless this part of a holder's witnesses is still there, its storages count as replaced.
+        soon: an interval without growth proves nothing if it is shorter than this part of the usual one.
         censuses: how many are remembered; their distances grow with the run.
     """
 

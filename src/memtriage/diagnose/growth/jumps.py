@@ -13,19 +13,19 @@ from memtriage.diagnose.growth.track import Floats, Points
 
 @dataclass(frozen=True, slots=True)
 class JumpPolicy:
-    """Thresholds for changes that come once.
+    """Thresholds for changes that happen once.
 
     Attributes:
         windows: levels between which changes are looked for.
-        noise: standard deviations of the rises between levels that a change must exceed.
-        jump: part of the whole rise that one or two jumps must have to be set apart from a trend.
-        release: the same for releases. Less: a fall within growth is no noise.
-        released: part of the rise before it, and of that after it, up to which a fall is a release of what
-            does not grow. A list that is emptied now and then releases most of what had come before.
-        cleared: part of the whole swing from which a single fall begins a new stretch of time.
-        late: part of the time after which an onset leaves too little to judge.
-        bends: misfit of a line that is flat before the onset, as part of a straight line's, below which
-            growth began there.
+        noise: a change must exceed this many standard deviations of the rises between levels.
+        jump: each of one or two jumps must have this part of the whole range to be separated from a trend.
+        release: the same for releases. It is smaller, because a fall during growth is not noise.
+        released: a fall of at most this part of the rise before it, and of the rise after it, releases memory
+            that does not grow. A list that is emptied now and then releases most of the rise before.
+        cleared: a single fall of more than this part of the whole range begins a new stretch of time.
+        late: an onset after this part of the time leaves too little to judge.
+        bends: growth began at an onset if a line that is flat before it has less than this part of the
+            misfit of a straight line.
     """
 
     windows: int = 24

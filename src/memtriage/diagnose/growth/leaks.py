@@ -24,9 +24,9 @@ class LeakPolicy:
     """Thresholds of growth from census to census.
 
     Attributes:
-        log_entry: bytes per storage without a graph up to which it is a log entry.
-        least: bytes per position below which growth is the program's own bookkeeping.
-        share: part of all growth on a device below which a group is not reported beside the others.
+        log_entry: a storage without a graph is a log entry up to this many bytes.
+        least: growth below this many bytes per position is the program's own bookkeeping.
+        share: a group with less than this part of all growth on its device is not reported.
     """
 
     log_entry: int = LOG_ENTRY

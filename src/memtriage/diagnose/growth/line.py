@@ -17,17 +17,18 @@ class LinePolicy:
     """Constants of a fit.
 
     Attributes:
-        level: quantile of a window's readings that stands for it. Below the middle, as collections make a
-            counter a saw-tooth whose lowest points are what is kept.
-        together: residuals of neighbors are taken to go together over one level in so many.
-        independent: part of the variance of independent noise below which the error's never falls: where
-            swings cancel out by chance, the sum may be near 0.
-        wider: factor of the error: few levels make an error of Newey and West's too small.
-        for_tests: levels that make a test against 0 twice as strict: an error from few levels is uncertain.
+        level: quantile of a window's readings that is its level. It is below the middle, because collections
+            make a counter a saw-tooth whose lowest points are what is kept.
+        together: residuals may correlate over up to 1/6 of the levels.
+        independent: the variance is at least this part of that of independent noise: if swings cancel out by
+            chance, the sum may be near 0.
+        wider: factor of the error, because Newey and West's error of few levels is too small.
+        for_tests: with this many levels a test against 0 is twice as strict: an error from few levels is
+            uncertain.
         for_intervals: the same for the interval of a rate.
         quarters: standard error of the rise between two neighboring quarters, as a multiple of the line's:
             8 * sqrt(2) over sqrt(12), for independent noise.
-        deviation: standard deviation of normal noise, as a multiple of the median of its sizes.
+        deviation: standard deviation of normal noise, as a multiple of its median absolute value.
     """
 
     level: float = 0.25
@@ -91,7 +92,7 @@ class Line:
 def fit(at: Floats, values: Floats, windows: int, quantile: float = POLICY.level) -> Line:
     """Fit a line through levels: the median slope of all pairs, with an error that allows for swings.
 
-    The error is Newey and West's: neighboring residuals that go together make it larger.
+    The error is Newey and West's: correlated neighboring residuals make it larger.
     """
     x, y = levels(at, values, windows, quantile)
     i, j = _pairs(len(x))
@@ -109,7 +110,7 @@ def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _error(x: Floats, residuals: Floats) -> float:
-    """Standard error of a slope from what the fit leaves."""
+    """Standard error of a slope, from the residuals of the fit."""
     scores = x * residuals
     lags = max(2, len(x) // POLICY.together)
     variance = float(scores @ scores)
@@ -121,11 +122,11 @@ def _error(x: Floats, residuals: Floats) -> float:
 
 
 def levels(at: Floats, values: Floats, windows: int, quantile: float = POLICY.level) -> tuple[Floats, Floats]:
-    """Return the point at a quantile of each of so many equal spans; the points themselves where few.
+    """Return the point at a quantile of each of `windows` equal spans; the points themselves if they are few.
 
-    A quantile stays at one side of a jump, so that one jump makes one difference between levels. Where less
-    than half of the spans have points, because of a long pause, spans of equally many points are taken: two
-    levels would tell nothing of the noise.
+    A quantile stays at one side of a jump, so that one jump makes one difference between levels. If less than
+    half of the spans have points, because of a long pause, spans with equal numbers of points are taken
+    instead: two levels would say nothing about the noise.
     """
     if len(at) < 2 * windows:
         return at, values
@@ -137,23 +138,23 @@ def levels(at: Floats, values: Floats, windows: int, quantile: float = POLICY.le
 
 
 def _windows(at: Floats, count: int) -> list[tuple[int, int]]:
-    """Where to cut points into so many equal spans; spans without a point are left out."""
+    """Where to cut points into `count` equal spans; spans without a point are left out."""
     edges = np.linspace(at[0], at[-1], count + 1)[1:-1]
     bounds = [0, *np.searchsorted(at, edges).tolist(), len(at)]
     return [(a, b) for a, b in pairwise(bounds) if b > a]
 
 
 def _of_equally_many(at: Floats, count: int) -> list[tuple[int, int]]:
-    """Where to cut points into so many spans that have equally many of them."""
+    """Where to cut points into `count` spans with equal numbers of points."""
     return list(pairwise(np.linspace(0, len(at), count + 1).astype(int).tolist()))
 
 
 def quarter_rates(at: Floats, values: Floats, quantile: float) -> Floats:
-    """Return the rates from each quarter of the time to the next; of the readings, where one has none."""
+    """Return the rates from each quarter of the time to the next, or of the readings if one is empty."""
     windows = _windows(at, 4)
     if len(windows) < 4:
         windows = _of_equally_many(at, 4)
-    # Where a series rises steadily, the quantile of a quarter is the reading at that part of it.
+    # If a series rises steadily, the quantile of a quarter is the reading at that part of it.
     ranks = [int(quantile * (b - a - 1)) for a, b in windows]
     lowest = [np.sort(values[a:b])[rank] for (a, b), rank in zip(windows, ranks, strict=True)]
     when = [at[a + rank] for (a, b), rank in zip(windows, ranks, strict=True)]
@@ -162,7 +163,7 @@ def quarter_rates(at: Floats, values: Floats, quantile: float) -> Floats:
 
 
 def slopes(at: Floats, values: Floats, count: int) -> Floats | None:
-    """Return least-squares slopes within so many equal spans; None where one has under three readings."""
+    """Return least-squares slopes within `count` equal spans; None if one has under three readings."""
     edges = np.searchsorted(at, np.linspace(at[0], at[-1], count + 1)[1:-1])
     starts = np.concatenate(([0], edges))
     sizes = np.diff(np.concatenate((starts, [len(at)])))
@@ -174,12 +175,12 @@ def slopes(at: Floats, values: Floats, count: int) -> Floats | None:
 
 
 def misfit(x: Floats, y: Floats) -> float:
-    """Return the sum of squares that a least-squares line leaves."""
+    """Return the sum of squared residuals of a least-squares line."""
     dx, dy = x - x.mean(), y - y.mean()
     across = float(dx @ dx)
     return float(dy @ dy) - (float(dx @ dy) ** 2 / across if across else 0.0)
 
 
 def noise(deviations: Floats) -> float:
-    """Return the standard deviation, as the median of the sizes tells it: jumps do not count."""
+    """Return the standard deviation, estimated by the median so that jumps do not count."""
     return POLICY.deviation * float(np.median(np.abs(deviations)))

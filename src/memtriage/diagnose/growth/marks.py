@@ -20,13 +20,13 @@ class GrowthPolicy:
         warm_up: first marks of a series to leave out: optimizer state, workspaces, caches, compilation, and
             the run's first census, which moves malloc's counter (it is taken at the end of the third step).
         points: marks needed before a verdict on the counter.
-        floor_bytes: growth a mark below which nothing is suspected. It is far below the smallest leak worth
-            a name; a step's own bookkeeping (a loss kept as a float) is smaller still.
+        floor_bytes: growth per mark below which nothing is suspected. It is far below the smallest leak worth
+            reporting; a step's own bookkeeping (a loss kept as a float) is smaller still.
         microbatch_warm_up: first micro-batches of a step to leave out: the first allocates gradients.
         microbatch_points: micro-batches needed for a suspicion inside one step.
-        microbatch_share: part of a holder's rate that later micro-batches must show for it to go on.
-        microbatch_recent: micro-batches that all have to rise, once there are so many.
-        longest_period: backwards that one micro-batch may consist of.
+        microbatch_share: growth continues if later micro-batches show at least this part of its rate.
+        microbatch_recent: the last micro-batches of a step that must all rise, if there are that many.
+        longest_period: most backwards that one micro-batch may consist of.
     """
 
     warm_up: int = 3
@@ -89,7 +89,7 @@ def floor_growth(series: Series, windows: int = 3) -> float | None:
 
 
 def policy_for(counter: str) -> GrowthPolicy:
-    """Return the policy for a counter: malloc's and the shared resident set drift a little by themselves."""
+    """Return the policy for a counter: malloc's and the shared resident set drift a little without a leak."""
     return _DRIFTING.get(counter, POLICY)
 
 
@@ -99,7 +99,7 @@ _DRIFTING = {"cpu": GrowthPolicy(floor_bytes=8 * 1024), "shared": GrowthPolicy(f
 def recent_growth(series: Series, policy: GrowthPolicy = POLICY) -> float | None:
     """Return bytes per step by which the floor of the recent half rises; None if the series is too short.
 
-    0 where it does not rise from window to window, or by less than `policy.floor_bytes`.
+    0 if it does not rise from window to window, or by less than `policy.floor_bytes`.
     """
     length = len(series.values) - policy.warm_up
     if length < policy.points:
@@ -112,13 +112,13 @@ def recent_growth(series: Series, policy: GrowthPolicy = POLICY) -> float | None
 def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> int | None:
     """Return the number of backwards after which the counter is higher each time, within one step; or None.
 
-    1 where every backward ends higher than the one before. More where a micro-batch is several backwards,
-    one a pipeline stage, or one in the fused forward of a head: then what they hold goes up and down within
-    the micro-batch, and only the same instant of each can be compared.
+    1 if every backward ends higher than the one before. More if a micro-batch has several backwards, such as
+    one per pipeline stage or one in the fused forward of a head: then the counter goes up and down within a
+    micro-batch, and only the same instant of each can be compared.
 
     Args:
         values: the counter at the end of backwards 1, 2, ... of the step. The last few are looked at.
-        policy: how many points it takes, and from which rise on.
+        policy: how many points are needed, and the least rise.
     """
     for period in range(1, policy.longest_period + 1):
         needed = policy.microbatch_points * period
@@ -136,7 +136,7 @@ def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> 
 def went_on_within_step(
     step: Series, since: float, rate: float, policy: GrowthPolicy = POLICY
 ) -> bool | None:
-    """Whether growth within a step goes on after micro-batch `since`; None when too few followed to tell.
+    """Whether growth within a step continues after micro-batch `since`; None if too few followed to say.
 
     A cache that fills while the first step runs rises from micro-batch to micro-batch, and then never again.
 
@@ -144,7 +144,7 @@ def went_on_within_step(
         step: the counter over the micro-batches of one step.
         since: micro-batch of the census that saw growth; of a later step, its warm-up.
         rate: bytes per micro-batch that the censuses found.
-        policy: how many micro-batches it takes, and how much of that rate.
+        policy: how many micro-batches are needed, and how much of that rate.
     """
     later = step.after(since)
     if len(later.values) < policy.microbatch_points:
@@ -155,7 +155,7 @@ def went_on_within_step(
 
 
 def steps_left(limit: int | None, used: int | None, rate: float | None) -> int | None:
-    """Return marks until `used` reaches `limit` at `rate` bytes per mark; None where one is unknown."""
+    """Return marks until `used` reaches `limit` at `rate` bytes per mark; None if one is unknown."""
     if limit is None or used is None or not rate or rate <= 0:
         return None
     return max(0, int((limit - used) / rate))

@@ -23,10 +23,9 @@ class PausePolicy:
     Attributes:
         share: part of the time since the first that pauses must take.
         points: readings needed since then.
-        windows: parts of the time without pauses whose median rate is the usual one, at most one for each
-            reading.
-        nearer: distance of the rate over all of the time from the usual one, as part of that of the rate
-            without pauses, below which the program makes up for them.
+        windows: parts of the time without pauses, at most one per reading; the usual rate is their median.
+        nearer: the program makes up for pauses if its rate with pauses included is nearer to the usual rate
+            than its rate without them: at most this part of that distance.
     """
 
     share: float = 0.05

@@ -105,19 +105,19 @@ class RisePolicy:
     """Thresholds for growth that comes in single rises.
 
     Attributes:
-        noise: standard deviations of the differences that a rise must exceed.
-        part: part of all growth that it must have.
-        others: part of all growth that the usual differences bring from which it grows at other times too.
-        alike: sizes of rises, as parts of one of them, between which they are of one kind.
-        differences: rises may be one difference in so many: where there are more, growth is no rare event.
-        groups: the same, where a rise within a block that shows in two differences counts once.
-        explained: part of all growth that the rises must bring: noise hides the others below that.
-        few: rises below which nothing says that another will come.
-        several: rises from which irregular ones are growth.
-        regular: spread of the distances between rises, as part of their mean, up to which they are periodic;
-            twice that for their sizes.
-        accuracy: error of the rate of such rises, as part of it, that the counter's rate may show at least.
-        waits: longest distance between two rises, times so much: without a rise for longer, they may be over.
+        noise: a rise must exceed this many standard deviations of the differences.
+        part: a rise must have at least this part of all growth.
+        others: if the usual differences bring more than this part of all growth, it also grows in between.
+        alike: rises are of one kind if they are 0.3 to 3 times as large as one of them.
+        differences: at most 1 in 3 differences may be a rise: otherwise growth is not a rare event.
+        groups: at most 1 in 6, if a rise within a block, which shows in two differences, counts once.
+        explained: the rises must bring at least this part of all growth; noise may hide the rest.
+        few: with fewer rises, nothing says that another will come.
+        several: with this many rises, irregular ones are growth, too.
+        regular: rises are periodic if their distances spread by at most this part of their mean, and their
+            sizes by at most twice that.
+        accuracy: the counter's rate may always differ from the rate of the rises by this part of it.
+        waits: if no rise came for this many times the longest distance between two, they may be over.
     """
 
     noise: float = 6.0

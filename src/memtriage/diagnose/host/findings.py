@@ -28,23 +28,23 @@ class HostPolicy:
     """When host memory is worth a finding.
 
     Attributes:
-        retained: bytes that malloc keeps idle; below, a trim is not worth its page faults.
+        retained: bytes that malloc keeps idle; for less, a trim is not worth its page faults.
         retained_share: the same as a share of the resident set.
-        copied: bytes that one worker un-shares, where the parent holds a large container of Python objects.
-        copied_unexplained: the same where it holds none. One full garbage collection in a worker of a process
-            that has imported torch un-shares 68 MiB (measured), larger programs more.
+        copied: bytes that one worker un-shares, if the parent holds a large container of Python objects.
+        copied_unexplained: the same if it holds none. One full garbage collection in a worker of a process
+            that has imported torch un-shares 68 MiB (measured), in larger programs more.
         population: bytes of Python objects in one container that make it a large one.
-        shared_memory_share: share of `/dev/shm` in use; beyond it the next batches may not fit, and what does
-            not fit is a bus error (64 MiB in a default Docker container).
-        shared_memory_grown: bytes by which it must have grown meanwhile; what was there before is another's.
-        limit_share: share of the control group's limit in use, page cache left out; as `ranks/killed.py` has
-            it for processes that died, less a margin to act in.
-        limit_job_share: least share of the limit that this job itself has.
-        swapped: bytes swapped out: each comes back by a page fault that waits for a disk.
+        shared_memory_share: share of `/dev/shm` in use above which the next batches may not fit; that ends in
+            a bus error. A default Docker container has 64 MiB.
+        shared_memory_grown: bytes by which it must have grown during the run; the rest belongs to others.
+        limit_share: share of the control group's limit in use, without page cache. It is lower than
+            `near_limit` of `ranks/killed.py`, which is for processes that died, to leave time to act.
+        limit_job_share: least share of the limit that this job itself must use.
+        swapped: bytes swapped out: each page comes back by a page fault that waits for a disk.
         pinned_waste: bytes that rounding adds to page-locked memory.
-        pinned_waste_share: the same as a share of what was asked for.
+        pinned_waste_share: the same as a share of the requested bytes.
         mapped_files: bytes by which resident mapped files must have grown to be mentioned.
-        transient: bytes of a peak above what any mark saw, to be mentioned.
+        transient: bytes by which a peak must exceed all marks to be mentioned.
         transient_share: the same as a share of the highest mark.
     """
 

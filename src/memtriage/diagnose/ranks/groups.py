@@ -29,9 +29,9 @@ class FigurePolicy:
     Attributes:
         name: the figure.
         read: takes it of a rank.
-        floor: difference below which ranks are alike.
-        share: the same as a share of the peers' median, when they are many.
-        share_of_few: the same when they are few.
+        floor: ranks with a smaller difference are alike.
+        share: the same as a share of the peers' median, with many peers.
+        share_of_few: the same with few peers.
         side: on which side of its peers a rank stands out.
     """
 
@@ -48,14 +48,14 @@ class GroupPolicy:
     """When ranks form a group, and when one is far from it.
 
     Attributes:
-        few: peers below which their spread says little, and a rank must be further away.
-        exact: peers above which the spread is not taken without the rank itself: it makes no difference.
-        deviations: how many median absolute deviations of its peers a rank must lie away. 8 are 5.4 standard
-            deviations of a normal distribution: of a thousand healthy ranks not one in 10,000 jobs.
-        smallest_group: ranks that a group needs at least; a larger job needs the root of its ranks (32 of
-            1,024), which is what each of as many pipeline stages as is usual has.
-        strays: share of the ranks that may lie between a figure's groups; where more do, it makes none.
-        wide: spread of a group, as a share of its median, that is too much to call its ranks alike.
+        few: the spread of fewer peers says little, so a rank must be further away (`share_of_few`).
+        exact: with more peers, a rank is included in their spread: it makes no difference.
+        deviations: how many median absolute deviations of its peers a rank must be away. 8 are 5.4 standard
+            deviations of a normal distribution: of a thousand healthy ranks, less than one in 10,000 jobs.
+        smallest_group: fewest ranks of a group. In a larger job it is the square root of the number of ranks
+            (32 of 1,024), which is the usual size of a pipeline stage.
+        strays: if more than this share of the ranks are between a figure's groups, it makes no groups.
+        wide: ranks are not alike if their spread exceeds this share of the group's median.
     """
 
     few: int = 8

@@ -16,10 +16,10 @@ Fate = Literal["ended", "running", "killed"]
 
 @dataclass(frozen=True, slots=True)
 class DeathPolicy:
-    """When a rank's death is put down to host memory without a kill that was counted.
+    """When a rank's death is attributed to host memory although no kill was counted.
 
     Attributes:
-        samples: those before its death that are looked at: memory may be freed between the last and the kill.
+        samples: last samples before its death to look at: memory may be freed between the last and the kill.
         near_limit: share of a limit in use; a process that is killed at its limit is rarely sampled there.
     """
 

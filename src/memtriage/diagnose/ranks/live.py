@@ -30,13 +30,13 @@ _COURSES: Final = ("step", "backward", "time")
 
 @dataclass(frozen=True, slots=True)
 class LivePolicy:
-    """How much of the time following a run may take.
+    """How much time the following of a run may take.
 
     Attributes:
         look_again_s: seconds from one search for new files to the next.
         judge_share: part of the time that joining the ranks may take; the ranks' own lines are always new.
-        first_looks: looks after which reading a record for the first time counts as done: it may grow as
-            fast as it is read.
+        first_looks: the first reading of a record counts as done after this many looks: the record may grow
+            as fast as it is read.
     """
 
     look_again_s: float = 2.0

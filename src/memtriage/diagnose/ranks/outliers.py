@@ -38,9 +38,9 @@ class RankPolicy:
     """Where ranks are compared.
 
     Attributes:
-        reached: share of ranks that must have come as far as the step at which they are compared.
-        slack: share of the steps by which a rank's last mark may lie before that step: long runs record
-            some of their marks only, and each rank others.
+        reached: share of ranks that must have reached the step at which they are compared.
+        slack: a rank's last mark may be earlier than that step by this share of the steps: long runs record
+            only some of their marks, and each rank different ones.
     """
 
     reached: float = 0.75

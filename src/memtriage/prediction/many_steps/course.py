@@ -23,10 +23,10 @@ class RecurrencePolicy:
     """When states are looked for.
 
     Attributes:
-        patience: steps in a row whose state was new. After so many, a state is captured at each `stride`th
-            step only: a program whose memory grows without end has no state twice.
+        patience: after this many steps in a row with a new state, a state is only captured at each `stride`th
+            step: if a program's memory grows without end, no state comes twice.
         stride: see above.
-        blocks: blocks kept in states; beyond it all are forgotten. A hundred bytes each.
+        blocks: if captured states have more blocks than this, all are forgotten. A block takes 100 bytes.
     """
 
     patience: int = 200

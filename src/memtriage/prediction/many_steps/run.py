@@ -16,13 +16,13 @@ from memtriage.prediction.many_steps.step_trace import StepTrace
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """The allocator's settings, and the memory that there is for it.
+    """The allocator's settings, and the memory that it can have.
 
     Attributes:
         settings: of the allocator.
         device: bytes of the device.
-        free: bytes of it that the allocator can have.
-        limit: bytes that the process may reserve; None for what the settings say.
+        free: bytes of the device that the allocator can have.
+        limit: bytes that the process may reserve; None if only the settings limit it.
     """
 
     settings: AllocatorSettings

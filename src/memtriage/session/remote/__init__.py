@@ -1,4 +1,4 @@
-"""A census of another process: `memtriage census --pid`, `memtriage run --listen`, injection.
+"""Take a census of another process: `memtriage census --pid`, `memtriage run --listen`, injection.
 
-`ask.py` and `inject.py` are the asking side, the rest runs inside the process that is asked.
+`ask.py` and `inject.py` run in the requesting process, the rest inside the process that is asked.
 """

@@ -1,4 +1,4 @@
-"""A watched process is asked for a census: when it can be looked at, and what else it knows of itself."""
+"""How a watched process answers a request for a census: when it can be inspected, and what it adds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memtriage.store.layout import RankIdentity
 
 _TRY_AGAIN_S: Final = 0.002
 _MAIN_WITHIN_S: Final = 1.0
-"""How long the main thread may stay in code outside of Python before it is no longer waited for."""
+"""How long to wait for a main thread that is in code outside Python."""
 
 
 class Lock(AbstractContextManager[Any], Protocol):
@@ -33,14 +33,14 @@ class Lock(AbstractContextManager[Any], Protocol):
 
 
 class Responder:
-    """Takes censuses for those who ask this process from outside.
+    """Takes censuses of this process at requests from outside.
 
     Args:
         identity, argv: of the watched run.
         progress: where training stands, and in which thread.
         lock: what the watch holds while it makes a mark, and takes before a backward.
         running: whether this process is still watched.
-        baselines, script_root: as `memtriage.session.remote.take.take_answer` has them.
+        baselines, script_root: as for `memtriage.session.remote.take.take_answer`.
     """
 
     def __init__(
@@ -65,20 +65,19 @@ class Responder:
     def answer(self, within_s: float, follow: bool = False) -> Answer:
         """Take a census of this process, or say why there is none.
 
-        It is taken by the main thread, between two instructions of the program and not inside a backward.
-        Where that thread does not come back to Python code in time, as in a job that hangs, the calling
-        thread takes it.
+        The main thread takes it, between two instructions of the program and not inside a backward. If that
+        thread does not return to Python code in time, as in a job that hangs, the calling thread takes it.
 
         Args:
             within_s: how long to wait for such an instant.
-            follow: as `memtriage.session.remote.take.take_answer` has it.
+            follow: as for `memtriage.session.remote.take.take_answer`.
         """
         deadline = Deadline(within_s)
         if threading.get_ident() == threading.main_thread().ident:  # a script of `sys.remote_exec`
             inside = Answer(pid=os.getpid(), refused="it is inside a mark or a backward", retry=True)
             return self._look(deadline, follow) or inside
         while self._running():
-            # Longer than this who asked does not wait for the census itself (`session.ask`).
+            # The requesting process does not wait longer for the census itself (`remote/ask.py`).
             call = own_work_in_main_thread(lambda: self._look(deadline, follow))
             reached, answer = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
             if not reached:
@@ -92,17 +91,17 @@ class Responder:
         return Answer(pid=os.getpid(), refused="its watch has ended")
 
     def _look(self, deadline: Deadline, follow: bool) -> Answer | None:
-        """Take a census now; None where this is no instant for one."""
+        """Take a census now; None if this is not a suitable instant."""
         if self._lock._is_owned() or not self._lock.acquire(blocking=False):
             return None  # in the middle of a mark, which may be taking a census of its own
         try:
-            # Another thread that has said so may be on its way into the engine, where nobody sees it yet.
+            # Another thread that announced a backward may not be visible in the engine yet.
             in_backward = self._progress.position.phase == "backward"
             if in_backward and self._progress.thread != threading.get_ident():
                 return None
             answer = take_answer(self._baselines, self._script_root, follow)
             return None if answer is None else self._placed(answer, deadline)
-        except Exception as error:  # whatever a census fails at, the program goes on
+        except Exception as error:  # the program continues, whatever makes a census fail
             if is_programs_exception(error):
                 raise
             return Answer(pid=os.getpid(), refused=f"the census failed ({type(error).__name__}: {error})")
@@ -110,7 +109,7 @@ class Responder:
             self._lock.release()
 
     def _counters_only(self, deadline: Deadline) -> Answer:
-        """Return the counters and no owners: a process that hangs is the one that is asked most."""
+        """Return the counters without owners: most requests are for a process that hangs."""
         bare = Answer(
             pid=os.getpid(),
             host=socket.gethostname(),

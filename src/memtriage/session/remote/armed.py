@@ -1,4 +1,4 @@
-"""A process that answers though nobody watches it: `memtriage install-listener` arms it."""
+"""Let a process that is not watched answer requests: `memtriage install-listener` arms it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN_PROGRAM: Final = "memtriage.cli.app"
 def arm() -> None:
     """Listen in this process until it ends, and print nothing.
 
-    Does nothing in a process that is watched, which listens if it is asked to, and in memtriage's own.
+    Does nothing in a watched process, which listens if run with `--listen`, and in memtriage's own.
     """
     if active.session is not None or active.listener is not None or _OWN_PROGRAM in sys.modules:
         return
@@ -37,7 +37,7 @@ def arm() -> None:
 
     def answer(within_s: float, follow: bool) -> Answer:
         found = responder.answer(within_s, follow)
-        found.run_id = found.step = found.microbatch = found.doing = None  # nobody counts them
+        found.run_id = found.step = found.microbatch = found.doing = None  # nothing counts them
         return found
 
     listener = Listener(answer)

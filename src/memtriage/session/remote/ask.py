@@ -1,4 +1,4 @@
-"""Asking running processes for a census: those that listen, else, from Python 3.14 on, any of one's own."""
+"""Ask running processes for a census: those that listen or, from Python 3.14 on, any process of the user."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from memtriage.session.remote.socket_path import socket_of
 _AT_ONCE: Final = 32
 _LONGEST_ANSWER: Final = 256 * 1024**2
 _WAITING_SHARE: Final = 0.5
-"""Part of the time that the process may wait for an instant to be looked at; the rest is for the census."""
+"""Part of the time that the process may wait for a suitable instant; the rest is for the census."""
 
 
 class AskError(Exception):
-    """A process gives no census. The text is one line for the user."""
+    """A process returned no census. The text is one line for the user."""
 
 
 def listening(pid: int) -> list[int]:
@@ -51,8 +51,8 @@ def ask_all(
     """Ask several processes at the same time.
 
     Args:
-        pids: whom.
-        timeout_s: seconds until each must have answered.
+        pids: the processes.
+        timeout_s: seconds within which each must answer.
         ask_one: how one is asked; at its socket by default.
     """
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(pids)))) as pool:
@@ -69,7 +69,7 @@ def _outcome(pid: int, timeout_s: float, ask_one: Callable[[int, float], Answer]
         return Unanswered(pid, str(error))
     if answer.refused is not None:
         return Unanswered(pid, f"process {pid} gave no census: {answer.refused}")
-    answer.pid = pid  # its own number may be another, in a container
+    answer.pid = pid  # in a container it may have another number
     return answer
 
 
@@ -78,8 +78,8 @@ def ask(pid: int, timeout_s: float, follow: bool = False) -> Answer:
 
     Args:
         pid: the process.
-        timeout_s: seconds until it must have answered.
-        follow: the answer is to be compared with later ones.
+        timeout_s: seconds within which it must answer.
+        follow: the answer will be compared with later ones.
 
     Raises:
         AskError: it does not listen, ended, or did not answer in time.
@@ -106,7 +106,7 @@ def ask(pid: int, timeout_s: float, follow: bool = False) -> Answer:
 
 
 def _gone(pid: int) -> str | None:
-    """That a process has ended, if it has."""
+    """Say that a process has ended; None if it has not."""
     if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         return None
     return f"process {pid} ended before it answered"

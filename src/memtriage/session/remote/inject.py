@@ -1,7 +1,7 @@
-"""Asking a process that does not listen, through `sys.remote_exec` (PEP 768, Python 3.14 and newer).
+"""Ask a process that does not listen, through `sys.remote_exec` (PEP 768, Python 3.14 and newer).
 
-The interpreter of the process runs a small script between two instructions of its main thread; the script
-takes the census and writes the answer into a directory that was made for it.
+The interpreter of the process runs a small script between two instructions of its main thread. The script
+takes the census and writes the answer into a directory made for it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SCRIPT: Final = "census.py"
 _POLL_S: Final = 0.02
 _PYTHON: Final = re.compile(r"/(?:lib)?python(\d)\.(\d+)[^/\s]*$", re.MULTILINE)
 _PACKAGES: Final = ("memtriage", "msgspec", "numpy", "psutil")
-"""What a census needs besides torch; found where the caller has them, should the process lack them."""
+"""What a census needs in addition to torch; if the process lacks them, the caller's are used."""
 
 
 def python_of(pid: int) -> tuple[int, int] | None:
-    """The version of Python that a process runs, by the names of the files it has mapped; None: not known."""
+    """The version of Python that a process runs, by the names of its mapped files; None if unknown."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except OSError:
@@ -44,7 +44,7 @@ def python_of(pid: int) -> tuple[int, int] | None:
 
 
 def unable(pid: int) -> str | None:
-    """Why a process that does not listen cannot be asked, and what to do; None when it can be tried."""
+    """Why a process that does not listen cannot be asked, and what to do; None if it may work."""
     theirs, own = python_of(pid), sys.version_info[:2]
     start = f"process {pid} does not listen (it was not started with `memtriage run --listen`)"
     if theirs is None:
@@ -67,11 +67,11 @@ def inject(pid: int, timeout_s: float, remote_exec: Callable[[int, str], Any] | 
 
     Args:
         pid: the process.
-        timeout_s: seconds until it must have answered.
+        timeout_s: seconds within which it must answer.
         remote_exec: how a script is run in it; `sys.remote_exec` by default.
 
     Raises:
-        AskError: it may not be asked, ended, or came to no safe point in time.
+        AskError: asking is not permitted, or the process ended or reached no safe point in time.
     """
     deadline = Deadline(timeout_s)
     folder = Path(tempfile.mkdtemp(prefix="memtriage-census-"))
@@ -90,22 +90,22 @@ def inject(pid: int, timeout_s: float, remote_exec: Callable[[int, str], Any] | 
         raise AskError(f"process {pid} {why}") from None
     finally:
         if request.pending and os.path.exists(f"/proc/{pid}"):
-            # It cannot be taken back: when the process comes to it, it finds an empty script.
+            # The request cannot be withdrawn: when the process gets to it, it finds an empty script.
             request.script.write_text("")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class _NoSafePointError(Exception):
-    """The main thread of the process did not come to the script in time."""
+    """The main thread of the process did not get to the script in time."""
 
 
 class _Request:
-    """A script that a process is to run, and the answer that it leaves.
+    """A script for a process to run, and the answer that it writes.
 
     Attributes:
         script: the file.
-        pending: the process was told of it, and has not run it yet.
+        pending: the process was asked to run it, and has not done so yet.
     """
 
     def __init__(self, pid: int, folder: Path, remote_exec: Callable[[int, str], Any]) -> None:
@@ -119,8 +119,8 @@ class _Request:
         """Have the process run the script, and wait for what it writes.
 
         Raises:
-            AskError: it may not be asked, or ended.
-            _NoSafePointError: it came to none in time.
+            AskError: asking is not permitted, or the process ended.
+            _NoSafePointError: it reached no safe point in time.
         """
         self._answer.unlink(missing_ok=True)
         self.script.write_text(_source(self._answer))
@@ -168,7 +168,7 @@ def _remote_exec(pid: int, script: str) -> None:
 
 
 def _give_to_owner(folder: Path, pid: int) -> None:
-    """Root asks another user's process: that one has to write its answer there."""
+    """Let another user's process, asked by root, write its answer there."""
     try:
         owner = os.stat(f"/proc/{pid}")
         if owner.st_uid != os.geteuid():
@@ -178,7 +178,7 @@ def _give_to_owner(folder: Path, pid: int) -> None:
 
 
 def _source(answer: Path) -> str:
-    """The script. It looks memtriage up as the process would, and only then where the caller has it."""
+    """The script. It imports memtriage as the process would, else from the caller's folders."""
     return f"""\
 def _ask(answer, folders):
     import sys
@@ -209,7 +209,7 @@ _ask({str(answer)!r}, {_folders()!r})
 
 
 def _folders() -> list[str]:
-    """Return where this process has imported memtriage and what it needs from, memtriage's own first."""
+    """Return the folders from which this process imported memtriage and its packages, memtriage's first."""
     folders: dict[str, None] = {}
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)

@@ -1,4 +1,4 @@
-"""What runs inside a process that is asked from outside: takes the census and writes the answer."""
+"""Runs inside a process that is asked from outside: take the census and write the answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NO_WAIT_S: Final = 0.0
 
 
 def answer_into(path: str, borrowed: str | None) -> None:
-    """Write this process's census to a file, whole or not at all. Called in its main thread.
+    """Write this process's census to a file, completely or not at all. Called in its main thread.
 
     Args:
-        path: of the answer; its directory was made by who asks, and may be gone by now.
-        borrowed: where memtriage was imported from, when this process had none of its own.
+        path: of the answer; the requesting process made its directory, which may be gone by now.
+        borrowed: where memtriage was imported from, if this process has none of its own.
     """
     answer = _answer()
     if borrowed is not None:

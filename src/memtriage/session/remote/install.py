@@ -1,4 +1,4 @@
-"""Putting the listener's hook into a Python environment, and taking it out again."""
+"""Put the listener's hook into a Python environment, and remove it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MODULE: Final = "_memtriage_listener"
 _SOURCE: Final = Path(__file__).with_name("listener_hook.py")
 """Read, not imported: importing it arms the process that does."""
 _START: Final = f'import sys; exec("try:\\n import {MODULE}\\nexcept Exception: pass")\n'
-"""`site` runs lines that begin with `import`. This one never raises, whatever has become of the module."""
+"""`site` runs lines that begin with `import`. This one never raises, even if the module is gone."""
 
 
 def place() -> Path:
@@ -40,7 +40,7 @@ def install(folder: Path) -> list[Path]:
 
 
 def uninstall(folder: Path) -> list[Path]:
-    """Remove the hook; return the files that were there. The one that starts it goes first.
+    """Remove the hook; return the files that were there. The one that starts it is removed first.
 
     Raises:
         OSError: one cannot be removed.

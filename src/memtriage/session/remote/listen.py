@@ -1,7 +1,7 @@
-"""Answering those who ask a running job for a census: `memtriage run --listen`.
+"""Answer requests for a census of a running job: `memtriage run --listen`.
 
-A thread sleeps in `accept` and costs nothing until somebody connects. Only the user who runs the job, and
-root, are answered.
+A thread sleeps in `accept` and costs nothing until a process connects. Only the user who runs the job, and
+root, get an answer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Listener:
     """Listens at this process's socket, from `start` to `stop`. Nothing here raises into the program.
 
     Args:
-        answer: takes the census; called with the seconds it may wait, and whether it is to be compared with
-            later ones, in the listener's own thread.
-        say: told of what the user should know.
+        answer: takes the census; called in the listener's thread with the seconds that it may wait, and
+            whether the census will be compared with later ones.
+        say: prints what the user should know.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class Listener:
         self._thread = OwnThread(self._serve)
 
     def start(self) -> None:
-        """Begin to listen; where that cannot be, say so and let the run go on."""
+        """Begin to listen; if that is impossible, say so, and the run continues."""
         if active.listener is not None:
             active.listener.stop()
         try:
             try:
                 self._listen_at(place())
-            except FileNotFoundError:  # the last process that listened there has just removed it
+            except FileNotFoundError:  # the last process listening there has just removed it
                 self._listen_at(place())
             self._thread.start()
             active.listener = self
-        except (OSError, PlaceError, RuntimeError) as error:  # RuntimeError: no thread can be had
+        except (OSError, PlaceError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self.stop()
             self._tell(f"cannot listen ({error}); the run continues, but cannot be asked for a census")
             return
@@ -104,13 +104,13 @@ class Listener:
             except OSError:
                 if self._stopping:
                     return
-                # No file number to be had, and the like: it passes, and whoever asks then is answered.
+                # For example, no free file descriptor. That passes, and later requests are answered.
                 time.sleep(_TRY_AGAIN_S)
                 continue
             with connection:
                 try:
                     self._serve_one(connection)
-                except (OSError, ValueError):  # who asked has gone, or asked nonsense
+                except (OSError, ValueError):  # the other end is gone, or its request is invalid
                     continue
 
     def _serve_one(self, connection: socket.socket) -> None:
@@ -120,7 +120,7 @@ class Listener:
         question = msgspec.json.decode(read_line(connection, LONGEST_QUESTION), type=Question)
         try:
             text = encode(self._answer(question.within_s, question.follow))
-        except Exception as error:  # whatever a census fails at, the run goes on, and so does this thread
+        except Exception as error:  # the run and this thread continue, whatever makes a census fail
             refused = f"the census failed ({type(error).__name__}: {error})"
             text = encode(Answer(pid=self._pid, refused=refused))
         connection.settimeout(_WRITE_WITHIN_S)
@@ -135,11 +135,11 @@ def peer(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def read_line(connection: socket.socket, longest: int) -> bytes:
-    """Everything up to the end of a line.
+    """Read up to the end of a line.
 
     Raises:
-        ValueError: the line is longer than `longest` bytes, or was not finished.
-        OSError: the connection failed, or its timeout is over.
+        ValueError: the line is longer than `longest` bytes, or incomplete.
+        OSError: the connection failed or timed out.
     """
     parts: list[bytes] = []
     size = 0
@@ -156,7 +156,7 @@ def _bound(path: Path) -> socket.socket:
     """Return a listening socket that only this user can connect to."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Its directory keeps others out from the first instant on; the mode says so once more.
+        # Its directory keeps others out from the beginning; the mode does so again.
         made.bind(str(path))
         path.chmod(0o600)
         made.listen(_BACKLOG)
@@ -167,7 +167,7 @@ def _bound(path: Path) -> socket.socket:
 
 
 class Deadline:
-    """So many seconds from now."""
+    """An instant `seconds` from now."""
 
     def __init__(self, seconds: float) -> None:
         self._began = time.monotonic()

@@ -1,7 +1,7 @@
 """Let this process answer `memtriage census --pid N` once torch is imported.
 
 `memtriage install-listener` copies this file into an environment, and a .pth file there imports it when
-Python starts. It needs nothing but the standard library, and changes nothing where memtriage is gone.
+Python starts. It only needs the standard library, and changes nothing if memtriage is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _ArmingFinder:
-    """A finder that arms the listener after torch is imported, and leaves nothing in torch or in Python."""
+    """A finder that arms the listener when torch is imported, and then leaves no trace in torch or Python."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -47,7 +47,7 @@ def _arm() -> None:
         from memtriage.session.remote.armed import arm
 
         arm()
-    except Exception:  # memtriage is gone, or another one: the program goes on
+    except Exception:  # memtriage is gone or another version: the program continues
         pass
 
 

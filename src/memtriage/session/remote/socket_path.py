@@ -12,15 +12,15 @@ from typing import Final
 from memtriage.process.stdlib import os
 
 LONGEST_PATH: Final = 107
-"""Bytes of a Unix socket's path: `sun_path` has 108, with the zero at its end."""
+"""Most bytes of a Unix socket's path: `sun_path` has 108, including the terminating zero."""
 _HIGHEST_PID: Final = 2**22  # the kernel's PID_MAX_LIMIT
 _PROBE_WITHIN_S: Final = 1.0
 TEMPORARY: Final = Path("/tmp")
-"""Not `$TMPDIR`, which job schedulers set, and which who asks may not have."""
+"""Not `$TMPDIR`: job schedulers set it, and the requesting process may not have it."""
 
 
 class PlaceError(Exception):
-    """There is no place to listen at. The text is one line for the user."""
+    """There is no directory for the socket. The text is one line for the user."""
 
 
 def name_of(pid: int) -> str:
@@ -29,14 +29,14 @@ def name_of(pid: int) -> str:
 
 
 def place(environ: Mapping[str, str] | None = None, temporary: Path = TEMPORARY) -> Path:
-    """Return a directory for sockets, made if need be: below `$XDG_RUNTIME_DIR`, else `/tmp/memtriage-UID`.
+    """Return a directory for sockets, made if missing: in `$XDG_RUNTIME_DIR`, else `/tmp/memtriage-UID`.
 
     Args:
         environ: the environment; that of this process by default.
         temporary: replaces `/tmp`.
 
     Raises:
-        PlaceError: none can be had that belongs to this user alone.
+        PlaceError: there is none that belongs to this user alone.
     """
     refused = []
     for directory in places(os.environ if environ is None else environ, temporary):
@@ -51,7 +51,7 @@ def place(environ: Mapping[str, str] | None = None, temporary: Path = TEMPORARY)
 
 
 def places(environ: Mapping[str, str], temporary: Path = TEMPORARY) -> Iterator[Path]:
-    """Where sockets may be, the best first."""
+    """Directories where sockets may be, the best first."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     longest = LONGEST_PATH - len(f"/{name_of(_HIGHEST_PID)}")
     if runtime.startswith("/") and len(os.fsencode(f"{runtime}/memtriage")) <= longest:
@@ -60,7 +60,7 @@ def places(environ: Mapping[str, str], temporary: Path = TEMPORARY) -> Iterator[
 
 
 def remove_stale(directory: Path) -> None:
-    """Remove the sockets at which nobody listens any more: of processes that were killed."""
+    """Remove sockets at which no process listens any more: of processes that were killed."""
     for path in directory.glob("memtriage-*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_PROBE_WITHIN_S)
@@ -73,17 +73,17 @@ def remove_stale(directory: Path) -> None:
 
 
 def leave(path: Path) -> None:
-    """Remove a process's socket, and its directory where it was the last one there."""
+    """Remove a process's socket, and the directory if it was the last one there."""
     path.unlink(missing_ok=True)
     with suppress(OSError):  # others listen there
         path.parent.rmdir()
 
 
 def socket_of(pid: int) -> Path | None:
-    """Return the socket at which a process listens; None when it does not.
+    """Return the socket at which a process listens; None if it does not.
 
-    The kernel's list of sockets in the process's network namespace tells it, wherever the process's
-    environment has put it; in another container it is reached through the process's own root.
+    It is in the kernel's list of sockets in the process's network namespace, wherever the process's
+    environment has put it. In another container it is reached through the process's own root.
     """
     try:
         lines = Path(f"/proc/{pid}/net/unix").read_text(errors="surrogateescape").splitlines()
@@ -97,7 +97,7 @@ def socket_of(pid: int) -> Path | None:
 
 
 def _check(directory: Path) -> None:
-    """Refuse a directory in which somebody else could put a socket, or reach ours."""
+    """Refuse a directory in which another user could put a socket, or reach ours."""
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(None, "is not a directory")

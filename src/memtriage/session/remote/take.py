@@ -1,4 +1,4 @@
-"""Taking the census that somebody outside the process has asked for."""
+"""Take the census that another process has asked for."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from memtriage.observe.identity import Addresses
 from memtriage.process.stdlib import os, time
 
 MOST_HOLDERS: Final = 500
-"""Holders that have a row of their own; the smaller ones share a row per device."""
+"""Holders with a separate row; the smaller ones share one row per device."""
 
 
 def take_answer(
     baselines: Mapping[int, int] | None = None, script_root: str | None = None, follow: bool = False
 ) -> Answer | None:
-    """Take a census of this process now, in the thread that calls; None when it must not be looked at now.
+    """Take a census of this process now, in the calling thread; None if it must not be inspected now.
 
-    That is while a backward runs, in whatever thread, and while this thread captures a CUDA graph. Nothing
-    stays alive through the answer.
+    It must not while a backward runs in any thread, or this thread captures a CUDA graph. The answer keeps no
+    tensor alive.
 
     Args:
-        baselines: by CUDA index, what lay outside the allocator when the device was first seen.
+        baselines: bytes outside the allocator when a device was first seen, by CUDA index.
         script_root: folder of the user's script, for allocation sites.
         follow: add what is needed to compare this census with later ones.
     """
@@ -67,7 +67,7 @@ def take_answer(
 
 
 def _to_follow(view: CensusView, census: Census) -> tuple[list[HolderGroup], list[GroupDetail]]:
-    """Return the largest groups without what cannot be sent, and details of them."""
+    """Return the largest groups, without what cannot be sent, and their details."""
     largest = sorted(census.groups, key=lambda group: -(group.nbytes + group.kept))[:MOST_HOLDERS]
     details = view.details([group.key for group in largest], lambda tensor: None, alone=())
     sent = [msgspec.structs.replace(group, by_path={}) for group in largest]
@@ -75,7 +75,7 @@ def _to_follow(view: CensusView, census: Census) -> tuple[list[HolderGroup], lis
 
 
 def held_rows(groups: list[HolderGroup]) -> list[HeldHere]:
-    """Return the groups of a census, largest first; beyond `MOST_HOLDERS` one row for each device's rest."""
+    """Return the groups of a census, largest first; after `MOST_HOLDERS`, one row per device for the rest."""
     ordered = sorted(groups, key=lambda group: -group.nbytes)
     rows = [
         HeldHere(

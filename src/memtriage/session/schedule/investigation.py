@@ -28,14 +28,14 @@ from memtriage.session.schedule.ordinary_data import ComparedLengths, OrdinaryDa
 
 @dataclass(frozen=True, slots=True)
 class InvestigationPolicy:
-    """How far a census is followed up.
+    """How much is recorded and read for a census.
 
     Attributes:
         detailed: growing holders, the largest first, whose details are read at a census.
-        recorded: censuses with sites recorded before them: what has no site by then is allocated elsewhere,
-            or seldom.
-        recorded_over: positions of the longest period that is recorded as a whole: in two of them nothing may
-            come.
+        recorded: number of censuses for which sites are recorded: what has no site by then is allocated
+            elsewhere, or seldom.
+        recorded_over: the longest period, in positions, over which sites are recorded as a whole. The usual
+            two positions may be without an allocation then.
     """
 
     detailed: int = 12
@@ -52,18 +52,18 @@ class Investigation:
 
     Attributes:
         scale: what positions and rates count.
-        history: what each holder kept at each of them.
-        taken: their positions.
-        data: what grows of ordinary data.
-        details: of the holders that grew.
+        history: what each holder kept at each census.
+        taken: positions of the censuses.
+        data: ordinary data that grows.
+        details: details of the holders that grew.
         waiting: what waited for the cyclic collector at each census.
         totals: bytes by device that all holders together kept at each census, with its position.
-        collector_off: Python's cyclic collector was off at all of them.
-        profiled: torch's profiler was on at all of them that were taken while the program ran.
+        collector_off: Python's cyclic collector was off at all censuses.
+        profiled: torch's profiler was on at all censuses that were taken while the program ran.
         step: completed steps when it began.
-        period: positions from rise to rise, where growth is periodic: within a step, the backwards that a
-            micro-batch consists of.
-        recorded: censuses before which allocation sites were recorded.
+        period: positions from rise to rise, if growth is periodic: within a step, the backwards of a
+            micro-batch.
+        recorded: number of censuses before which allocation sites were recorded.
         stopped: holders that grew within a step, but not until its end nor in a later step.
     """
 
@@ -91,7 +91,7 @@ class Investigation:
         return [holding for holding in self.history.growing(self.period) if holding.key not in self.stopped]
 
     def held_rate(self, device: str, since: float) -> float | None:
-        """Return bytes per position by which all that has a holder grew; None without two censuses.
+        """Return bytes per position by which everything with a holder grew; None without two censuses.
 
         The last census before `since` counts, too.
         """
@@ -120,7 +120,7 @@ class Investigation:
         return stops_when_full(detail, attached=holding.group.attached)
 
     def move(self, to: Callable[[float], float]) -> None:
-        """Give each census another position, by a function that rises."""
+        """Replace the position of each census, by an increasing function."""
         self.history.move(to)
         self.data.move(to)
         self.taken = [to(position) for position in self.taken]
@@ -136,7 +136,7 @@ class Investigation:
 
     @property
     def shared_with_libraries(self) -> bool:
-        """Whether what else keeps a growing holder's memory alive can only be found in libraries."""
+        """Whether other holders of what grows can only be found in libraries."""
         return any(detail.elsewhere and detail.retained is None for detail in self.details.values())
 
     @property
@@ -182,7 +182,7 @@ class Investigator:
         return self._sites.tables()
 
     def in_malloc(self, tables: int) -> int:
-        """Return what so many bytes of tables make on malloc's counter."""
+        """Return how many bytes these tables add to malloc's counter."""
         return self._sites.in_malloc(tables)
 
     def census(
@@ -194,18 +194,17 @@ class Investigator:
     ) -> CensusPoint:
         """Take one census.
 
-        Libraries hold most of the objects of a program, and hardly any of its tensors. They are walked as a
-        whole only where it is needed: that takes most of a census's time.
+        Libraries hold most of a program's objects and few of its tensors. They are only walked as a whole if
+        needed, because that takes most of a census's time.
 
         Args:
             position: when it is taken.
             also: called while the view is valid.
-            frames: given when memory has just run out: the frames of the error (empty inside the failing
+            frames: given if memory has just run out: the frames of the error (empty inside the failing
                 allocation, whose frames still run). Nothing is read from the device then.
-            wanted: which containers of libraries to find, as `HeapWalk` has it; None to walk all of the
-                libraries.
+            wanted: which containers of libraries to find, as for `HeapWalk`; None to walk all libraries.
         """
-        # Of workers' data sets all containers count, and only an evaluation stack may lead to their loader.
+        # All containers of workers' data sets count, and only an evaluation stack may lead to their loader.
         if frames is not None or self._libraries_hold_much or has_children():
             wanted = None
         if not self._announced:
@@ -226,20 +225,20 @@ class Investigator:
     def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
         """Record allocation sites over the last two positions before a census, or over a short period.
 
-        Not earlier: recording costs much more than the step that it is done in.
+        Not earlier: recording costs much more than the step in which it is done.
 
         Args:
             remaining: marks (of steps, micro-batches, ...) until that census.
-            period: marks from rise to rise, where growth is periodic.
-            again: a census found no site, although sites were recorded before it. Growth may have a period
-                that is not known yet, so the CUDA allocator records for a longer time. Other recorders do
-                not: while they are on, malloc's counter is not read.
+            period: marks from rise to rise, if growth is periodic.
+            again: a census found no site, although sites were recorded before it. Growth may have an unknown
+                period, so the CUDA allocator records for longer. Other recorders do not: while they are on,
+                malloc's counter is not read.
         """
         over = 2 if period is None or period > POLICY.recorded_over else max(2, math.ceil(period))
         longest = max(over, POLICY.recorded_over) if again else over
         if not 0 < remaining <= longest:
             if self._sites.on:
-                self.stop()  # that census has been put off
+                self.stop()  # that census has been postponed
             return
         self._sites.start()
         if remaining > over:
@@ -263,19 +262,19 @@ class Investigator:
         """Take the next census of an investigation, with details of what grew; then stop recording.
 
         Args:
-            investigation: takes in what the census shows.
+            investigation: gets the results.
             position: when it is taken, later than those before.
             also: called while the view is valid.
-            frames: as `census` has them.
-            between: as `HolderHistory.add` has it.
-            libraries: as `census` has it.
+            frames: as for `census`.
+            between: as for `HolderHistory.add`.
+            libraries: walk all libraries.
         """
         libraries = libraries or investigation.shared_with_libraries
         investigation.recorded += self._sites.recording
-        # Nodes alone know the line that called an operation, not the one in it that allocates.
+        # Nodes only know the line that called an operation, not the line in it that allocates.
         recorded = self._sites.recording and self._objects_recorded
         self._sites.collect()
-        # Makes tables: tracemalloc, off by now, would follow each entry.
+        # This makes tables. tracemalloc would follow each entry, but is off by now.
         compared = investigation.data.compared()
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
         if between:
@@ -371,7 +370,7 @@ class Investigator:
             if earlier is None:
                 continue
             if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
-                detail.allocated_at = earlier.allocated_at  # without recorders few old nodes know a line
+                detail.allocated_at = earlier.allocated_at  # without recorders few old nodes have a line
             if detail.retained is None:
                 detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
                 detail.retained_at = earlier.retained_at
@@ -412,7 +411,7 @@ def _waiting(point: CensusPoint) -> AwaitingCollector:
 
 
 def _totals(point: CensusPoint) -> dict[str, int]:
-    """Return bytes by device, as the counters count them, of all that has a holder."""
+    """Return bytes by device, as the counters count them, of everything that has a holder."""
     totals: dict[str, int] = {}
     for storage in point.census.storages:
         if storage.path is not None and not is_native(storage.path):

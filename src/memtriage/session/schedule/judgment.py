@@ -1,4 +1,4 @@
-"""From counters and censuses to leaks, and to how small a leak would have been seen."""
+"""From counters and censuses to leaks, and to how small a leak would have been detected."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from memtriage.session.schedule.scheduler import CensusScheduler
 
 @dataclass(frozen=True, slots=True)
 class JudgmentPolicy:
-    """What it takes to believe a counter, and to mention the garbage collector.
+    """When to believe a counter, and when to mention the garbage collector.
 
     Attributes:
-        resident: part of native growth that the resident set has to show. Not all: malloc may fill what
-            others have freed.
-        noted: bytes waiting for the collector from which on a program may run out of memory without a leak.
-        unread: part of a run's end, and positions of it, up to which a counter need not have been read. While
-            allocation sites are recorded, malloc's is not.
+        resident: part of native growth that the resident set must show. Not all: malloc may reuse what others
+            have freed.
+        noted: with this many bytes waiting for the collector, a program may run out of memory without a leak.
+        unread: part of the run, and number of positions, at its end over which a counter need not have been
+            read. malloc's is not read while allocation sites are recorded.
         beside: a suspicion is not reported if it is less than this part of what is proven to grow in the same
-            memory: the proven rate is not known any better. Once that leak is mended, a run shows the rest.
+            memory: the proven rate is not known more exactly. After that leak is fixed, a run shows the rest.
     """
 
     resident: float = 0.5
@@ -97,7 +97,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
 
 
 def _with_unnamed(leaks: Sequence[Finding], unnamed: Finding) -> list[Finding]:
-    """Add what only a counter shows; where a leak has the same holder, as a part of that."""
+    """Add what only a counter shows; if a leak has the same holder, as a part of it."""
     path = unnamed.holder_path
     same = next((leak for leak in leaks if path is not None and leak.holder_path == path), None)
     if same is None:
@@ -107,7 +107,7 @@ def _with_unnamed(leaks: Sequence[Finding], unnamed: Finding) -> list[Finding]:
 
 
 def _worth_reporting(leaks: Sequence[Finding]) -> list[Finding]:
-    """Leave out suspicions that are small beside what is proven to grow in the same memory."""
+    """Leave out suspicions that are small compared with proven growth in the same memory."""
     proven: dict[str, int] = {}
     for leak in leaks:
         if leak.certainty == "proven":
@@ -123,12 +123,12 @@ _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "mi
 
 
 def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dict[str, Judged]:
-    """Return by device whether growth could be judged, and how small a leak would have been found.
+    """Return by device whether growth could be judged, and how small a leak would have been detected.
 
     A counter may rise without a leak: objects wait for the cyclic collector, a cache of generated code fills,
-    or holders keep log entries and bounded containers. Then only a leak larger than that would have been
-    seen. Any other growth that has a holder and is not a proven leak leaves the device without a limit,
-    and so does growth so uncertain that the limit would mean nothing.
+    or holders keep log entries and bounded containers. Then only a larger leak would have been detected. A
+    device has no limit if other growth has a holder and is not a proven leak, or if growth is so uncertain
+    that the limit would mean nothing.
 
     Args:
         schedule: has the counters.
@@ -160,9 +160,9 @@ def _last_read(counter: Counter) -> float:
 
 
 def _is_unread(schedule: ScaleScheduler, counter: Counter) -> bool:
-    """Return whether too much of the run followed a counter's last reading for a limit to hold for it.
+    """Return whether a counter was not read for so long at the end that no limit holds.
 
-    Marks of time are too far apart to tell.
+    Marks of time are too far apart to say.
     """
     part, positions = POLICY.unread
     since = schedule.now - _last_read(counter)
@@ -226,11 +226,11 @@ def limits_and_use(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return by device the bytes at which memory runs out, and the bytes in use as that limit counts them.
 
-    A GPU runs out of memory in the middle of a step, so that memory which comes and goes counts as in use.
-    Unused reserved memory does not: the allocator gives it back before an allocation fails.
+    A GPU runs out of memory in the middle of a step, so memory that comes and goes counts as in use. Unused
+    reserved memory does not: the allocator returns it before an allocation fails.
 
     Args:
-        host: what the process had of the host's memory at a mark while the program ran.
+        host: the process's use of host memory at a mark while the program ran.
         readings: the counters of that mark.
         passing: memory that comes and goes between marks, by device (`session.transient_peak`).
     """
@@ -250,7 +250,7 @@ def limits_and_use(
 
 
 def device_limit(device: int) -> int | None:
-    """Return the bytes of a device that this process's allocator may have: its cap, or what others leave."""
+    """Return the bytes of a device that this process's allocator may use: its cap, or what others leave."""
     cap = cuda.per_process_limit(device)
     total = cuda.capacity(device)
     used, reserved = driver.used(device), cuda.counters(device).reserved

@@ -27,11 +27,12 @@ class WithinStepPolicy:
     """When censuses are taken from micro-batch to micro-batch.
 
     Attributes:
-        first: micro-batch of the first, where the step is long enough: gradients exist, and three rises show.
-        censuses: taken in one step: three intervals.
-        tries: investigations in a run. Otherwise what rises in every step and is gone at its end (a pipeline
-            that fills) would be investigated in each. The first is worth any cost; another one begins only
-            while censuses have taken no more than where a leak is known (`CensusPolicy.leak_free_s`).
+        first: micro-batch of the first census, if the step is long enough: gradients exist, and three rises
+            show.
+        censuses: censuses in one step: three intervals.
+        tries: most investigations in a run. Otherwise memory that rises in every step and is freed at its end
+            (a pipeline that fills) would be investigated in each. The first may take any time; another one
+            only begins while censuses are within the budget for a known leak (`CensusPolicy.leak_free_s`).
         kept: completed investigations that are kept.
     """
 
@@ -45,7 +46,7 @@ WITHIN_STEP: Final = WithinStepPolicy()
 
 
 class MicrobatchScheduler:
-    """Follows counters from backward to backward of one step, and takes four censuses where they rise.
+    """Follows counters from backward to backward of one step, and takes four censuses if they rise.
 
     Attributes:
         done: completed investigations, latest last.
@@ -94,7 +95,7 @@ class MicrobatchScheduler:
             self._investigator.record(self._due - position.microbatch)
 
     def step_completes(self, position: TrainingPosition) -> None:
-        """Note which growth, of this step or an earlier one, has stopped."""
+        """Note which growth has stopped, of this step or an earlier one."""
         for investigation in self.done:
             same_step = investigation.step == position.step - 1
             since = investigation.taken[-1] if same_step else POLICY.microbatch_warm_up
@@ -104,7 +105,7 @@ class MicrobatchScheduler:
                     investigation.stopped.add(growth.holding.key)
 
     def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> CensusPoint:
-        """Take the last census of the investigation under way, in the middle of what failed."""
+        """Take the last census of the current investigation, in the middle of the failing operation."""
         investigation = self._current
         assert investigation is not None
         self._current = None
@@ -113,7 +114,7 @@ class MicrobatchScheduler:
         return self._investigator.follow(investigation, microbatch, None, frames)
 
     def growths(self, investigation: Investigation) -> list[HolderGrowth]:
-        """Return what grew in one of `done`. Its counters asked for it, so that none contradicts."""
+        """Return what grew in one of `done`. Its counters caused it, so none contradicts."""
         return growths(
             investigation.growing(),
             investigation.counter_of,
@@ -129,7 +130,7 @@ class MicrobatchScheduler:
         usual, more = position.microbatches_per_step, WITHIN_STEP.censuses - 1
         first, period = WITHIN_STEP.first, 1
         if 0 < usual < first + more:
-            # Steps too short to see a rise and still take all censuses are judged by the step before.
+            # A step that is too short for a rise and all censuses is judged by the step before it.
             period = self._period_of_last_step or 1
             first = max(1, usual - more * period)
             if self._period_of_last_step is None or usual < 1 + more * period:
@@ -144,8 +145,8 @@ class MicrobatchScheduler:
             if usual and position.microbatch + more * period > usual:
                 return
         self._tries += 1
-        # At the same instant of a later micro-batch, however many backwards one has; the first interval is
-        # twice as long where there is room, so that objects' sites can be recorded in it, and nodes' after.
+        # The next census is at the same instant of a later micro-batch, however many backwards one has. If
+        # possible, the first interval is twice as long: sites of objects are recorded in it, of nodes later.
         room = not usual or position.microbatch + (more + 1) * period <= usual
         self._period, self._gap = period, (2 if room else 1) * period
         self._current = Investigation("microbatch", step=position.step, period=period)
@@ -175,7 +176,7 @@ class MicrobatchScheduler:
             self._investigator.stop()
 
     def _fell_since(self, microbatch: float) -> bool:
-        """Return whether no counter stayed at or above what it was at a backward of this step."""
+        """Return whether every counter has fallen below its value at a backward of this step."""
         fell = []
         for series in self._series.values():
             before = [
@@ -188,7 +189,7 @@ class MicrobatchScheduler:
         return all(fell)
 
     def _period_of_rise(self) -> int | None:
-        """Return after how many backwards a counter rises each time; None where none does."""
+        """Return after how many backwards a counter rises each time; None if none does."""
         periods = [
             period_within_step(series.values, policy_for(counter)) for counter, series in self._series.items()
         ]

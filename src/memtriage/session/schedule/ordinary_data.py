@@ -1,4 +1,4 @@
-"""What grows of ordinary data from census to census: containers, and arrays that longer ones replace."""
+"""Ordinary data that grows from census to census: containers, and arrays that longer ones replace."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from memtriage.observe.containers import (
 from memtriage.observe.sites import SiteRecorder
 
 _MATCHES: Final = (0.5, 2.0)
-"""Least and most bytes that a line allocated over one position, as parts of what a container's entries grew
-by, where it made them: the size of an entry is only estimated."""
+"""A line made a container's entries if it allocated 0.5 to 2 times the bytes by which they grew over one
+position: the size of an entry is only estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedLengths:
-    """Lengths of containers at the previous census, and those noted at the one under way."""
+    """Lengths of containers at the previous census, and at the current one."""
 
     earlier: KnownLengths
     now: ContainerLengths
 
     def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
-        """Note the containers among what the program's variables do not reach; return those that grew."""
+        """Note the containers that the program's variables do not reach; return those that grew."""
         return most_grown(self.now.add(objects), self.earlier)
 
 
@@ -52,7 +52,7 @@ class OrdinaryData:
 
     Attributes:
         containers: those that grow, by address.
-        arrays: large arrays at the last census that had a path of their own, by that path.
+        arrays: large arrays at the last census, by path, if only one array has that path.
     """
 
     containers: dict[int, GrowingData] = field(default_factory=dict)
@@ -71,23 +71,23 @@ class OrdinaryData:
         return any(container.allocated_at is None for container in self.containers.values())
 
     def compared(self) -> ComparedLengths:
-        """Return what the census that begins is compared with."""
+        """Return what the next census is compared with."""
         return ComparedLengths((self._lengths or ContainerLengths()).by_address(), ContainerLengths())
 
     def add(self, view: CensusView, position: float, compared: ComparedLengths, sites: SiteRecorder) -> None:
-        """Take in a census.
+        """Add a census.
 
         Args:
-            view: what it sees.
+            view: of the census.
             position: when it is taken.
             compared: what `compared` returned before it.
-            sites: of allocations since shortly before.
+            sites: of allocations shortly before it.
         """
         self._add_containers(view, position, compared, sites)
         self._add_arrays(view, position, sites)
 
     def move(self, to: Callable[[float], float]) -> None:
-        """Give each census another position, by a function that rises."""
+        """Replace the position of each census, by an increasing function."""
         self.containers = {address: _moved(growing, to) for address, growing in self.containers.items()}
         self.arrays = {
             path: replace(seen, growing=_moved(seen.growing, to)) for path, seen in self.arrays.items()
@@ -108,12 +108,12 @@ class OrdinaryData:
         self.containers, self._lengths, self._lengths_at = data, compared.now, position
 
     def _add_arrays(self, view: CensusView, position: float, sites: SiteRecorder) -> None:
-        """Find arrays that are longer than the one in their place before, and begin or end alike."""
+        """Find arrays that are longer than the one they replaced, and begin or end with the same bytes."""
         seen: dict[HolderPath, _SeenArray] = {}
         for array in long_arrays(view.graph):
             path = view.path(array.position)
             if ANY_ITEM in path or path in seen:
-                continue  # of several arrays in one place none can be told from the others
+                continue  # several arrays with one path cannot be told apart
             before = self.arrays.get(path)
             entries = () if before is None else before.growing.entries
             if before is None or not _continues(before.array, array):
@@ -142,7 +142,7 @@ class OrdinaryData:
         earlier = ((self._lengths_at, now - container.more),) if before is None else before.entries
         entries = (*earlier, (position, now))
         last_at, last = entries[-2]
-        # Sites were recorded over one position. The line whose allocations match the growth made the entries.
+        # Sites were recorded over one position. A line whose allocations match the growth made the entries.
         rate = container.entry_bytes * (now - last) / (position - last_at)
         line = min(by_line, key=lambda line: abs(by_line[line] - rate), default=None)
         least, most = (part * rate for part in _MATCHES)
@@ -166,7 +166,7 @@ def _moved(growing: GrowingData, to: Callable[[float], float]) -> GrowingData:
 
 
 def _continues(before: LongArray, after: LongArray) -> bool:
-    """Whether an array has all that another had, at its beginning or at its end, as far as that was read."""
+    """Whether an array contains another at its beginning or its end, as far as both were read."""
     longer = after.nbytes >= before.nbytes
     return longer and (same_bytes(before.head, after.head) or same_bytes(before.tail, after.tail))
 
@@ -174,7 +174,7 @@ def _continues(before: LongArray, after: LongArray) -> bool:
 def _pausing(
     data: Mapping[int, GrowingData], compared: ComparedLengths, position: float
 ) -> dict[int, GrowingData]:
-    """Return the containers that are as at the census before, and that get their entries now and then."""
+    """Return the containers that get entries now and then, and got none since the previous census."""
     pausing = {address: growing for address, growing in data.items() if growing.pauses(position)}
     if not pausing:
         return {}

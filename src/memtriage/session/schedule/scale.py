@@ -1,4 +1,4 @@
-"""Growth over the whole run on one scale: counters at every mark, censuses where they are suspicious."""
+"""Growth over the whole run on one scale: counters at every mark, censuses if they are suspicious."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ class SuspicionPolicy:
     """When the counters are estimated again, and when a suspicion ends.
 
     Attributes:
-        estimate_again: estimate at so many times as many readings as the last time. An estimate takes a
-            millisecond per counter.
-        explained: part of a counter's rate that proven growth has to explain to end the suspicion.
-        named: part of a counter's rise between censuses that has a holder where all of it has: malloc rounds,
-            and a census counts what was asked for.
-        named_over: intervals between these censuses.
-        work: seconds of the program's own between two censuses over time, as a part of what the first took.
-            Less shows nothing, and more lets a program of a few seconds end before four censuses.
+        estimate_again: estimate again when there are this many times as many readings. An estimate takes 1 ms
+            per counter.
+        explained: a suspicion ends when proven growth explains this part of the counter's rate.
+        named: all of a counter's rise between censuses counts as having a holder if this part has one: malloc
+            rounds up, and a census counts requested bytes.
+        named_over: least intervals between these censuses.
+        work: on the scale of time, least seconds of the program's own work between two censuses, as a part of
+            the seconds that the first took. Less work shows nothing; with more, a program of a few seconds
+            would end before four censuses.
     """
 
     estimate_again: float = 1.1
@@ -57,14 +58,14 @@ SUSPICION: Final = SuspicionPolicy()
 class ScaleScheduler:
     """Follows the counters from mark to mark and takes the censuses that name and prove what grows.
 
-    A position is a number of steps, of backwards, or of seconds without the censuses' pauses. If the program
-    made up for these pauses, as one does that works at fixed times, positions at the end include them.
+    A position is a number of steps, of backwards, or of seconds without the censuses' pauses. A program that
+    works at fixed times makes up for these pauses; then positions at the end include them.
 
     Attributes:
-        counters: by name. Besides devices, `shared`: resident memory that is shared or mapped, in which
-            malloc's counter has no part; `host`, the resident set; and `code`, generated code.
+        counters: by name. In addition to devices, `shared`: resident memory that is shared or mapped, which
+            malloc does not count; `host`: the resident set; and `code`: generated code.
         investigation: what its censuses showed.
-        marks: how many it was given.
+        marks: number of marks so far.
 
     Args:
         scale: what marks of this kind are counted in.
@@ -89,15 +90,15 @@ class ScaleScheduler:
         self._take_ledgers = take_ledgers
         self._report = report
         self._reported_growth = False
-        # Places on the scale: of the first mark and the latest, and how far apart the last two were.
+        # Positions of the first mark and of the latest one, and the distance of the last two.
         self._began = self._now = 0.0
         self._spacing = 1.0
-        # When to act next: estimate from so many marks on, take a census from that position on.
+        # When to act next: the number of marks for an estimate, the position for a census.
         self._estimate_at = float(self._plan.first)
         self._census_due = float(self._plan.first)
         self._not_before = 0.0
-        # The suspicion, the position of its onset, and from where on its censuses count as those of a proof.
-        # Open is what only more censuses can settle: a suspicion, or a proof that no counter confirms.
+        # The suspicion, the position of its onset, and that from which its censuses count for a proof.
+        # Only more censuses can settle what is open: a suspicion, or a proof that no counter confirms.
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
         self._proof_from = self._proof_begun = 0.0
@@ -124,7 +125,7 @@ class ScaleScheduler:
         Args:
             position: where training stands.
             values: bytes by counter; what could not be read is left out.
-            censuses: take any. Otherwise the counters are followed alone.
+            censuses: whether to take any. Otherwise only the counters are followed.
         """
         now = self._on_scale(position)
         if self.marks == 0 and self.scale == "second":
@@ -133,7 +134,7 @@ class ScaleScheduler:
         self.marks += 1
         at = now
         if self.scale == "second":
-            # The last one may come when functions have returned: it tells nothing of what they were doing.
+            # At the last mark functions may have returned: it says nothing about what they were doing.
             (at, values), self._latest = self._latest, (now, values)
         for name, value in values.items():
             self.counters.setdefault(name, Counter(name)).add(at, value)
@@ -162,8 +163,8 @@ class ScaleScheduler:
 
         Args:
             position: where training stands.
-            frames: as `Investigator.census` has them, where memory has run out: in the middle of a step, so
-                that the census counts for the step that has begun.
+            frames: as for `Investigator.census`, if memory has run out. That is in the middle of a step, so
+                the census counts for the step that has begun.
         """
         now = self._on_scale(position)
         if frames is not None and self.scale != "second":
@@ -171,7 +172,7 @@ class ScaleScheduler:
         if self.investigation.taken and now <= self.investigation.taken[-1]:
             return self._investigator.census(now, lambda view, _: self._take_ledgers(view), frames)
         started, worked = time.perf_counter(), time.thread_time()
-        self._census_due = 2 * now + self._plan.gap  # should this one fail
+        self._census_due = 2 * now + self._plan.gap  # if this one fails
         try:
             point = self._investigator.follow(
                 self.investigation, now, self._take_ledgers, frames, libraries=self._seeks_in_libraries()
@@ -181,7 +182,7 @@ class ScaleScheduler:
             self._paused_s += took
             self._spent_s += time.thread_time() - worked
             self._pauses.add(now, took)
-            # Two censuses with no work of the program between them show nothing.
+            # Two censuses without any work of the program between them show nothing.
             self._not_before = now + SUSPICION.work * took if self.scale == "second" else 0.0
         if frames is None:
             self._plan_next()
@@ -222,7 +223,7 @@ class ScaleScheduler:
             self._include_pauses()
 
     def _include_pauses(self) -> None:
-        """Count seconds of all from now on."""
+        """Count all seconds, pauses included, from now on."""
         to = self._pauses.included
         for counter in self.counters.values():
             counter.move(to)
@@ -231,7 +232,7 @@ class ScaleScheduler:
         self._onset = None if self._onset is None else to(self._onset)
 
     def _on_scale(self, position: TrainingPosition) -> float:
-        """Return where training stands on this scale. Time is without what censuses took."""
+        """Return where training stands on this scale. Time excludes the pauses of censuses."""
         if self.scale == "second":
             return position.time_s - self._paused_s
         return position.backwards if self.scale == "microbatch" else position.step
@@ -239,7 +240,7 @@ class ScaleScheduler:
     # --- what grows -----------------------------------------------------------------------------------------
 
     def growths(self) -> list[HolderGrowth]:
-        """Return the holders that grew up to the last census, and what that amounts to, largest first."""
+        """Return the holders that grew up to the last census, with the proof of each, largest first."""
         growing = growths(
             self.investigation.growing(),
             self.investigation.counter_of,
@@ -256,7 +257,7 @@ class ScaleScheduler:
         return at_counters_rate(growing, self.counters)
 
     def data(self) -> list[DataGrowth]:
-        """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
+        """Return the containers of ordinary data that grew, with the proof of each, largest first."""
         growing = data_growths(
             self.investigation.data.growing(),
             self.counters.contradicts,
@@ -284,14 +285,14 @@ class ScaleScheduler:
         return points is not None and len(points.at) > 1 and bool(points.floors[-1] > points.floors[0])
 
     def held_rate(self, name: str) -> float | None:
-        """Return the rate at which all that has a holder grew while a counter did; None if not known."""
+        """Return the rate of everything with a holder while a counter grew; None if not known."""
         return self.investigation.held_rate(name, self._counts_since(name))
 
     def covers_growth(self, name: str) -> bool:
         """Return whether censuses were taken while a counter grew.
 
-        Where it rose after them, or between them far less than at other times, what they do not show may have
-        a holder.
+        If it rose after them, or much less between them than at other times, growth may have a holder that
+        they do not show.
         """
         since, positions = self._counts_since(name), [at for at, _ in self.investigation.totals]
         if not positions or name not in self.counters:
@@ -300,14 +301,14 @@ class ScaleScheduler:
         return self.counters.rose(name, self._estimate(name).rate, first, positions[-1])
 
     def harmless_rate(self, name: str) -> float:
-        """Return the rate at which bounded containers, logs and larger content grew while a counter did."""
+        """Return the rate of bounded containers, logs and larger content while a counter grew."""
         return self.investigation.harmless_rate(name, self._counts_since(name))
 
     def _counts_since(self, name: str) -> float:
         """Return the position from which censuses count for the growth of a counter: its onset.
 
-        That is an estimate. Where fewer than two censuses follow it, earlier ones count if the counter rose
-        as fast then.
+        That is an estimate. If fewer than two censuses follow it, earlier ones count if the counter rose as
+        fast then.
         """
         estimate, investigation = self._estimate(name), self.investigation
         onset = estimate.onset or 0.0
@@ -317,10 +318,10 @@ class ScaleScheduler:
         return 0.0 if self.counters[name].rose(estimate.rate, positions[0], positions[-1]) else onset
 
     def names_all(self, name: str) -> bool:
-        """Return whether all that a counter rose by, from census to census since its onset, has a holder.
+        """Return whether all of a counter's rise, from census to census since its onset, has a holder.
 
-        Growth may become faster after the last census, or all the time. Its rate over the whole run is then
-        higher than that of its holder.
+        Growth may become faster after the last census, or all the time. Then the counter's rate over the
+        whole run is higher than the holder's.
         """
         counter, investigation = self.counters[name], self.investigation
         onset = counter.estimate().onset or 0.0
@@ -361,17 +362,17 @@ class ScaleScheduler:
         self._census_due = max(self._not_before, due)
 
     def _is_old(self, since: float) -> bool:
-        """Return whether a proof by growth since a position says nothing about the end of the run by now."""
+        """Return whether a proof since a position is too old to say anything about the end of the run."""
         last = self.investigation.taken[-1]
         return self._now - last > self._proof.ages * (last - since)
 
     def _suspect(self, suspicion: GrowthEstimate) -> None:
-        """Begin a suspicion, or carry on the one there is."""
+        """Begin a suspicion, or continue the current one."""
         onset = suspicion.onset or 0.0
-        # Growth that comes and goes is one suspicion, and its censuses get farther and farther apart.
+        # Growth that comes and goes is one suspicion, with censuses farther and farther apart.
         self._onset = onset if self._onset is None else min(onset, self._onset)
         if self._suspicion is None and self._now >= 2 * self._proof_begun:
-            # A false alarm early in the run must not use up what a leak later in it needs.
+            # A false alarm early in the run must not use up the censuses that a later leak needs.
             self._proof_from = self._now if self._proof_begun else onset
             self._proof_begun = self._now
         self._suspicion = replace(suspicion, onset=self._onset)
@@ -381,8 +382,8 @@ class ScaleScheduler:
     ) -> Iterator[GrowthEstimate]:
         """Yield what counters show and no proven growth explains.
 
-        The resident set rises with each page that is touched for the first time. It asks for censuses only
-        where it surely grows, and much more than malloc's counter does.
+        The resident set rises with each page that is touched for the first time. It only calls for censuses
+        if it certainly grows, and much more than malloc's counter does.
         """
         proven = [
             (name, proof.rate)
@@ -408,7 +409,7 @@ class ScaleScheduler:
         return NO_ESTIMATE if counter is None else counter.estimate()
 
     def _seeks_in_libraries(self) -> bool:
-        """Return whether what surely grows has no holder yet, so that a table of a library may be it."""
+        """Return whether certain growth has no holder yet, so that a table of a library may be the holder."""
         grows = self._suspicion is not None and self._suspicion.state == "growing"
         self._in_libraries = grows and (self._in_libraries or self._named_nothing())
         return self._in_libraries

@@ -19,16 +19,16 @@ _ENOUGH_MARKS: Final = 12
 
 
 class CensusScheduler:
-    """Passes marks on to one scheduler for steps, one for backwards and one for time.
+    """Passes marks to one scheduler for steps, one for backwards and one for time.
 
-    Censuses are taken on the scale of steps, on that of backwards while there are no steps, and on that of
-    time without both.
+    Censuses are taken on the scale of steps; without steps on that of backwards, and without both on that of
+    time.
 
     Attributes:
         within_steps: follows growth from micro-batch to micro-batch of one step.
 
     Args:
-        investigator, take_ledgers, report: as `ScaleScheduler` has them.
+        investigator, take_ledgers, report: as for `ScaleScheduler`.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class CensusScheduler:
 
     @property
     def main(self) -> ScaleScheduler:
-        """The scale that growth over the run is judged on: steps where there is one.
+        """The scale that growth over the run is judged on: steps if there is one.
 
-        Else the first of backwards and time with enough marks, or with more of them.
+        Else backwards or time: the first with enough marks, or the one with more.
         """
         if self._steps.marks:
             return self._steps
@@ -56,7 +56,7 @@ class CensusScheduler:
 
     @property
     def judged_on(self) -> ScaleScheduler:
-        """The scale that counters are judged on: a run of few long steps by its backwards."""
+        """The scale that counters are judged on; for a run of few long steps, its backwards."""
         return self._first_with_enough(self._steps, self._backwards, self._time) or self.main
 
     def _first_with_enough(self, *scales: ScaleScheduler) -> ScaleScheduler | None:
@@ -99,8 +99,8 @@ class CensusScheduler:
 
         Args:
             position: where training stands.
-            frames: of the error, innermost first, where memory has run out; empty inside the failing
-                allocation. None for a census between steps.
+            frames: of the error, innermost first, if memory has run out; empty inside the failing allocation.
+                None for a census between steps.
         """
         if frames is not None and self.within_steps.investigating:
             return self.within_steps.interrupted(position, frames)

@@ -1,8 +1,8 @@
-"""Modules of the same name for the watch and for the program beside whose script they lie.
+"""Keep the watch's and the program's modules of the same name apart.
 
-The watch shares `sys.modules` and `sys.path` with the program. A `rich.py` in the script's folder must be
-what the program imports, though the watch may have imported the library before, and must not be what the
-watch imports later.
+The watch shares `sys.modules` and `sys.path` with the program. If the script's folder has a `rich.py`, the
+program must import that file, although the watch may have imported the library before, and the watch must
+not import it later.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from memtriage.process.stdlib import os
 
 
 class OwnModules:
-    """Gives the program, and the watch while it is at work, each its own modules of some names.
+    """Gives the program and the working watch each its own modules of the same names.
 
-    Costs nothing where the folder has no module of a library's name. Threads of the program that import just
-    while the watch is at work may get the watch's; the watch's own threads import nothing.
+    Costs nothing if the folder has no module of a library's name. A thread of the program that imports while
+    the watch is working may get the watch's module; the watch's own threads import nothing.
 
     Args:
-        folder: where the program's imports are looked for first.
+        folder: where the program's imports are looked up first.
     """
 
     def __init__(self, folder: str) -> None:
         offered = {module.name for module in pkgutil.iter_modules([folder])}
         self._folder = folder
         if os.path.realpath(folder) == os.path.dirname(os.path.realpath(package_folder())):
-            offered.discard("memtriage")  # no other one
+            offered.discard("memtriage")  # there is only one
         self._names = {name for name in offered if name != "__main__" and _may_be_meant(name)}
         self._others: dict[str, ModuleType] = {}
         self._path: list[str] = []
@@ -67,7 +67,7 @@ class OwnModules:
 def _may_be_meant(name: str) -> bool:
     """Whether the watch may import, or has imported, another module of this name."""
     if name in active.loaded_before or name in sys.builtin_module_names:
-        return False  # the interpreter's own start has it: the program gets that one without a watch, too
+        return False  # the interpreter's start imports it: the program gets that one without a watch, too
     loaded: Iterable[str] = sys.modules
     return name in sys.stdlib_module_names or name in _LIBRARIES or name in loaded
 
@@ -86,4 +86,4 @@ _LIBRARIES = frozenset(
         "rich",
     ]
 )
-"""What the watch imports besides the standard library, and what that imports."""
+"""What the watch imports from outside the standard library, and what that imports."""

@@ -1,10 +1,10 @@
 """The watch's own work, kept apart from the program's signal handlers, exceptions and modules.
 
-A Python signal handler runs between any two instructions of the main thread, and what it raises there (a
-timeout, mostly) would be caught as a failure of the watch, or leave a census half done. So the handlers that
-the program installs wait until the watch's work is done and run then, in the program's own code.
+A Python signal handler runs between any two instructions of the main thread. What it raises there (usually a
+timeout) would be caught as a failure of the watch, or leave a census half done. So the program's handlers
+wait until the watch's work is done, and then run in the program's own code.
 
-`PyThreadState_SetAsyncExc` cannot be held off. What it raises is recognized and raised again
+`PyThreadState_SetAsyncExc` cannot be delayed. What it raises is recognized and raised again
 (`observe.foreign`).
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _MainThreadWork:
-    """What the main thread is at: how deep in the watch's own work, and which handlers wait for its end."""
+    """How deep the main thread is in the watch's own work, and which handlers wait for its end."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -43,7 +43,7 @@ def begin_program(folder: str | None) -> None:
     """Call before the program runs.
 
     Args:
-        folder: where its imports are looked for first; None where that is not known.
+        folder: where its imports are looked up first; None if unknown.
     """
     _work.modules = None if folder is None else OwnModules(folder)
     if _work.modules is not None:
@@ -51,10 +51,10 @@ def begin_program(folder: str | None) -> None:
 
 
 class HeldHandler(WrappedHandler):
-    """A signal handler of the program that waits while the watch is at work.
+    """A signal handler of the program that waits while the watch is working.
 
-    Between two pieces of work the watch's functions begin and return: the handler gets the program's frame
-    there too.
+    A handler may also run in the watch's functions between two pieces of work: it gets the program's frame
+    there, too.
     """
 
     __slots__ = ("_signum",)
@@ -75,10 +75,10 @@ class HeldHandler(WrappedHandler):
             own = error.__traceback__
             error.__traceback__ = None if own is None else own.tb_next
             del own
-            raise  # which adds no entry for this frame again
+            raise  # this adds no second entry for this frame
 
     def run(self, frame: FrameType | None) -> None:
-        """Call it now, unless the program has installed another meanwhile."""
+        """Call the handler now, unless the program has installed another one meanwhile."""
         installed = programs_own(signal.getsignal(self._signum))
         if installed is self.handler:
             self.handler(self._signum, frame)
@@ -87,12 +87,12 @@ class HeldHandler(WrappedHandler):
 def do_own_work(work: Callable[[], T], *, last: bool = False) -> T:
     """Call `work` and hold the program's signal handlers back; they run at the end of the outermost call.
 
-    That is in the main thread alone, in which handlers run. In every thread the program's tracer and profiler
-    are off meanwhile (`process.untraced`).
+    Only the main thread holds handlers back, because only there they run. In every thread the program's
+    tracer and profiler are off meanwhile (`process.untraced`).
 
     Args:
         work: the watch's own work.
-        last: the program has ended, as far as its handlers are concerned: those that waited are not run.
+        last: the program has ended: handlers that waited are not run.
     """
     results: list[T] = []
 
@@ -107,7 +107,7 @@ def do_own_work(work: Callable[[], T], *, last: bool = False) -> T:
 def own_work_in_main_thread(work: Callable[[], T]) -> MainThreadCall[T | None]:
     """Return a call that has the main thread do own work, between two instructions of the program.
 
-    It returns None, and `work` is not called, where that thread is in the watch's own work already.
+    If that thread is in the watch's own work already, `work` is not called and the result is None.
     """
 
     def held_back() -> T | None:
@@ -120,7 +120,7 @@ def own_work_in_main_thread(work: Callable[[], T]) -> MainThreadCall[T | None]:
 
 
 class _HandlersHeld:
-    """`with _HandlersHeld(last):` the main thread is in the watch's own work."""
+    """A context manager: its block is the watch's own work in the main thread."""
 
     __slots__ = ("_last", "_main")
 
@@ -144,7 +144,7 @@ class _HandlersHeld:
 
 
 def _handlers_that_waited() -> Iterator[Callable[[], object]]:
-    """Iterate over what runs them: nothing where none waits when this is read, so that no tracer sees it."""
+    """Iterate over what runs them. If none waits by then, nothing is called, so no tracer sees a call."""
     return map(itemgetter(0), zip((_run_handlers,), _work.waiting, strict=False))
 
 
@@ -157,13 +157,13 @@ def _run_waiting(frame: FrameType | None) -> None:
     held = _work.waiting.pop(0)
     try:
         held.run(frame)
-    finally:  # one that raises does not lose the others
+    finally:  # if one raises, the others still run
         if _work.waiting:
             _run_waiting(frame)
 
 
 def programs_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame that is not memtriage's, from a frame on."""
+    """Return the innermost frame that is not memtriage's, beginning with this one."""
     own = package_folder()
     while frame is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back
@@ -171,5 +171,5 @@ def programs_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def held(handler: Any) -> Any:
-    """Return what to install for a handler of the program. SIG_DFL and the like are not held."""
+    """Return what to install for a handler of the program. SIG_DFL and the like are not wrapped."""
     return HeldHandler(handler) if callable(handler) and type(handler) is not HeldHandler else handler

@@ -1,4 +1,4 @@
-"""Writes the report before a termination signal ends the process, and lets it die as it would have."""
+"""Write the report before a termination signal ends the process, which then dies as it would have."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ _NO_FD = -1
 class TerminationGuard:
     """Calls `on_terminate` when SIGTERM or SIGHUP arrives, then lets the signal do what it would have done.
 
-    A context manager for the main thread. What it does depends on what it finds at its start:
+    A context manager for the main thread. What it does depends on the disposition that it finds:
 
     - default action: the process reports, then dies of the same signal. A second signal kills at once. If
       native code hangs, even while it holds the GIL, a watchdog process sends the signal again after
       `grace_s` seconds, and the process dies without a report. Without a watchdog (not Linux, PID 1, no
-      `/proc`, a wakeup descriptor of somebody else) no handler is installed: dying comes first.
-    - a Python handler: it is called after the report, from then on alone.
-    - ignored, or a handler that is not Python's: left alone.
+      `/proc`, another wakeup descriptor) no handler is installed: the process must be able to die.
+    - a Python handler: it is called after the report. Later signals go to it alone.
+    - ignored, or a handler that is not Python's: not changed.
 
-    The program does not see the guard: `signal.getsignal` and `signal.signal` speak of the disposition that
-    was found, so that a handler that calls "the previous one" does what it does unwatched. A handler that the
-    program installs replaces the guard's; setting the default action again brings the guard's back. While an
-    event loop has its own `signal.set_wakeup_fd`, the watchdog hears nothing and the default action rules.
+    The program does not see the guard: `signal.getsignal` and `signal.signal` return the disposition that was
+    found, so a handler that calls "the previous one" behaves as it does unwatched. A handler that the program
+    installs replaces the guard's; setting the default action again restores the guard's. While an event loop
+    has its own `signal.set_wakeup_fd`, the watchdog is not notified, and the default action is in force.
 
     Forked children have the dispositions that were found. SIGINT is not touched.
 
-    Not seen: handlers that native code installs (they just replace the guard's), and calls through a name
-    that was bound before (`from signal import signal` in a module imported earlier).
+    Not seen: handlers that native code installs (they replace the guard's), and calls through a name that was
+    bound before (`from signal import signal` in a module imported earlier).
 
     Args:
-        on_terminate: called with the signal's number, in the main thread and between two bytecodes, so
-            possibly while the program holds a lock or is amid a write to stdout. What it raises is printed.
+        on_terminate: called with the signal's number, in the main thread between two bytecodes: the program
+            may hold a lock or be in the middle of a write to stdout. What it raises is printed.
         grace_s: seconds that the Python handler may take to start.
         report_s: seconds that `on_terminate` may take.
     """
@@ -66,7 +66,7 @@ class TerminationGuard:
         self._grace_s = grace_s
         self._report_s = report_s
         self._functions = _SignalFunctions()
-        self._handler: Handler = self._handle  # one object, to be known again
+        self._handler: Handler = self._handle  # one object, to be recognized
         self._before: dict[int, Handler] = {}
         self._wake: _WakePipe | None = None
         self._reported = False
@@ -78,7 +78,7 @@ class TerminationGuard:
 
     @property
     def watchdog_pid(self) -> int | None:
-        """Process id of the watchdog, to leave it out of accounts; None without one."""
+        """Process id of the watchdog, so that ledgers leave it out; None without one."""
         return self._wake.watchdog_pid if self._wake else None
 
     def __enter__(self) -> Self:
@@ -109,7 +109,7 @@ class TerminationGuard:
         self._leave()
 
     def _leave(self) -> None:
-        """Puts back what is still the guard's: at its end, and in each forked child."""
+        """Restore the dispositions that are still the guard's: at its end, and in each forked child."""
         self._functions.restore()
         self._functions.release_held()
         for signum, handler in self._before.items():
@@ -121,7 +121,7 @@ class TerminationGuard:
             self._wake = None
 
     def _install(self, signum: int) -> None:
-        """Puts the guard's handler in place, or the default action while nobody would watch over it."""
+        """Install the guard's handler, or the default action while there is no watchdog."""
         handler = self._before[signum]
         if callable(handler):
             self._functions.signal(signum, self._handler)
@@ -151,12 +151,12 @@ class TerminationGuard:
         try:
             self._on_terminate(signum)
         except Exception:
-            # Whatever became of the report: the process was told to die, or its own handler comes next.
+            # Even if the report failed, the process must die, or its own handler must run.
             with suppress(Exception):
                 traceback.print_exc()
 
     def _hide(self) -> None:
-        """Wraps the functions of `signal`: the program sees there what it would see without a guard."""
+        """Wrap the functions of `signal`, so that the program sees what it would see without a guard."""
         original = self._functions
 
         @functools.wraps(original.signal)
@@ -187,12 +187,12 @@ class TerminationGuard:
         original.put(signal=set_handler, getsignal=get_handler, set_wakeup_fd=set_wakeup_fd)
 
     def _stands_for(self, signum: int, handler: Handler) -> bool:
-        """Whether to set this handler means to go back to what the guard has found."""
+        """Whether setting this handler means returning to what the guard found."""
         before = self._before[signum]
         return handler is before or (isinstance(handler, int) and handler == before)
 
     def _reinstall(self) -> None:
-        """After the wakeup descriptor went to somebody else or came back."""
+        """Install again, after another wakeup descriptor was set or removed."""
         for signum in self._before:
             handler = self._functions.getsignal(signum)
             if handler is self._handler or handler is signal.SIG_DFL:
@@ -200,7 +200,7 @@ class TerminationGuard:
 
 
 class _SignalFunctions(Replaced):
-    """The functions of `signal` as they were, and what the guard has put in their place."""
+    """The functions of `signal` as they were, and the guard's replacements."""
 
     def __init__(self) -> None:
         super().__init__(signal)
@@ -209,20 +209,20 @@ class _SignalFunctions(Replaced):
         self.set_wakeup_fd = signal.set_wakeup_fd
 
     def release_held(self) -> None:
-        """Install the program's handlers themselves, which were held back while the watch was at work."""
+        """Install the program's handlers themselves instead of the wrappers that held them back."""
         for signum in signal.valid_signals():
             handler = self.getsignal(signum)
             if type(handler) is HeldHandler:
                 action = _read_action(signum)
                 self.signal(signum, handler.handler)
                 if action is not None and action.flags & _SA_RESTART:
-                    signal.siginterrupt(signum, False)  # what installing a handler has undone
+                    signal.siginterrupt(signum, False)  # installing a handler has reset it
 
 
 class _WakePipe:
     """The pipe into which the interpreter writes the number of each signal, and its watchdog.
 
-    This process keeps the reading end open as well, so that a watchdog that was killed costs no SIGPIPE.
+    This process keeps the reading end open, too, so that there is no SIGPIPE if the watchdog is killed.
     """
 
     def __init__(self, reading: Descriptor, writing: Descriptor, watchdog_pid: int) -> None:
@@ -233,7 +233,7 @@ class _WakePipe:
 
     @classmethod
     def open(cls, grace_s: float, report_s: float) -> _WakePipe | None:
-        """None where no watchdog can be had, or where somebody else uses the wakeup descriptor."""
+        """Open the pipe; None if no watchdog can be started, or another wakeup descriptor is set."""
         reading, writing = map(Descriptor, os.pipe())
         os.set_blocking(writing.number, False)
         # Below 3, the program's own output would go into the pipe.
@@ -251,12 +251,12 @@ class _WakePipe:
         return cls(reading, writing, pid)
 
     def tell(self, byte: int) -> None:
-        # A full pipe or a dead watchdog: nobody listens, and nothing depends on it.
+        # If the pipe is full or the watchdog is dead, nobody reads, and nothing depends on it.
         with suppress(OSError):
             self._writing.write(bytes([byte]))
 
     def share(self, functions: _SignalFunctions, fd: int, warn_on_full_buffer: bool) -> int:
-        """`signal.set_wakeup_fd` as the program sees it, for which no descriptor is set but its own."""
+        """`signal.set_wakeup_fd` as the program sees it: only its own descriptor is ever set."""
         own = self._writing.number
         if fd == _NO_FD and self._writing.ours:
             previous = functions.set_wakeup_fd(own, warn_on_full_buffer=False)
@@ -285,10 +285,10 @@ class _KernelAction(ctypes.Structure):
 
 
 def _kills(signum: int, handler: Handler) -> bool:
-    """Whether the signal ends this process by its default action, and that can be arranged for later."""
+    """Whether the signal's default action ends this process, and can be restored at the first delivery."""
     if handler is not signal.SIG_DFL or sys.platform != "linux" or os.uname().machine not in _KNOWN_LAYOUT:
         return False
-    # The kernel spares process 1 of a container the default action (signal(7) has it for init).
+    # The kernel does not apply the default action to process 1 of a container (see signal(7) for init).
     action = _read_action(signum)
     return os.getpid() != 1 and action is not None and action.handler is None
 
@@ -300,7 +300,7 @@ def _read_action(signum: int) -> _KernelAction | None:
 
 
 def _reset_after_first(signum: int) -> bool:
-    """Makes the kernel restore the default action when it delivers the signal; False if it would not."""
+    """Make the kernel restore the default action when it delivers the signal; False if it does not."""
     action = _read_action(signum)
     if action is None:
         return False

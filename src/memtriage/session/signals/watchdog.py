@@ -1,11 +1,11 @@
-"""A small process that sends a termination signal once more when the watched process cannot act on it.
+"""A small process that sends a termination signal again if the watched process cannot act on it.
 
-A Python signal handler runs only between two bytecodes. While native code hangs, the signal is taken and
-nothing happens, although the unwatched process would have died. `TerminationGuard` therefore gives up the
-handler with the first delivery (SA_RESETHAND), and this process, told of that delivery through the pipe of
-`signal.set_wakeup_fd`, sends the signal again when nobody acknowledges it: the second one kills.
+A Python signal handler runs only between two bytecodes. While native code hangs, nothing happens after the
+signal is delivered, although the unwatched process would have died. So `TerminationGuard` removes its handler
+at the first delivery (SA_RESETHAND). This process reads of that delivery from the pipe of
+`signal.set_wakeup_fd`. If there is no acknowledgement, it sends the signal again, which kills.
 
-The watchdog is no child of the watched process (it is forked twice), so that `os.wait()` in the program and
+The watchdog is not a child of the watched process (it is forked twice), so `os.wait()` in the program and
 counts of its children do not see it. It ends when the pipe closes, or when the watched process is gone while
 a forked child still holds the pipe.
 
@@ -25,13 +25,13 @@ GUARDED = (signal.SIGTERM, signal.SIGHUP)
 """The signals that the watchdog repeats; bytes of other signals in the pipe are skipped."""
 
 ACKNOWLEDGED = 0x80
-"""Byte from the Python handler: it runs, and the report is being written. No signal has this number."""
+"""Byte from the Python handler: it is running and writing the report. No signal has this number."""
 
 RELEASED = 0x81
 """Byte from the guard at its end: the watchdog is no longer needed."""
 
 POLL_S = 1.0
-"""How often the watchdog looks whether the watched process is still there, should the pipe stay open."""
+"""How often the watchdog checks whether the watched process still runs, in case the pipe stays open."""
 
 _STARTUP_LIMIT_S = 10.0
 _TITLE = "memtriage-guard"
@@ -52,14 +52,14 @@ class Process:
         """Start in clock ticks since boot (proc(5): field 22 of `stat`); empty when it is dead."""
         try:
             with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as stream:
-                # The second field is a name in parentheses, in which anything can stand.
+                # The second field is a name in parentheses, which may contain any character.
                 fields = stream.read().rpartition(")")[2].split()
         except OSError:
             return ""
         return "" if fields[0] in "ZX" else fields[19]
 
     def is_alive(self) -> bool:
-        """Whether the process that was meant still runs (a zombie does not)."""
+        """Whether this very process still runs (a zombie does not)."""
         return self._start_time != "" and self.start_time() == self._start_time
 
     def catches(self, signum: int) -> bool:
@@ -73,7 +73,7 @@ class Process:
 
 
 class ResendDeadline:
-    """Decides from the bytes in the pipe when the signal has to be sent again.
+    """Decides from the bytes in the pipe when to send the signal again.
 
     Args:
         grace_s: seconds from the delivery of the signal to the acknowledgement.
@@ -89,13 +89,13 @@ class ResendDeadline:
         self.at_s: float | None = None
 
     def receive(self, byte: int, now_s: float, caught: bool) -> None:
-        """Takes one byte from the pipe.
+        """Take one byte from the pipe.
 
         Args:
             byte: number of a signal that was delivered, or a byte of the guard.
             now_s: the time.
             caught: whether the process has a handler for that signal now. Then the signal went to the
-                program's own: the guard's is gone once it has been called.
+                program's own handler, because the guard's is removed when it is called.
         """
         if byte == ACKNOWLEDGED:
             self.at_s = now_s + self._report_s if self.signum is not None else None
@@ -104,7 +104,7 @@ class ResendDeadline:
             self.at_s = now_s + self._grace_s
 
     def take_overdue(self, now_s: float) -> int | None:
-        """The signal whose time is up, once; else None."""
+        """Return, once, the signal whose time is up; else None."""
         if self.at_s is None or now_s < self.at_s:
             return None
         signum, self.signum, self.at_s = self.signum, None, None
@@ -116,13 +116,13 @@ class ResendDeadline:
 
 
 def start(pipe: int, grace_s: float, report_s: float) -> int | None:
-    """Starts a watchdog for this process on the reading end `pipe`, a descriptor above 2.
+    """Start a watchdog for this process on the reading end `pipe`, a descriptor above 2.
 
-    Forks when this process has one thread; else starts a fresh interpreter, because a forked child of a
+    Forks if this process has one thread. Otherwise starts a new interpreter, because a forked child of a
     process with threads can hang on a lock that one of them held.
 
     Returns:
-        Process id of the watchdog; None when none could be had (no `/proc`, no interpreter, no fork).
+        Process id of the watchdog; None if it could not be started (no `/proc`, no interpreter, no fork).
     """
     watched = Process(os.getpid())
     if not watched.is_alive():
@@ -142,7 +142,7 @@ def _fork(pipe: int, watched: Process, grace_s: float, report_s: float) -> int |
             _detach(pipe, report, watched, grace_s, report_s)
         os.close(report)
         with open(answer, "rb", closefd=False) as stream:
-            text = stream.read()  # to its end: the watchdog has released this pipe too by then
+            text = stream.read()  # to its end: by then the watchdog has released this pipe, too
         _reap(child)
     finally:
         os.close(answer)
@@ -179,7 +179,7 @@ def _spawn(pipe: int, watched: Process, grace_s: float, report_s: float) -> int 
 
 
 def _detach(pipe: int, report: int, watched: Process, grace_s: float, report_s: float) -> None:
-    """Becomes the watchdog in a grandchild, whose process id it writes to `report`. Never returns."""
+    """Become the watchdog in a grandchild, and write its process id to `report`. Never returns."""
     try:
         if os.fork() == 0:
             gc.disable()
@@ -187,21 +187,21 @@ def _detach(pipe: int, report: int, watched: Process, grace_s: float, report_s: 
             _let_go_of_files(pipe, report)
             _watch(pipe, watched, ResendDeadline(grace_s, report_s))
     finally:
-        # No exit handler, no buffer and no exception of the watched program is this process's business.
+        # This process must not run the watched program's exit handlers, flush its buffers or raise.
         os._exit(0)
 
 
 def _ignore_signals() -> None:
-    """Schedulers and terminals signal whole groups; the watchdog has to outlive what it watches."""
+    """Ignore signals: schedulers and terminals signal whole groups, and the watchdog must outlive them."""
     for signum in signal.valid_signals():
         if getattr(signum, "name", "") not in _JOB_CONTROL | _FATAL:
             signal.signal(signum, signal.SIG_IGN)
 
 
 def _let_go_of_files(pipe: int, report: int) -> None:
-    """Closes all but the pipe, so that nobody who reads the program's output waits for the watchdog.
+    """Close all descriptors but the pipe, so that no reader of the program's output waits for the watchdog.
 
-    The process id goes to `report` last: from then on the watchdog holds nothing of the program's.
+    The process id goes to `report` last: after that the watchdog holds nothing of the program.
     """
     answer = os.dup(report)
     null = os.open(os.devnull, os.O_RDWR)
@@ -213,7 +213,7 @@ def _let_go_of_files(pipe: int, report: int) -> None:
             try:
                 os.close(descriptor)
             except OSError:
-                continue  # the directory listing's own, closed by now
+                continue  # the descriptor of the directory listing, closed by now
     with open("/proc/self/comm", "w", encoding="utf-8") as stream:
         stream.write(_TITLE)
     os.write(answer, str(os.getpid()).encode())
@@ -221,7 +221,7 @@ def _let_go_of_files(pipe: int, report: int) -> None:
 
 
 def _watch(pipe: int, watched: Process, deadline: ResendDeadline) -> None:
-    """Reads the pipe until it closes, the guard ends or the watched process is gone."""
+    """Read the pipe until it closes, the guard ends or the watched process is gone."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     while True:
@@ -232,7 +232,7 @@ def _watch(pipe: int, watched: Process, deadline: ResendDeadline) -> None:
         for byte in received:
             deadline.receive(byte, time.monotonic(), byte in GUARDED and watched.catches(byte))
         signum = deadline.take_overdue(time.monotonic())
-        # A handler that was installed meanwhile shows that the interpreter runs again.
+        # If a handler was installed meanwhile, the interpreter runs again.
         if signum is not None and not watched.catches(signum):
             os.kill(watched.pid, signum)
 
