@@ -1,4 +1,4 @@
 """From accounts to findings: growth, leaks, mechanisms, residue, out of memory, the verdict.
 
-Pure functions over numbers and records. Thresholds live in named, frozen policies with their reason.
+Pure functions of numbers and records. Thresholds are in named, frozen policies, with their reasons.
 """

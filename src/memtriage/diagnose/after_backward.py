@@ -1,4 +1,4 @@
-"""What contexts of custom autograd Functions keep although their backward has run. Pure."""
+"""What contexts of custom autograd Functions keep after their backward has run. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY: Final = "te.tensor_objects"
 def left_after_backward(
     storages: Iterable[StorageRecord], step: int, policy: ResiduePolicy = POLICY
 ) -> list[Finding]:
-    """One finding for each device with more of it than the policy's floor: waste, at whatever instant.
+    """Return a finding for each device with more of it than the policy's floor: it is always waste.
 
     Args:
         storages: of a census.

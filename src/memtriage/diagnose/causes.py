@@ -1,9 +1,9 @@
-"""One cause, one finding: put findings together whose holders have a common holder. Pure.
+"""One cause, one finding: join findings whose holders have a common holder. Pure.
 
 Two growths have one cause in these cases, which are inferred from the segments of their paths:
 
 - the same place, seen within a step and from step to step;
-- a variable, and what is in it or hangs on it;
+- a variable, and what it contains or keeps alive;
 - entries of one container: `params['0.bias']` and `params['0.weight']`;
 - parts of the entries of one container: `episodes[*].obs` and `episodes[*].actions`;
 - one name that is registered in many places of one object: `model….lora_A.adapter_*` and
@@ -12,8 +12,8 @@ Two growths have one cause in these cases, which are inferred from the segments 
 - parts of garbage cycles that begin at objects of one class;
 - what one part of a library keeps in one variable: a metric's `preds` and `target`.
 
-Attributes of one object are not one cause: `trainer.losses` and `trainer.outputs` are stored into by two
-lines of the program.
+Attributes of one object are not one cause: two lines of the program store into `trainer.losses` and
+`trainer.outputs`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _PLACES: Final = frozenset((SegmentKind.ITEM, SegmentKind.ATTRIBUTE, SegmentKind
 _ROOTS: Final = frozenset(
     (SegmentKind.FRAME, SegmentKind.THREAD, SegmentKind.MODULE, SegmentKind.CLASS, SegmentKind.GENERATOR)
 )
-"""Kinds that say where a variable is; the variable after them is what holds."""
+"""Kinds of segments that say where a variable is; the variable after them is the holder."""
 _NAMED: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
 _TELLING: Final = 2
-"""Letters that two names must have in common at their beginning to be kept."""
+"""Two names keep a common beginning of at least this many letters."""
 _PARTS: Final = 4
 """Parts of a folded finding that its evidence lists."""
 
@@ -62,15 +62,15 @@ _PARTS: Final = 4
 def one_a_cause(
     findings: Sequence[Finding], held: Mapping[HolderPath, Held] | None = None, policy: FoldingPolicy = POLICY
 ) -> list[Finding]:
-    """Fold growing findings of one cause on one device; the others stay as they are, and come last.
+    """Join growing findings of one cause on one device; the others stay as they are, and come last.
 
-    Rates and bytes add up, but for one place seen on two scales. What the host keeps beside CPU tensors
-    belongs to their holder. The findings given are not changed.
+    Rates and bytes add up, except for one place seen on two scales. Other host memory that holders of CPU
+    tensors keep belongs to the same finding. The given findings are not changed.
 
     Args:
         findings: of one process.
-        held: what the rules of mechanisms are to look at, by `Finding.holder_path`. Without it the path alone
-            decides on a folded finding's mechanism.
+        held: what the rules of mechanisms look at, by `Finding.holder_path`. Without it the path alone
+            decides on a joined finding's mechanism.
         policy: thresholds.
 
     Returns:
@@ -93,7 +93,7 @@ def one_a_cause(
 
 
 def with_native_part(leak: Finding, native: Finding) -> Finding:
-    """Return a container's leak with what its entries keep in native memory, which a counter shows."""
+    """Add to a container's leak the native memory that its entries keep, which a counter shows."""
     both = (leak, native)
     return msgspec.structs.replace(
         max(both, key=rate_of),
@@ -128,19 +128,19 @@ def _library_part(path: HolderPath, held: Mapping[HolderPath, Held]) -> GrowingP
 
 
 def memory_of(finding: Finding) -> str:
-    """CPU tensors and other memory of the process are one memory."""
+    """Return which memory a finding is about: CPU tensors and other memory of the process are the same."""
     return "cpu" if finding.device == DEVICE_HOST else finding.device
 
 
 def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = False) -> HolderPath | None:
-    """Return the path of what two anchors have in common as their cause; None where they have two causes.
+    """Return the path of the common cause of two anchors; None if they have two causes.
 
-    What differs between them is `*` in it. Any part of a garbage cycle leads to all others, so that only the
-    object that names it says something.
+    Segments that differ become `*`. In a garbage cycle any part leads to all others, so only the object that
+    names the cycle counts.
 
     Args:
         first, second: the anchors.
-        one_part: the same part of a library keeps what both lead to.
+        one_part: one part of a library keeps what both lead to.
     """
     shared = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
     if first[0] == second[0] and first[0].kind is SegmentKind.GARBAGE_CYCLE:
@@ -160,7 +160,7 @@ def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = Fal
 
 
 def _root_length(anchor: HolderPath) -> int:
-    """Segments that say where the variable is, without the variable itself."""
+    """Number of segments that say where the variable is, without the variable itself."""
     return next((at for at, segment in enumerate(anchor) if segment.kind not in _ROOTS), len(anchor))
 
 
@@ -174,7 +174,7 @@ def _numbered_names(path: HolderPath) -> set[str]:
 
 
 def _fold(first: HolderPath, second: HolderPath) -> HolderPath:
-    """Both paths as one, with `*` for each place that differs; of what is longer in one, one `*`."""
+    """Both paths as one, with `*` for each segment that differs, and one `*` for all that only one has."""
     if len(first) == len(second):
         return tuple(map(_either, first, second))
     shorter = min(len(first), len(second))
@@ -187,7 +187,7 @@ def _fold(first: HolderPath, second: HolderPath) -> HolderPath:
 
 
 def _either(a: PathSegment, b: PathSegment) -> PathSegment:
-    """One segment for two: names that begin alike keep what they have in common (`lora_*`)."""
+    """One segment for two: names keep their common beginning (`lora_*`)."""
     if a == b:
         return a
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(a.name, b.name, strict=False))
@@ -205,7 +205,7 @@ def _any(segment: PathSegment) -> PathSegment:
 
 
 def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy: FoldingPolicy) -> Finding:
-    """One finding of those of one cause."""
+    """Join the findings of one cause."""
     places: dict[tuple[str, object], Finding] = {}
     for finding in findings:
         key = finding.device, finding.held_at
@@ -229,8 +229,7 @@ def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy
         projection=_sooner(parts),
     )
     projections = {str(part.projection) for part in parts}
-    # Sentences of several parts would contradict each other. Those of one that is as certain as the whole
-    # say how it was seen.
+    # The evidence of several parts would be contradictory. So take that of one part with the same certainty.
     telling = next(part for part in parts if part.certainty == total.certainty)
     named = [telling, *(part for part in parts if part is not telling)]
     total.evidence = [
@@ -245,7 +244,7 @@ def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy
 
 
 def _on_two_scales(first: Finding, second: Finding) -> Finding:
-    """One place's growth, as the coarser scale has it, with the rate that only the other knows."""
+    """One place's growth as seen on the coarser scale, with the rate that only the other scale has."""
     better, worse = (first, second) if first.bytes_per_step is not None else (second, first)
     return msgspec.structs.replace(
         better,
@@ -258,7 +257,7 @@ def _on_two_scales(first: Finding, second: Finding) -> Finding:
 
 
 def _renamed(total: Finding, parts: Sequence[Finding], held: Mapping[HolderPath, Held]) -> Finding:
-    """Return the finding with the path that its parts have in common, and the mechanism of that path."""
+    """Return the finding with the common path of its parts, and the mechanism of that path."""
     paths = [part.holder_path for part in parts if part.holder_path is not None]
     anchor = reduce(_together, map(anchor_of, paths))
     telling = next((path for path in paths if anchor_of(path) == anchor), paths[0])
@@ -275,7 +274,7 @@ def _together(first: HolderPath, second: HolderPath) -> HolderPath:
 
 
 def rate_of(finding: Finding) -> int:
-    """Return the bytes per step by which it grows; per micro-batch or second where there are no steps."""
+    """Return its growth in bytes per step; without steps, per micro-batch or second."""
     return finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes_per_second or 0
 
 
@@ -299,7 +298,7 @@ def _sum(parts: Sequence[int | None]) -> int | None:
 
 
 def _sooner(parts: Sequence[Finding]) -> Projection | None:
-    """When memory is full if all parts grow on together: each uses up a part of what is left."""
+    """When memory is full if all parts continue to grow: each uses a part of what is left."""
     ends = [(part.projection, part.step or 0) for part in parts if part.projection is not None]
     by_step = [(end.step - now, end, now) for end, now in ends if end.step is not None and end.step > now]
     if by_step:

@@ -1,4 +1,4 @@
-"""Censuses around the executions of one notebook cell: what each changed, and what grows from run to run."""
+"""Censuses before and after executions of a notebook cell: what each changed, and what grows."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from memtriage.playbook.entries import LEAKS
 from memtriage.playbook.mechanisms import MECHANISMS, MechanismText
 
 JUDGED_FROM: Final = 3
-"""Executions from which growth is judged: two rises in a row, behind a first run that may make what stays."""
+"""Executions needed to judge growth: a first one, which may make what stays, and two rises after it."""
 _LEAST_CHANGE: Final = 1024
-"""Bytes below which a holder's change is left out: counters, steps and other numbers in tensors."""
+"""Smaller changes of a holder, in bytes, are left out: counters, steps and other numbers in tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellRun:
-    """The censuses before and after one execution; positions are its number."""
+    """The censuses before and after one execution; their position is its number."""
 
     before: CensusPoint
     after: CensusPoint
 
 
 def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[HolderChange]]:
-    """Return holders that have more than before and those that have less, each largest first."""
+    """Return the holders that grew and those that shrank, each largest first."""
     old = {group.key: group for group in before.groups}
     new = {group.key: group for group in after.groups}
     holder_changes = []
@@ -52,7 +52,7 @@ def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[Hol
 
 
 def holders(census: Census) -> list[HolderChange]:
-    """Return every holder of some size with all that it has, largest first."""
+    """Return every holder that is not tiny, with all that it has, largest first."""
     return [
         _change(group, group.nbytes, group.count) for group in census.groups if group.nbytes >= _LEAST_CHANGE
     ]
@@ -75,14 +75,14 @@ def growing(runs: Sequence[CellRun]) -> list[GroupGrowth]:
     """Return what grew inside each of the last executions, and stayed from each to the next.
 
     Args:
-        runs: the last executions of one cell, in order; of fewer than two nothing is known.
+        runs: the last executions of one cell, in order; with fewer than two, nothing is returned.
     """
     if len(runs) < 2:
         return []
     last = runs[-JUDGED_FROM:]
     inside = [{growth.key: growth for growth in growth_between(run.before, run.after)} for run in last]
     stayed = persistent([run.after for run in last])
-    # The first of them may have made what the others only add to.
+    # The first one may have made what the others only add to.
     return [
         growth
         for growth in stayed
@@ -91,12 +91,12 @@ def growing(runs: Sequence[CellRun]) -> list[GroupGrowth]:
 
 
 def _adds(overall: GroupGrowth, inside: GroupGrowth) -> bool:
-    """Inside one run as over all: more storages, or one that is longer."""
+    """Whether one run added what all runs added: more storages, or to a longer one."""
     return accumulates(inside) if overall.count else inside.nbytes > 0
 
 
 def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun]) -> Finding | None:
-    """Make the finding of what grows from run to run; None for what has a bound of its own.
+    """Make the finding of what grows from run to run; None if it has a bound.
 
     Args:
         growth: one of `growing(runs)`.

@@ -1,8 +1,8 @@
-"""Tell whether native memory grows because caches of generated code fill. Pure.
+"""Decide whether native memory grows because caches of generated code fill. Pure.
 
-oneDNN generates code for each new shape and keeps it in bounded caches. Where shapes vary, native memory
-grows until these are full. Generated code is counted separately from malloc, so both can be compared: such a
-cache grows only when new code comes, and any other growth also comes when none does.
+oneDNN generates code for each new shape and keeps it in bounded caches. If shapes vary, native memory grows
+until these are full. Generated code is counted separately from malloc, so both can be compared: such a cache
+only grows when new code comes, and any other growth also comes without new code.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ POLICY: Final = CodeCachePolicy()
 
 
 def fills_with_code(memory: Points, code: Points, since: float, policy: CodeCachePolicy = POLICY) -> bool:
-    """Return whether all growth of native memory comes with generated code, and may come from its caches.
+    """Return whether native memory only grows when code is generated, so that code caches may explain it.
 
     Args:
         memory: readings of malloc's counter.
-        code: readings of the generated code's size, fewer perhaps.
+        code: readings of the generated code's size, possibly fewer.
         since: position at which memory began to grow.
         policy: thresholds.
     """
@@ -62,14 +62,14 @@ def fills_with_code(memory: Points, code: Points, since: float, policy: CodeCach
     mean = generated.mean()
     spread = generated - mean
     if np.sqrt((spread**2).mean()) < policy.varies * mean:
-        return True  # code came all the time: no span without it shows anything else
+        return True  # code came all the time: growth without it could not show
     slope = float(spread @ grown) / float(spread @ spread)
     without_code = float(grown.mean()) - slope * float(mean)
     return without_code <= policy.share * float(grown.mean())
 
 
 def _between(at: Floats, values: Floats, edges: Floats) -> Floats | None:
-    """Return the rise of the mean from each span to the next; None where a span has no reading."""
+    """Return the rise of the mean from each span to the next; None if a span has no reading."""
     spans = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, len(edges) - 2)
     counts = np.bincount(spans, minlength=len(edges) - 1)
     if not counts.all():

@@ -1,4 +1,4 @@
-"""Fragmentation that grows over a run: reserved rises, and the peak of what is allocated does not. Pure."""
+"""Fragmentation that grows over a run: reserved rises more than the peak of allocated. Pure."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ReservedGrowth:
 
     Attributes:
         steps: first and last step.
-        reserved: at these.
-        peak: the most that had been allocated until these.
+        reserved: at these steps.
+        peak: highest allocated bytes until these steps.
     """
 
     steps: tuple[int, int]
@@ -59,12 +59,12 @@ class ReservedGrowth:
 
     @property
     def rise(self) -> int:
-        """Bytes by which that has risen."""
+        """By how much `beyond` has risen."""
         return self.beyond - (self.reserved[0] - self.peak[0])
 
 
 class ReservedCourse:
-    """What one device has reserved, and the most that was allocated, from step to step, in bounded memory.
+    """Reserved bytes and the peak of allocated bytes of one device over the steps, in bounded memory.
 
     Args:
         policy: when growth is reported.
@@ -76,7 +76,7 @@ class ReservedCourse:
         self._most = 0
 
     def add(self, step: int, reserved: int, peak: int) -> bool:
-        """Add the counters at the end of a step, and return whether more is reserved than at the one before.
+        """Add the counters at the end of a step; return whether more is reserved than a step before.
 
         Args:
             step: completed steps.
@@ -90,7 +90,7 @@ class ReservedCourse:
         return before is None or reserved > before[1]
 
     def growth(self) -> ReservedGrowth | None:
-        """Return how reserved memory grew beyond the peak; None where it did not, or has come to its end."""
+        """Return how reserved memory grew beyond the peak; None if it did not, or has stopped."""
         reserved, peak = self._reserved.points(), self._peak.points()
         policy = self._policy
         if self._reserved.last is None or len(reserved.at) < policy.steps:
@@ -118,9 +118,9 @@ def fragmentation_finding(
     Args:
         device: `cuda:N`.
         growth: its growth.
-        pinned: in words, which blocks keep which segments from being released; None where it is not known.
-        compaction: in words, what compaction after a step would cost and give; None where it is not known.
-        expandable: the allocator makes expandable segments already.
+        pinned: in words, which blocks pin which segments; None if not known.
+        compaction: in words, what compaction after a step would cost and free; None if not known.
+        expandable: whether the allocator uses expandable segments already.
     """
     (first, last), (before, now) = growth.steps, growth.reserved
     evidence = [

@@ -54,12 +54,12 @@ class Evidence:
     Attributes:
         scale: what positions are counted in.
         position: where training stands.
-        estimates: what each counter does over the run.
+        estimates: growth of each counter over the run.
         limits: bytes at which memory runs out, by device.
         used: bytes in use at the last mark, by device, as that limit counts them.
         collector_off: Python's cyclic collector was off at every census.
-        caches_may_fill: native caches with an entry for each shape of the input may still be filling: shapes
-            vary, or are not known.
+        caches_may_fill: native caches with an entry per input shape may still be filling: shapes vary, or are
+            not known.
         profiled: torch's profiler was on at every census.
     """
 
@@ -73,7 +73,7 @@ class Evidence:
     profiled: bool = False
 
     def grows(self, counter: str, rate: float) -> bool:
-        """Whether a counter shows enough of a rate, surely or perhaps."""
+        """Whether a counter shows enough of a rate, certainly or possibly."""
         growth = self.estimates.get(counter)
         if growth is None or growth.state not in ("growing", "undecided"):
             return False
@@ -82,7 +82,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bytes that come with each step, micro-batch or second; None where that says nothing."""
+    """Growth per step, micro-batch and second; None for those that do not apply."""
 
     step: int | None = None
     microbatch: int | None = None
@@ -92,16 +92,16 @@ class Rates:
 def holder_finding(
     growth: HolderGrowth, detail: GroupDetail, evidence: Evidence, period: int = 1
 ) -> Finding | None:
-    """Make the finding of a holder that grows; None when that is no leak.
+    """Make the finding of a holder that grows; None if it is not a leak.
 
-    No leak: a container with a bound of its own, a cycle that the collector will free, and a rise over one
-    interval that no counter shows: most programs allocate something once.
+    These are not leaks: a container with a bound, a cycle that the collector will free, and a rise over one
+    interval that no counter shows (most programs allocate something once).
 
     Args:
-        growth: its growth, with what that amounts to.
+        growth: its growth, with the proof.
         detail: a closer look at it.
         evidence: what the counters say, on the scale of that growth.
-        period: backwards of which each micro-batch of the program consists.
+        period: backwards per micro-batch of the program.
     """
     group, proof = growth.holding.group, growth.proof
     garbage = has(group.anchor, SegmentKind.GARBAGE_CYCLE)
@@ -151,10 +151,10 @@ def _growth_finding(
     """Make the finding of what grows.
 
     Args:
-        last: where training stood when it was last read, and its bytes then.
+        last: position at which it was last read, and its bytes then.
         path: to its holder.
-        lines: has those of the program that make it and store it.
-        how: the sizes that were read, in words; first of the evidence.
+        lines: has the program's lines that make it and store it.
+        how: the sizes that were read, in words; the first line of the evidence.
         more: further evidence, before what the growth will lead to.
     """
     position, nbytes = last
@@ -217,7 +217,7 @@ def _every(scale: Scale) -> Literal["step", "backward", "second"]:
 
 
 def _gets_nodes(growth: HolderGrowth) -> bool:
-    """Return whether its graph grew, be it without tensors: a backward frees what its nodes saved."""
+    """Return whether its graph grew, even without tensors: a backward frees what its nodes saved."""
     sizes = [each for each in growth.holding.sizes if each.position >= growth.proof.since]
     return bool(sizes) and sizes[-1].objects > sizes[0].objects
 
@@ -229,9 +229,9 @@ def _known_holder(group: HolderGroup) -> str | None:
 
 
 def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
-    """Rates of a growth on the scale of its evidence.
+    """Return the rates of growth on the scale of its evidence.
 
-    Growth within a step may be there from step to step as well, or be gone at the end of each step: the
+    Growth within a step may also continue from step to step, or be freed at the end of each step. The
     estimates of such evidence are those from step to step.
     """
     each_step = evidence.position.microbatches_per_step
@@ -303,10 +303,10 @@ def _said(projection: Projection | None) -> list[str]:
 
 
 def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
-    """Make the finding of a growing container of ordinary data; None when that is no leak.
+    """Make the finding of a growing container of ordinary data; None if it is not a leak.
 
-    A program that is followed by time has no positions that come back: what it gathers while it starts looks
-    like a suspicion, so that only proof is told.
+    A program that is followed over time has no repeating positions. What it collects while it starts looks
+    suspicious, so only proven growth is reported.
     """
     data, proof = growth.data, growth.proof
     suspected = proof.certainty == "suspected"
@@ -342,7 +342,7 @@ def _explained(data: GrowingData, evidence: Evidence) -> MechanismText:
 
 
 def unexplained(growth: GrowthEstimate, known: float, policy: TrendPolicy) -> float:
-    """Return bytes per position that a counter rises by beyond what is known; 0 where they may be nothing.
+    """Return bytes per position by which a counter rises beyond what is known; 0 if that may be nothing.
 
     Args:
         growth: what the counter shows.
@@ -365,31 +365,31 @@ def unnamed_growth(
     *,
     covered: bool = True,
 ) -> Finding | None:
-    """What a counter says grows beyond all that the censuses named: memory that only C++ sees.
+    """Make the finding of a counter's growth that no census named: memory that only C++ sees.
 
-    A container of ordinary data that grew as fast is what holds it.
+    If a container of ordinary data grew as fast, it is the holder.
 
     Args:
-        counter: whose.
+        counter: its name.
         evidence: what the counters say.
         named: findings of growth that has a holder.
-        held: bytes per position by which all that has a holder grew meanwhile, leak or not; None where no two
-            censuses tell.
-        resident_contradicts: the resident set shows that nothing like it came.
-        native: growing containers, among them those of objects whose memory only C++ knows of.
-        containers: all that grew up to the last census.
-        covered: censuses were taken while it grew.
+        held: bytes per position by which everything with a holder grew meanwhile, leak or not; None without
+            two censuses.
+        resident_contradicts: the resident set shows no such growth.
+        native: growing containers, including those of objects whose memory only C++ knows.
+        containers: all containers that grew up to the last census.
+        covered: whether censuses were taken while it grew.
     """
     growth = evidence.estimates.get(counter)
     of_native = next((growth for growth in native if growth.data.native is not None), None)
     holder = None if of_native is None else of_native.data
-    # What a container of native objects proves, the counter only has to measure.
+    # If a container of native objects proves the growth, the counter only measures it.
     proven = of_native is not None and of_native.proof.certainty == "proven"
     if growth is None or not (growth.state == "growing" or (proven and growth.state == "undecided")):
         return None
     policy: TrendPolicy = trend_policy(counter)
     devices = {counter} if counter.startswith("cuda:") else {"cpu", "host"}
-    # What is suspected to grow may have come once. `held` has what it rose by in all.
+    # Suspected growth may have come once. `held` includes it.
     known: float = sum(
         _rate_on(finding, evidence.scale)
         for finding in named

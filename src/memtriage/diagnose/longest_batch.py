@@ -1,7 +1,7 @@
-"""Whether a batch that is still to come will fit, by what shorter ones needed. Pure.
+"""Predict whether a batch that is still to come will fit, from what shorter ones needed. Pure.
 
-What a step needs grows with the batch: in proportion to its elements, or with the square of the length where
-attention keeps its weights. The steps that were seen say how fast, and how far off the fit is.
+What a step needs grows with the batch: in proportion to its elements, or with the square of the length if
+attention keeps its weights. A fit to the steps so far says how fast, and how accurate that is.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Batches:
     """The batches of an epoch, in order.
 
     Attributes:
-        items: of each batch.
-        longest: length of the longest item of each, to which the others are padded.
+        items: number of items of each batch.
+        longest: length of the longest item of each batch, to which the others are padded.
     """
 
     items: Integers
@@ -89,11 +89,11 @@ class BatchSize:
 
 
 class DrawnBatches:
-    """Batches whose order is not known in advance: of an epoch in which each item comes once.
+    """Batches in an order that is not known in advance, for an epoch in which each item comes once.
 
     Args:
-        items: of a batch.
-        lengths: of the items of the data set.
+        items: number of items of a batch.
+        lengths: lengths of the items of the data set.
     """
 
     def __init__(self, items: int, lengths: Integers) -> None:
@@ -103,14 +103,14 @@ class DrawnBatches:
         self.longest = BatchSize(items, int(lengths.max()))
 
     def of(self, elements: int) -> BatchSize | None:
-        """Return the size of a batch that has so many elements; None where it is not padded to an item."""
+        """Return the size of a batch with this many elements; None if no item has its padded length."""
         length, rest = divmod(elements, self.items)
         return None if rest or length not in self._lengths else BatchSize(self.items, length)
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What the step of one batch had in use at one instant, beyond what was there before it, in bytes."""
+    """Bytes that the step of one batch had in use at one instant, in addition to those before it."""
 
     batch: BatchSize
     bytes: int
@@ -122,10 +122,11 @@ class Forecast:
 
     Attributes:
         seen: what it was fitted to.
-        coefficients: of 1, the volume and, where it has a third, the volume times the length; all in parts
-            of the largest seen.
-        inverse: of the matrix of sums, by which errors spread.
-        deviation: of one reading from the fit, as a multiple that few readings make larger.
+        coefficients: of 1, the volume and, if there is a third, the volume times the length, each relative to
+            the largest seen.
+        inverse: inverse of the normal matrix, for the error of a prediction.
+        deviation: standard deviation of one reading from the fit, multiplied by a factor that is larger for
+            few readings.
     """
 
     seen: Sequence[Needed]
@@ -134,7 +135,7 @@ class Forecast:
     deviation: float
 
     def at(self, batches: Batches) -> tuple[Floats, Floats]:
-        """Return for each batch the bytes to expect, and their error."""
+        """Return the expected bytes of each batch, and their error."""
         terms = _terms(batches.items, batches.longest, self._scale(), len(self.coefficients))
         expected = terms @ self.coefficients
         spread = np.einsum("ij,jk,ik->i", terms, self.inverse, terms)
@@ -144,7 +145,7 @@ class Forecast:
 
     @property
     def last_error(self) -> float:
-        """The error of the last coefficient: where it is not smaller, that term explains nothing."""
+        """The error of the last coefficient: unless it is smaller than that, the term explains nothing."""
         return float(self.deviation * np.sqrt(self.inverse[-1, -1]))
 
     def _scale(self) -> tuple[float, float]:
@@ -152,7 +153,7 @@ class Forecast:
 
 
 def forecast(seen: Sequence[Needed]) -> Forecast | None:
-    """Fit what batches needed to their sizes; None where that is too little, or sizes do not explain it."""
+    """Fit what batches needed to their sizes; None if there are too few, or sizes do not explain it."""
     if len({needed.batch for needed in seen}) < POLICY.sizes:
         return None
     straight, curved = _fit(seen, 2, POLICY.freedom), _fit(seen, 3, POLICY.for_curve)
@@ -185,7 +186,7 @@ def _terms(items: Integers, longest: Integers, scale: tuple[float, float], degre
 
 
 def _scale(seen: Sequence[Needed]) -> tuple[float, float]:
-    """The largest volume and length, at least 1: so that the terms of a fit are of one size."""
+    """The largest volume and length, at least 1, to give the terms of a fit the same magnitude."""
     volume = max(needed.batch.volume for needed in seen)
     return float(max(1, volume)), float(max(1, *(needed.batch.length for needed in seen)))
 
@@ -197,7 +198,7 @@ class Ahead:
     Attributes:
         batch: its number in the epoch.
         expected, error: bytes that its step needs.
-        seen: what that was fitted to.
+        seen: the readings that the forecast was fitted to.
     """
 
     batch: int
@@ -207,13 +208,13 @@ class Ahead:
 
 
 def first_too_large(fits: Sequence[Forecast], batches: Batches, since: int, limit: int) -> Ahead | None:
-    """Return the first batch that needs more than there is, whatever the error of its forecast.
+    """Return the first batch that will not fit, even if its forecast is too high by its error.
 
     Args:
-        fits: forecasts of the same device, of different instants of a step; any of them is enough.
+        fits: forecasts for different instants of a step on the same device; one that exceeds is enough.
         batches: those of the epoch.
         since: number of the first one that is still to come.
-        limit: bytes that there are.
+        limit: bytes of the device.
     """
     coming = Batches(batches.items[since:], batches.longest[since:])
     if not len(coming):
@@ -235,7 +236,7 @@ def too_large_finding(ahead: Ahead, batches: Batches, before: int, full: Project
         ahead: the batch.
         batches: those of its epoch.
         before: bytes in use between steps.
-        full: the device, its limit, and the step that the batch is part of, if that is known.
+        full: the device, its limit, and the step of the batch if known.
     """
     batch, longest = batches.size(ahead.batch), int(batches.longest.max())
     if full.step is None:

@@ -1,7 +1,7 @@
-"""The script died of memory: what the error says, when it happened, and what to do about it then.
+"""The script ran out of memory: what the error says, when it happened, and what to do about it.
 
-Pure functions over texts and numbers. The same error has other causes, and so other fixes, in the first
-backward, the first optimizer step, evaluation, or on the longest batch: `describe` decides by the position.
+Pure functions of texts and numbers. In the first backward, the first optimizer step, evaluation, or on the
+longest batch, the same error has different causes and fixes: `describe` decides by the position.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def describe(
     factored: str | None = None,
     leaks: Sequence[Finding] = (),
 ) -> Finding:
-    """Make the finding of an out-of-memory error. A leak that led to it is a finding of its own, and named.
+    """Make the finding of an out-of-memory error. It names a leak that led to it, which has its own finding.
 
-    Its `step` is the number of completed optimizer steps, its `bytes` what the failing call asked for.
+    Its `step` is the number of completed optimizer steps, its `bytes` what the failing call requested.
 
     Args:
-        error_text: the message with its class in front, as the last line of a traceback prints it.
+        error_text: the class and the message, as in the last line of a traceback.
         position: where training stood, and what the program was doing.
         device: what ran out, as far as known without the message.
-        fields: what `read_message` or the observer told.
-        holders: the largest live owners at that instant, with their bytes; empty where none were counted.
+        fields: from `read_message` or the observer.
+        holders: the largest live owners at that instant, with their bytes; empty if none were counted.
         limit_source: what sets the limit that was hit, in words (`cgroup memory.max, 8.0 GiB`).
         factored: the request as a product, from `factor_request`.
-        leaks: what the process was found to leak.
+        leaks: findings of leaks in the process.
     """
     device = fields.device or device
     cause = cause_of(error_text, position, device, holders)
@@ -90,10 +90,10 @@ def describe(
 def cause_of(
     error_text: str, position: TrainingPosition, device: str, holders: Sequence[tuple[str, int]] = ()
 ) -> Cause:
-    """Tell by the position why memory ran out just then; the first rule that holds.
+    """Infer from the position why memory ran out just then; the first rule that applies decides.
 
-    The first of each kind sets a new peak: gradients exist from the first backward on, the optimizer's state
-    from the first step on. What fitted there and fails later has grown, or is larger.
+    The first backward and the first step each set a new peak: they make the gradients and the optimizer's
+    state. If they fitted and a later one fails, memory has grown, or a batch is larger.
     """
     if device == DEVICE_HOST:
         return _host_cause(error_text)
@@ -127,7 +127,7 @@ def _evaluation_cause(position: TrainingPosition) -> Cause:
 
 
 def _has_optimizer_state(holders: Sequence[tuple[str, int]]) -> bool:
-    """Whether optimizer state is among the owners; taken to be where none were counted."""
+    """Whether optimizer state is among the owners; assumed if none were counted."""
     return not holders or any(owner == _OPTIMIZER_STATE and nbytes > 0 for owner, nbytes in holders)
 
 
@@ -148,13 +148,13 @@ def _mechanism(
 
 @dataclass(frozen=True, slots=True)
 class _Leaked:
-    """What a leak has come to.
+    """How much a leak has added.
 
     Attributes:
-        leak: which.
+        leak: its finding.
         rate: bytes for each of `times`.
-        times: steps, or micro-batches where growth in steps is not known.
-        over: the times in words.
+        times: number of steps; of micro-batches if growth per step is not known.
+        over: `times` in words.
     """
 
     leak: Finding
@@ -185,7 +185,7 @@ class _Leaked:
 def _leaked(
     leaks: Sequence[Finding], asked: int | None, position: TrainingPosition, device: str
 ) -> _Leaked | None:
-    """The leak without which there would have been room for what was asked: the one that has come to most."""
+    """The largest leak, if the request would have fitted without it."""
     on_device = [
         _Leaked.of(leak, position) for leak in leaks if leak.kind in GROWING and leak.device == device
     ]
@@ -255,7 +255,7 @@ def _alive(holders: Sequence[tuple[str, int]]) -> Iterator[str]:
         yield "alive at that instant: " + ", ".join(f"{owner} {size(nbytes)}" for owner, nbytes in holders)
 
 
-# What the figures prove, whatever the position
+# What the figures prove, independent of the position
 
 
 def _label(text: str, fields: OomFields) -> Label:
@@ -263,7 +263,7 @@ def _label(text: str, fields: OomFields) -> Label:
 
 
 def _fact(label: Label, fields: OomFields) -> str | None:
-    """The figures that prove a label; None where the device is plainly full, or too little is known."""
+    """The figures that prove a label; None if the device is simply full, or too little is known."""
     match label:
         case "absurd_request":
             return "no machine has that much: a length or an index became this size"

@@ -1,4 +1,4 @@
-"""Residue at the end of a phase: what a census finds on the device that should be gone by then. Pure."""
+"""Residue: what a census finds on the device at the end of a phase although it should be gone. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ResiduePolicy:
 POLICY: Final = ResiduePolicy()
 
 KEPT_OWNERS: Final[frozenset[Owner]] = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
-"""What a model has between phases: no residue while it is not parked, and not on the device when it is."""
+"""What a model keeps between phases. It is not residue; when parked, it is not on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class ResidueRow:
     Attributes:
         device: `cuda:N` or `cpu`.
         owner: what it is.
-        path: the shortest holder path; None where none is known.
-        known: name of the entry of the catalogue of known holders that it belongs to; None for none.
+        path: the shortest holder path; None if unknown.
+        known: name of its entry in the catalogue of known holders; None if it has none.
         nbytes: bytes of its storages.
         storages: how many.
     """
@@ -79,16 +79,15 @@ def residue_rows(
     variables: bool,
     ours: AbstractSet[int] = frozenset(),
 ) -> list[ResidueRow]:
-    """Return what of a census is residue, by device and holder, largest first.
+    """Return the residue in a census, by device and holder, largest first.
 
     Args:
         storages: of the census.
-        generic: names of generic entries of the catalogue by device and address of the storages that they
-            keep; what the entry of a library keeps, the census tells itself.
-        devices: the devices that are looked at.
-        variables: whether tensors that the program itself holds count: they do where everything was to leave
-            the device; where a phase only ends, its results stay on purpose. What an entry holds always
-            counts.
+        generic: names of the catalogue's generic entries, by device and address of the storages that they
+            keep. The census itself has the entries of libraries.
+        devices: the devices to look at.
+        variables: whether tensors that the program itself holds count. They do if everything should have left
+            the device; if a phase only ends, its results stay on purpose. What an entry holds always counts.
         ours: addresses of memory that memtriage itself keeps.
     """
     sums: dict[tuple[str, Owner, HolderPath | None, str | None], tuple[int, int]] = {}

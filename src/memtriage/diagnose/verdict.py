@@ -1,4 +1,4 @@
-"""One word for a run, and why growth could not be judged. Pure."""
+"""The verdict on a run in one word, and why growth could not be judged. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _UNEXPLAINED: Final = f"memory grows, and no holder of it was found; {_SETTLES}"
 
 
 def verdict(findings: Iterable[Finding], died_of_memory: bool, judged: Mapping[str, Judged]) -> Verdict:
-    """Return the verdict: the first that holds of out_of_memory, leak, residue, fragmentation, clean.
+    """Return the verdict: the first that applies of out_of_memory, leak, residue, fragmentation, clean.
 
-    A suspicion is no leak, but it forbids clean, and so does a counter that could not be judged. What is
-    neither is `not_judged`. Findings of other kinds are worth reading and change no verdict. Whether a
-    process was killed, or memtriage itself failed, is not to be seen from these.
+    With a suspicion, or a counter that could not be judged, a run is not clean: if no other verdict applies,
+    it is `not_judged`. Findings of other kinds do not change the verdict. Whether a process was killed, or
+    memtriage itself failed, cannot be seen here.
 
     Args:
         findings: of all devices and ranks. Growth without a certainty is of an older record, and was proven.
         died_of_memory: whether the script ended because memory ran out.
-        judged: by device, what the judgment of growth rests on.
+        judged: what the judgment of growth is based on, by device.
     """
     if died_of_memory:
         return "out_of_memory"
@@ -47,15 +47,15 @@ def verdict(findings: Iterable[Finding], died_of_memory: bool, judged: Mapping[s
 
 
 def reasons_not_judged(findings: Iterable[Finding], judged: Mapping[str, Judged]) -> list[str]:
-    """Return why a run is not judged, a line each, what is suspected first; nothing where no reason is known.
+    """Return why a run is not judged, one line per reason, suspicions first; empty if no reason is known.
 
     Args:
         findings: those of the run.
-        judged: by device, what the judgment of growth rests on.
+        judged: what the judgment of growth is based on, by device.
     """
     open_ones = [finding for finding in findings if _is_suspected(finding)]
     suspected = dict.fromkeys(_suspicion(finding) for finding in open_ones)
-    # malloc's counter, by which the CPU is judged, is the host's as well
+    # malloc's counter, by which the CPU is judged, is also the host's
     suspected_devices = {"cpu" if finding.device == DEVICE_HOST else finding.device for finding in open_ones}
     reasons: dict[str, list[str]] = {}
     for device, judgment in judged.items():

@@ -13,10 +13,10 @@ from memtriage.diagnose.growth.trend import GrowthEstimate, estimate, trend_poli
 NO_ESTIMATE: Final = GrowthEstimate("too_short")
 CODE: Final = "code"
 CONFIRMING: Final = frozenset({"host", "shared", CODE})
-"""Counters that only speak for or against what others show: the resident set, what of it is shared or mapped,
-and generated code (`observe.generated_code`)."""
+"""Counters that only confirm or contradict others: the resident set, its shared or mapped part, and generated
+code (`observe.generated_code`)."""
 _AS_FAST: Final = 0.5
-"""Part of a rate that a rise must have to be the same growth: rates vary with what else the machine does."""
+"""A rise of at least this part of a rate is the same growth: rates vary with the load of the machine."""
 
 
 class Counter:
@@ -33,11 +33,11 @@ class Counter:
         self._estimated_at = 0
 
     def add(self, position: float, value: int) -> None:
-        """Add a reading; arguments as `Track.add` has them."""
+        """Add a reading; arguments as for `Track.add`."""
         self.track.add(position, value)
 
     def move(self, to: Callable[[float], float]) -> None:
-        """Give each reading another position, as `Track.move` does."""
+        """Replace the position of each reading, as `Track.move` does."""
         self.track.move(to)
         self._estimated_at = 0
 
@@ -49,16 +49,16 @@ class Counter:
         return self._growth
 
     def confirms(self, rate: float) -> bool:
-        """Whether it grows by at least so many bytes per position, up to its last reading."""
+        """Whether it grows by at least `rate` bytes per position, up to its last reading."""
         growth = self.estimate()
         return growth.state == "growing" and growth.rate >= rate
 
     def steady(self, rate: float) -> bool:
-        """Whether it grows by at least so many bytes per position, and does not seem to slow down."""
+        """Whether it grows by at least `rate` bytes per position, and does not seem to slow down."""
         return self.confirms(rate) and not self.estimate().slows
 
     def rise(self, start: float, end: float) -> float | None:
-        """Return the bytes by which it rose between two positions; None without readings or distance."""
+        """Return the bytes by which it rose between two positions; None without readings that far apart."""
         points = self.track.points()
         if not len(points.at) or end <= start:
             return None
@@ -66,24 +66,24 @@ class Counter:
         return float(last - first)
 
     def rose(self, rate: float, start: float, end: float) -> bool:
-        """Whether it rose between two positions by at least half of what such a rate makes."""
+        """Whether it rose between two positions by at least half of what growth at `rate` adds."""
         rise = self.rise(start, end)
         return rise is not None and rise >= _AS_FAST * rate * (end - start)
 
     def ended(self, rate: float) -> bool:
-        """Whether it grew by at least so many bytes per position and then stopped, as far as it shows."""
+        """Whether it seems to have grown by at least `rate` bytes per position and then stopped."""
         growth = self.estimate()
         return growth.until is not None and growth.rate >= rate
 
     def flat(self, rate: float, since: float) -> bool:
-        """Whether it surely rises by less than so many bytes per position since a position."""
+        """Whether it certainly rises by less than `rate` bytes per position since a position."""
         growth = estimate(self.track.points().since(since), self.policy)
         return growth.state == "flat" and growth.high < rate
 
     def contradicts(self, rate: float, since: float) -> bool:
         """Whether it shows that nothing has grown by `rate` bytes per position since a position.
 
-        It can show that only if it would be seen to grow with such growth added.
+        It can only show that if growth at this rate, added to its readings, would be detected.
         """
         points = self.track.points().since(since)
         growth = estimate(points, self.policy)
@@ -93,14 +93,14 @@ class Counter:
         if growth.state == "growing":
             return growth.high < rate
         if growth.state == "flat" and growth.until is not None:
-            return True  # it has come to its end
+            return True  # its growth has ended
         if growth.state != "flat":
             return False
         return estimate(points.steeper(rate), self.policy).state == "growing"
 
 
 class Counters(dict[str, Counter]):
-    """Counters by name; the questions to one of them are answered False where there is none."""
+    """Counters by name; for a counter that does not exist, every answer is False."""
 
     def contradicts(self, name: str, rate: float, since: float) -> bool:
         """As `Counter.contradicts`."""

@@ -48,11 +48,11 @@ class HeldSize:
         objects: number of those nodes.
         entries: number of objects that its path names.
         holders: number of objects that hold its storages.
-        head, tail: first and last bytes of its storages where they are few; None where they were not read.
-        replaced: it has more storages than at the census before, and most of those are gone.
-        renewed: all its nodes are newer than those at the census before, as of a longer batch.
-        between: the census was taken between two positions, as those before. At the end, or where memory ran
-            out, a part of the next position may have been added: that is no rate.
+        head, tail: first and last bytes of its storages if they are few; None if not read.
+        replaced: it has more storages than at the previous census, and most of the earlier ones are gone.
+        renewed: all its nodes are newer than those at the previous census, as for a longer batch.
+        between: the census was taken between two positions, as usual. At the end, or if memory ran out, a
+            part of the next position may have been added, which gives no rate.
     """
 
     position: float
@@ -76,13 +76,13 @@ class HeldSize:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One holder over the censuses in a row that found it.
+    """One holder over the consecutive censuses that found it.
 
     Attributes:
         group: the holder's group at the last census.
         path: whole path to what grew most up to that census.
         sizes: one per census, oldest first.
-        unchanged: position of the last census if it found in the holder just what was there before.
+        unchanged: position of the last census, if the holder's contents were the same as before.
     """
 
     group: HolderGroup
@@ -95,13 +95,13 @@ class Holding:
         return self.group.key
 
     def rising(self, period: float | None = None, *, pauses: bool = False) -> list[HeldSize]:
-        """Return the censuses in a row, up to the last, over which it grew; one where it did not.
+        """Return the consecutive censuses, up to the last, over which it grew; one if it did not.
 
         Args:
-            period: positions from rise to rise, where growth is periodic: only censuses that are at least
-                that far apart are compared.
-            pauses: its counter grows up to the last reading: two censuses at which it kept the same are a
-                pause between two rises.
+            period: positions from rise to rise, if growth is periodic: only censuses that are at least that
+                far apart are compared.
+            pauses: its counter grows up to the last reading, so two censuses of equal size are a pause
+                between two rises.
         """
         points = _apart(self.sizes, period)
         grown = [points.pop()]
@@ -133,7 +133,7 @@ class Holding:
 
         Args:
             since: that position.
-            block: bytes that the allocator takes for a storage at least.
+            block: least bytes that the allocator takes for a storage.
         """
         before = max((size.position for size in self.sizes if size.position < since), default=since)
         sizes = [size for size in self.sizes if size.position >= before]
@@ -146,20 +146,20 @@ class Holding:
 
     @property
     def fell(self) -> bool:
-        """Whether it kept less at some census than at the one before."""
+        """Whether it ever kept less at a census than at the one before."""
         return any(after.nbytes < before.nbytes for before, after in pairwise(self.sizes))
 
     @property
     def lengthens(self) -> bool:
-        """Whether it grew last without another storage or node: a tensor that is replaced by a longer one."""
+        """Whether its last growth added no storage and no node: a longer tensor replaced its predecessor."""
         before, last = self.sizes[-2:] if len(self.sizes) > 1 else (None, self.sizes[-1])
         return before is not None and (before.count, before.objects) == (last.count, last.objects)
 
     @property
     def swells(self) -> bool:
-        """Whether it has as many storages and nodes at each census with other content, or only new nodes.
+        """Whether each census found as many storages and nodes with other content, or only new nodes.
 
-        That is a batch, or what is computed from it, that is larger than before.
+        Then a batch, or what is computed from it, is larger than before.
         """
         return all(self._swells(before, after) for before, after in pairwise(self.sizes))
 
@@ -172,14 +172,14 @@ class Holding:
 
 
 def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: HistoryPolicy = POLICY) -> bool:
-    """Whether a holder grew in a way that may go on for ever.
+    """Whether a holder grew in a way that may never end.
 
-    That is by more storages or nodes, or by as many with the same content at their beginning, but not by a
-    graph without any old node.
+    It has more storages or nodes, or as many that begin with the same content. A graph without any old node
+    does not count.
 
     Args:
-        before, after: at two censuses.
-        attached: some of it hangs on the autograd graph.
+        before, after: its sizes at consecutive censuses.
+        attached: some of it is kept alive through the autograd graph.
         policy: thresholds.
     """
     more, count = after.nbytes - before.nbytes, after.count - before.count
@@ -207,16 +207,16 @@ class HolderHistory:
 
         Args:
             point: the census.
-            between: it was taken between two positions of the program, and everything was searched. Elsewhere
-                (where memory ran out, or at the end, when functions have returned) a holder that is gone, or
-                has lost what it kept, proves nothing.
+            between: it was taken between two positions of the program, and everything was searched. At other
+                times (if memory ran out, or at the end, when functions have returned) it proves nothing if a
+                holder is gone or has lost what it kept.
         """
         groups = [*point.census.groups, *_nodes_on_host(point.census.groups)]
         keys = {group.key for group in groups}
         moved = self._moved(keys)
         holdings = {}
         for group in groups:
-            if has(group.anchor, SegmentKind.NOT_SEARCHED):  # partial censuses leave out different ones
+            if has(group.anchor, SegmentKind.NOT_SEARCHED):  # each partial census leaves out others
                 continue
             size = _size(group, point, between)
             before = self._same(group, size, moved)
@@ -241,12 +241,12 @@ class HolderHistory:
         self._holdings = holdings
 
     def growing(self, period: float | None = None) -> list[Holding]:
-        """Return holders that grew up to the last census, largest first; `period` as `rising` has it."""
+        """Return holders that grew up to the last census, largest first; `period` as for `rising`."""
         holdings = [holding for holding in self._holdings.values() if len(holding.rising(period)) > 1]
         return sorted(holdings, key=lambda holding: holding.sizes[0].nbytes - holding.sizes[-1].nbytes)
 
     def move(self, to: Callable[[float], float]) -> None:
-        """Give each census another position, by a function that rises."""
+        """Replace the position of each census, by an increasing function."""
         for key, holding in self._holdings.items():
             sizes = tuple(replace(size, position=to(size.position)) for size in holding.sizes)
             self._holdings[key] = replace(holding, sizes=sizes)
@@ -255,17 +255,17 @@ class HolderHistory:
         return iter(self._holdings.values())
 
     def _same(self, group: HolderGroup, size: HeldSize, moved: dict[_Place, Holding]) -> Holding | None:
-        """Return the holder at the census before that is the same as a group of this one.
+        """Return the previous census's holder that is the same as a group of this census.
 
-        That is the same object, or one created again that has most of its storages, or the same old graph.
+        It is the same object, or a new one with most of its storages, or one with the same old graph.
         """
         before = self._holdings.get(group.key)
         if before is None:
-            # The same object may be reached by another path now.
+            # The same object may have another path now.
             candidates = (moved.pop(place, None) for place in _places(group))
             return next((holding for holding in candidates if holding is not None), None)
         if not group.holders.keys().isdisjoint(before.group.holders):
-            # Entries of a queue move on. A variable has one entry, and what it holds may be longer each time.
+            # Entries of a queue move. A variable has one entry, whose value may be longer each time.
             if not _replaced(before.group, group) or group.entries > before.group.entries:
                 return before
         elif _survived(before.group, group) or _carries_on(before.group, group):
@@ -273,7 +273,7 @@ class HolderHistory:
         return before if _same_content(before.sizes[-1], size) else None
 
     def _moved(self, keys: set[GroupKey]) -> dict[_Place, Holding]:
-        """Return the holders whose path is gone, by the places where they may be found again."""
+        """Return the holders whose path is gone, by the places where they may be now."""
         return {
             place: holding
             for key, holding in self._holdings.items()
@@ -291,7 +291,7 @@ def _places(group: HolderGroup) -> list[_Place]:
 
 
 def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
-    """Yield what holders of GPU storages keep in host memory, as groups of the CPU without storages."""
+    """Yield the host memory that holders of GPU storages keep, as groups of the CPU without storages."""
     for group in groups:
         if group.device != "cpu" and group.kept:
             yield msgspec.structs.replace(
@@ -309,9 +309,9 @@ def _size(group: HolderGroup, point: CensusPoint, between: bool) -> HeldSize:
 
 
 def _survived(before: HolderGroup, after: HolderGroup) -> bool:
-    """Whether most of a holder's storages are still there, as far as its witnesses show.
+    """Whether most of a holder's storages are still there, according to its witnesses.
 
-    Nodes without storages have no witnesses. They are known by their place.
+    Nodes without storages have no witnesses. They are recognized by their place.
     """
     if not before.witnesses:
         return not after.witnesses
@@ -328,20 +328,20 @@ def _replaced(before: HolderGroup, after: HolderGroup) -> bool:
 
 
 def _renewed(before: HolderGroup, after: HolderGroup) -> bool:
-    """Whether no old node is left, nor storage, and no more objects have nodes."""
+    """Whether no old node or storage is left, and the anchor names no more objects than before."""
     if before.made is None or after.made is None or after.entries > before.entries:
         return False
     return after.made[0] > before.made[1] and before.witnesses.isdisjoint(after.witnesses)
 
 
 def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:
-    """Return the path whose bytes grew most; of equal ones the one with the most bytes."""
+    """Return the path whose bytes grew most; if equal, the one with the most bytes."""
     rises = {path: (nbytes - before.by_path.get(path, 0), nbytes) for path, nbytes in after.by_path.items()}
     return max(rises, key=lambda path: rises[path], default=after.path)
 
 
 def _soon(earlier: HeldSize, before: HeldSize, after: HeldSize) -> bool:
-    """Whether a census without growth came so soon after the one before that it proves no stop."""
+    """Whether a census without growth came too soon after the previous one to prove a stop."""
     apart, usual = after.position - before.position, before.position - earlier.position
     return after.nbytes >= before.nbytes and apart < POLICY.soon * usual
 

@@ -22,29 +22,29 @@ from memtriage.model.units import count, devices_in_words, duration, rate
 
 _UNITS: Final[Mapping[JudgedScale, str]] = {"step": "step", "microbatch": "backward", "time": "second"}
 _SECONDS_NEEDED: Final = 3
-"""Seconds after which readings over time are enough: they come every few tenths of a second at first."""
+"""Seconds after which readings over time are enough: at first they come every few tenths of a second."""
 _MEANINGFUL: Final = 8
-"""Times the memory in use that a leak at the limit may come to in the run. If only larger leaks would have
-been found, the limit means nothing: one that doubles what the program has would not."""
+"""A limit means nothing if a leak at the limit would add more than this many times the memory in use during
+the run: then even a leak that doubles the program's memory would not be detected."""
 _SMALL: Final = 256 * 1024**2
-"""Bytes that a leak at the limit may come to in any run."""
+"""Bytes that a leak at the limit may always add during a run."""
 NO_COUNTER: Final = Judged(reason="no counter of it can be read")
 
 
 def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tuple[GrowthEstimate, Judged]:
-    """Estimate a counter's growth and state what that rests on.
+    """Estimate a counter's growth and state what that is based on.
 
-    Takes about 20 ms, nearly all of it for the limit: meant for the end of a run.
+    Takes about 20 ms, nearly all of it for the limit: call it at the end of a run.
 
     Args:
         track: the counter's readings.
         scale: what its positions count.
-        policy: its counter's.
+        policy: of the counter.
     """
     points = track.points()
     growth = estimate(points, policy)
     if growth.state == "flat" and scale == "time" and points.span < _SECONDS_NEEDED:
-        # In so short a time even a fast leak makes no more bytes than caches take until they are full.
+        # In such a short time, even a fast leak adds no more bytes than filling caches do.
         unsettled = estimate(points, replace(policy, settles=0.0))
         growth = replace(unsettled, state="undecided") if unsettled.state == "growing" else growth
     judged = Judged(scale=scale, points=track.readings)
@@ -65,11 +65,11 @@ def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tupl
 
 
 def with_limit(judged: Judged, limit: float | None, points: Points) -> Judged:
-    """Return a judgment with a limit in bytes per position, or with a reason where that means nothing.
+    """Return a judgment with a limit in bytes per position, or with a reason if the limit means nothing.
 
     Args:
         judged: of a counter, with its scale.
-        limit: None where no growth of any size would be found.
+        limit: None if no growth of any size would be detected.
         points: the counter's readings.
     """
     if limit is None or limit * points.span > max(_SMALL, _MEANINGFUL * points.means.max()):
@@ -89,7 +89,7 @@ def _too_few(readings: int, scale: JudgedScale, needed: int) -> str:
 def with_circumstances(
     judged: Mapping[str, Judged], *, failed: bool, steps: int, torch: bool
 ) -> dict[str, Judged]:
-    """Say why a run was too short, where the reason is the program's end or that it does not use torch.
+    """Say why a run was too short, if that is because the program failed or does not use torch.
 
     Args:
         judged: by device, as `judge_counter` returned it.
@@ -126,12 +126,12 @@ def _weakness(judgment: Judged) -> tuple[bool, bool, int]:
 
 
 def stated_limit(judged: Mapping[str, Judged], *, steps: int, seconds: float | None) -> str | None:
-    """Return how small a leak would have been found, and in how long a run; None where nothing was judged.
+    """Return how small a leak would have been detected, and in how long a run; None if nothing was judged.
 
     Args:
-        judged: by device, what the judgment of growth rests on.
+        judged: what the judgment of growth is based on, by device.
         steps: optimizer steps of the run.
-        seconds: how long it was watched; None where unknown.
+        seconds: how long it was watched; None if unknown.
     """
     devices: dict[str, list[str]] = {}
     for device, judgment in judged.items():

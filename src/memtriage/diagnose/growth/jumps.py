@@ -1,4 +1,4 @@
-"""Find changes of a counter that are no trend: jumps, releases, and where growth begins. Pure."""
+"""Find changes of a counter that are not a trend: jumps, releases, and where growth begins. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ POLICY: Final = JumpPolicy()
 
 
 def without_jumps(points: Points) -> tuple[Points, tuple[tuple[float, float], ...]]:
-    """Remove one or two rises that come once and stay: an optimizer's state, a copy, an evaluation."""
+    """Remove one or two rises that happen once and stay: an optimizer's state, a copy, an evaluation."""
     at, values = levels(points.at, points.means, POLICY.windows)
     excess, deviation = _excess_and_noise(at, values)
     enough = max(POLICY.noise * deviation, POLICY.jump * float(np.ptp(values)), 1.0)
@@ -83,9 +83,9 @@ def without_releases(points: Points) -> Points:
 
 
 def _excess_and_noise(at: Floats, values: Floats) -> tuple[Floats, float]:
-    """Return by how much each level rises more than usual in such a time, and the standard deviation of that.
+    """Return by how much each level rises more than usual in the same time, and the standard deviation of it.
 
-    Levels are at unequal distances: where readings are missing, growth shows as one large rise.
+    Levels are at unequal distances: if readings are missing, growth shows as one large rise.
     """
     times, rises = np.diff(at), np.diff(values)
     excess = rises - float(np.median(rises / times)) * times
@@ -107,14 +107,14 @@ def changes(points: Points) -> list[float]:
 
 
 def bend_to_flat(points: Points) -> float | None:
-    """Return the position after which a line that is flat from there on fits best; None without one."""
+    """Return the position from which a line that becomes flat there fits best; None if none fits well."""
     at, values = levels(points.at, points.means, POLICY.windows)
     end = _onset(-at[::-1], values[::-1])
     return None if end is None else float(at[len(at) - 1 - end])
 
 
 def _onset(at: Floats, values: Floats) -> int | None:
-    """The level from which a line that is flat before fits best; None where that is hardly better."""
+    """The level at which a line that is flat until there fits best; None if it is hardly better."""
     straight = misfit(at - at[0], values)
     misfits = [misfit(np.maximum(0, at - at[level]), values) for level in range(2, len(at) - 3)]
     best = int(np.argmin(misfits)) if misfits else 0

@@ -1,7 +1,7 @@
 """Compare a few censuses: which groups of storages grow from each to the next, and how fast. Pure.
 
-The cells of a notebook and the pytest plugin judge by it alone: they have no counters over many steps. A
-watch shares `CensusPoint`; `history.py` follows the holders of its whole run.
+Notebook cells and the pytest plugin judge only by this, because they have no counters over many steps. A
+watch only uses `CensusPoint`, and follows the holders of its whole run in `history.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from memtriage.model.census import Census, GroupKey, HolderGroup
 from memtriage.model.paths import HolderPath, SegmentKind, has
 
 LOG_ENTRY: Final = 512
-"""Storages up to this size without a graph are log entries (a loss kept detached is 4 bytes; the CUDA
-allocator makes 512 of them), not leaks."""
+"""Storages of up to this size without a graph are log entries, not leaks (a detached loss has 4 bytes, for
+which the CUDA allocator takes 512)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class CensusPoint:
     Attributes:
         position: when, on the scale of its investigation: completed steps, micro-batches of one step, or
             seconds.
-        heads: first bytes of lone storages, by (device, anchor): tells a buffer that grows at its end from
-            one that is replaced.
-        interrupted: taken in the middle of something (memory ran out), not at a mark: what is new since the
-            census before may belong to the work in hand.
+        heads: first bytes of lone storages, by (device, anchor), to distinguish a buffer that grows at its
+            end from one that is replaced.
+        interrupted: taken when memory ran out, not at a mark: what is new since the previous census may
+            belong to the unfinished work.
         tails: their last bytes: a buffer may also grow at its beginning.
     """
 
@@ -65,10 +65,10 @@ class GroupGrowth:
     Attributes:
         group: as the later census saw it.
         path: the whole path of what grew most.
-        count, nbytes: storages and bytes that came.
+        count, nbytes: additional storages and bytes.
         distance: how far apart the two censuses are.
         interrupted: the later one was taken in the middle of a position.
-        entries_grow: the anchor names more objects than before; None where there was no group before.
+        entries_grow: the anchor names more objects than before; None if the group is new.
     """
 
     group: HolderGroup
@@ -85,7 +85,7 @@ class GroupGrowth:
 
     @property
     def rate(self) -> float:
-        """Bytes per step (micro-batch, second); one that was under way when memory ran out counts in full."""
+        """Bytes per step (micro-batch, second); an unfinished one, when memory ran out, counts in full."""
         return self.nbytes / max(1, self.distance + self.interrupted)
 
 
@@ -100,7 +100,7 @@ def growth_between(before: CensusPoint, after: CensusPoint) -> list[GroupGrowth]
         nbytes = group.nbytes - (old.nbytes if old else 0)
         if nbytes <= 0 or count < 0 or (after.interrupted and old is None):
             continue
-        if has(group.anchor, SegmentKind.NOT_SEARCHED):  # two partial censuses leave out different ones
+        if has(group.anchor, SegmentKind.NOT_SEARCHED):  # each partial census leaves out others
             continue
         before_by_path = {} if old is None else old.by_path
         rises = {path: size - before_by_path.get(path, 0) for path, size in group.by_path.items()}
@@ -135,8 +135,7 @@ def lengthens(growths: Sequence[GroupGrowth], points: Sequence[CensusPoint]) -> 
 def same_bytes(before: bytes | None, after: bytes | None) -> bool:
     """Whether a storage begins, or ends, with the same bytes as before. Zeros prove nothing.
 
-    `torch.cat` lengthens a tensor at its end, or at its beginning. A batch that is longer this time has other
-    content.
+    `torch.cat` lengthens a tensor at its end or its beginning. A longer batch has other content.
     """
     return before is not None and any(before) and before == after
 
@@ -148,8 +147,8 @@ def persistent(points: Sequence[CensusPoint], baseline: CensusPoint | None = Non
 
     Args:
         points: the censuses, oldest first.
-        baseline: an earlier one, for storages that grow at their end, and for a last census that was taken
-            in the middle of a step: two sizes make no trend.
+        baseline: an earlier one, needed for storages that grow at their end, and for a last census in the
+            middle of a step: two sizes are no trend.
     """
     if len(points) < 2:
         return []
@@ -165,7 +164,7 @@ def persistent(points: Sequence[CensusPoint], baseline: CensusPoint | None = Non
             continue
         first = [before[overall.key]] if overall.key in before else []
         if points[-1].interrupted and earlier and not any(accumulates(part) for part in first):
-            continue  # what the failing step itself holds grows too, but never did before
+            continue  # what the failing step itself holds also grows, but never did before
         since = [*earlier, *points] if first else points
         if all(accumulates(part) for part in known) or lengthens([*first, *known], since):
             grown.append(overall)

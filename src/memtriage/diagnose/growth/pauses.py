@@ -1,8 +1,8 @@
 """Decide whether a program makes up for the pauses that censuses cause. Pure.
 
-A program that computes all the time loses a pause: its usual rate is that over time without pauses. A server
-or a program that follows a schedule does afterwards what it missed, faster than usual: its usual rate is that
-over all of the time. Each would have its usual rate without a watch.
+A program that computes all the time loses the time of a pause: its usual rate is that over time without
+pauses. A server, or a program with a schedule, catches up after a pause, faster than usual: its usual rate is
+that over all of the time. The usual rate is the one it would have without a watch.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ POLICY: Final = PausePolicy()
 
 
 class Pauses:
-    """The pauses of a program, by their place in its time without them."""
+    """The pauses of a program, by their place in the time without pauses."""
 
     def __init__(self) -> None:
         self._places: list[float] = []
-        self._seconds: list[float] = [0.0]  # of all before each
+        self._seconds: list[float] = [0.0]  # sum of the pauses before each
 
     def add(self, place: float, seconds: float) -> None:
         """Add a pause that is later than those before."""
@@ -50,7 +50,7 @@ class Pauses:
         self._seconds.append(self._seconds[-1] + seconds)
 
     def included(self, place: float) -> float:
-        """Return a place in time without pauses as one in all of the time."""
+        """Convert a place in the time without pauses to one in all of the time."""
         return place + self._seconds[bisect_left(self._places, place)]
 
     def made_up_for(self, points: Points, policy: PausePolicy = POLICY) -> bool:
@@ -76,6 +76,6 @@ class Pauses:
 
 
 def _up_to_the_highest(points: Points) -> Points:
-    """Return the points without what follows the highest: at its end a program frees what it had."""
+    """Return the points up to the highest: at its end a program frees its memory."""
     end = int(np.argmax(points.floors)) + 1 if len(points.at) else 0
     return Points(points.at[:end], points.means[:end], points.floors[:end])

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _BLOCKS: Final = 512
-"""Blocks kept: a step in 256 of the run is still seen, and an estimate takes about a millisecond."""
+"""Blocks kept: 1/256 of the run can still be resolved, and an estimate takes about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """A counter's readings, or blocks of so many successive readings each, oldest first.
+    """A counter's readings, or blocks of equally many successive readings, oldest first.
 
     Attributes:
-        at: positions; of a block, the mean of its readings' positions.
-        means: bytes; of a block, the mean of its readings.
-        floors: bytes; of a block, its smallest reading.
+        at: positions; for a block, the mean position of its readings.
+        means: bytes; for a block, the mean of its readings.
+        floors: bytes; for a block, its smallest reading.
     """
 
     at: Floats
@@ -44,7 +44,7 @@ class Points:
         return self.plus(rate * (self.at - self.at[0]))
 
     def plus(self, added: Floats) -> Points:
-        """Return these points with so many bytes added to each."""
+        """Return these points with bytes added to each."""
         return Points(self.at, self.means + added, self.floors + added)
 
 
@@ -52,15 +52,15 @@ class Track:
     """Keeps one counter at one kind of mark. Adding a reading costs about a microsecond.
 
     The first readings are kept one by one. Each time there are 512 blocks, neighbors are merged: a block
-    keeps its mean, which averages noise out, and its smallest reading, which a passing spike cannot move.
+    keeps its mean, which averages out noise, and its smallest reading, which a brief spike cannot move.
 
-    Its memory is allocated at once, so that it adds nothing to the growth of what it follows.
+    Its memory is allocated at once, so it does not add to the growth that it measures.
 
     Args:
         warm_up: first readings to leave out.
 
     Attributes:
-        readings: added so far, the warm-up's included.
+        readings: number of readings so far, including the warm-up.
         last: position and bytes of the last one; None before the first.
     """
 
@@ -78,8 +78,8 @@ class Track:
     def add(self, position: float, value: int) -> None:
         """Add a reading, unless its position is no further than the last one's.
 
-        Two threads that train complete two steps before either has made its mark: both marks then have the
-        same position, between which nothing has a rate.
+        If two training threads complete two steps before either makes its mark, both marks have the same
+        position, and there is no rate between them.
 
         Args:
             position: completed steps or micro-batches, or seconds.
@@ -113,7 +113,7 @@ class Track:
         return Points(at, means, floors)
 
     def move(self, to: Callable[[float], float]) -> None:
-        """Give each reading another position, by a function that rises."""
+        """Replace the position of each reading, by an increasing function."""
         self._blocks[: self._length, 0] = [to(float(at)) for at in self._blocks[: self._length, 0]]
         count, positions, values, least = self._open
         if count:

@@ -1,4 +1,4 @@
-"""What a watch learned of host memory, for the judgment. Plain figures in bytes, None where unknown."""
+"""What a watch learned about host memory, for the judgment. Plain figures in bytes, None if unknown."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Retention:
 
     Attributes:
         step: completed steps at that mark.
-        resident: free and resident.
-        trimmable: the part that `malloc_trim(0)` would have given back.
+        resident: free but resident bytes.
+        trimmable: the part that `malloc_trim(0)` would have returned.
         arenas: arenas of malloc that held some of it.
         rss: resident set at that mark.
     """
@@ -32,9 +32,9 @@ class WorkerGrowth:
 
     Attributes:
         pid: process id.
-        name: the kernel's name of it.
-        copied: anonymous pages that it shared when first seen and had for itself later.
-        private: pages of its own at the end.
+        name: the kernel's name for it.
+        copied: bytes of anonymous pages that were shared when first seen and private later.
+        private: bytes of private pages at the end.
     """
 
     pid: int
@@ -45,7 +45,7 @@ class WorkerGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """A container of many Python objects in the parent: what workers un-share by counting references.
+    """A container of many Python objects in the parent, which workers un-share by counting references.
 
     Attributes:
         path: its holder path.
@@ -62,7 +62,7 @@ class Population:
 
 @dataclass(frozen=True, slots=True)
 class PinnedBlock:
-    """One live page-locked tensor of torch's own allocator: its size as asked for, and its holder path."""
+    """One live page-locked tensor of torch's own allocator: its requested size, and its holder path."""
 
     nbytes: int
     path: HolderPath | None
@@ -88,10 +88,10 @@ class Pressure:
     """The sampled instant at which the control group was fullest.
 
     Attributes:
-        usage: charged to the group, without the page cache that is reclaimed first.
+        usage: bytes charged to the group, without page cache that would be reclaimed first.
         limit: the group's limit.
-        available: what the machine still had.
-        job: proportional sets of this process and its children.
+        available: memory that the machine still had.
+        job: proportional set sizes of this process and its children.
     """
 
     usage: int
@@ -121,17 +121,17 @@ class HostEvidence:
     Attributes:
         highest_rss: highest resident set at any mark.
         peak_rss: highest resident set ever, as the kernel counts it (`VmHWM`).
-        mapped_files: resident pages of mapped files that are no libraries.
+        mapped_files: resident bytes of mapped files other than libraries.
         mapped_files_first: the same at the first reading.
-        retention: the last time that much was kept by malloc; None when it never was.
-        taken_by_steps: the most that a step had taken from malloc beyond what was in use before it, seen at
-            the beginning of backward passes and now and then in between; None when not looked at.
+        retention: the last time that malloc kept much; None if it never did.
+        taken_by_steps: most bytes that a step took from malloc in addition to what was in use before it, seen
+            when backward passes begin and now and then in between; None if not read.
         workers: children that un-shared memory.
         population: the largest container of Python objects, seen while children ran.
         pinned: page-locked memory; None without CUDA.
         pressure: None without a control group limit.
         shared_memory: None without `/dev/shm`.
-        swapped: the most of this process and its children that was swapped out.
+        swapped: most bytes of this process and its children that were swapped out.
     """
 
     highest_rss: int | None = None

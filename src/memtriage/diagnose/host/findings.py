@@ -1,6 +1,6 @@
-"""Host memory that is wasted or runs short, though nothing leaks: findings, and sentences that are none.
+"""Findings and notes about host memory that is wasted or runs short although nothing leaks.
 
-None of these changes a verdict. Each rule is a function of the evidence and of a policy.
+None of these changes a verdict. Each rule is a function of the evidence and a policy.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ POLICY: Final = HostPolicy()
 
 
 def host_findings(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[Finding]:
-    """Return every finding about host memory that the evidence supports; none for a healthy process."""
+    """Return every finding about host memory that the evidence supports."""
     findings = [
         malloc_retention(evidence, policy),
         worker_copy_on_write(evidence, policy),
@@ -81,9 +81,9 @@ def host_findings(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[F
 
 
 def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
-    """Memory that the program freed and will not need again at once, but that malloc keeps resident.
+    """Freed memory that malloc keeps resident although the program will not need it soon.
 
-    What a step frees and the next one takes again is no waste: it is subtracted.
+    What a step frees and the next one takes again is not waste, and is subtracted.
     """
     kept = evidence.retention
     if kept is None:
@@ -114,7 +114,7 @@ def _arenas(count: int) -> str:
 
 
 def worker_copy_on_write(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
-    """Workers that copy their parent's memory page by page, because reading an object writes its count."""
+    """Workers that copy their parent's memory page by page, because reading an object writes its refcount."""
     large = evidence.population
     if large is not None and large.nbytes < policy.population:
         large = None
@@ -240,7 +240,7 @@ def rounding(block: PinnedBlock) -> int:
 
 
 def host_notes(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[str]:
-    """Sentences about what looks like trouble and is none, and about peaks that marks do not show."""
+    """Notes on what looks like a problem but is not, and on peaks that marks do not show."""
     notes = []
     files, before = evidence.mapped_files, evidence.mapped_files_first
     if files is not None and before is not None and files - before >= policy.mapped_files:

@@ -1,4 +1,4 @@
-"""The ranks of a run compared and merged: groups, outliers, ranks that were killed, a run in progress.
+"""Compare and merge the ranks of a run: groups, outliers, ranks that were killed, a run in progress.
 
-Reads records only; works the same for one rank and for thousands.
+It only reads records, and works the same for one rank and for thousands.
 """

@@ -1,12 +1,12 @@
-"""Which ranks behave alike, and which stand out: pure decisions over the ranks' figures.
+"""Decide from the ranks' figures which ranks behave alike, and which stand out. Pure.
 
-Groups first. A job has parts that differ by design: the stages of a pipeline hold different layers, the first
-and the last one more than that. So ranks are split where a figure leaves a gap, but only into parts that are
-large enough to be a design. What is left over are single ranks, each put to the part that it is nearest to.
+Groups first. A job has parts that differ by design: the stages of a pipeline hold different layers, and the
+first and the last one hold more. So ranks are split at gaps of a figure, but only into parts that are large
+enough to be a design. Single ranks that remain join the nearest part.
 
-Then outliers: a rank that is far from the median of its peers, both by a share of it and by the spread of the
-peers. Growth, steps and marks are the same on every rank of a healthy job, so there all others are the peers;
-for sizes those of its own group are.
+Then outliers: a rank is one if it is far from the median of its peers, compared both with the median itself
+and with the peers' spread. Growth, steps and marks are the same on every rank of a healthy job: for these,
+all others are peers. For sizes, the peers are the ranks of its group.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ _GIB: Final = 1024**3
 GROWTH: Final = FigurePolicy("growth", lambda figures: figures.growth, 64 * 1024, 0.0, 0.0, "above")
 SIZES: Final = (
     FigurePolicy("allocated", lambda figures: figures.allocated, 64 * _MIB, 0.02, 0.10),
-    # The longest batch that a rank happened to get shows in these two.
+    # These two depend on the longest batch that a rank happened to get.
     FigurePolicy("reserved", lambda figures: figures.reserved, 64 * _MIB, 0.05, 0.10),
     FigurePolicy("peak", lambda figures: figures.peak, 64 * _MIB, 0.05, 0.10),
-    # What one rank of a node does for all of them (data, checkpoints) is a part of its resident set.
+    # One rank of a node may work for all of them (data, checkpoints), which adds to its resident set.
     FigurePolicy("resident", lambda figures: figures.resident, 2 * _GIB, 0.25, 1.0),
 )
 COUNTS: Final = (
@@ -93,8 +93,8 @@ class Grouping:
     """The decision.
 
     Attributes:
-        groups: rank numbers of each group, ascending, those that stand out included; the largest group first.
-        differences: by rank, in what it stands out, what matters most first.
+        groups: rank numbers of each group, ascending, including outliers; the largest group first.
+        differences: the figures in which a rank stands out, by rank, the most important first.
     """
 
     groups: list[list[int]] = field(default_factory=list)
@@ -126,7 +126,7 @@ def group_ranks(ranks: Sequence[RankFigures], policy: GroupPolicy = POLICY) -> G
             if not (known and known[-1].figure == "steps"):  # fewer steps have fewer marks
                 known.append(rank_difference)
     growing = {rank for rank, of_rank in differences.items() if of_rank[0].figure == GROWTH.name}
-    for rank in uneven - growing:  # grows less than the others: it has less, and that is no trouble
+    for rank in uneven - growing:  # it grows less than the others, so it has less, which is not a problem
         of_counts = [
             rank_difference
             for rank_difference in differences.pop(rank, [])
@@ -142,7 +142,7 @@ def group_ranks(ranks: Sequence[RankFigures], policy: GroupPolicy = POLICY) -> G
 
 
 def _split(ranks: Sequence[RankFigures], of: int, policy: GroupPolicy) -> list[list[RankFigures]]:
-    """Split ranks, of a job that has `of` of them, by one figure after the other."""
+    """Split ranks by one figure after the other; the job has `of` ranks."""
     groups = [list(ranks)]
     smallest = max(policy.smallest_group, math.isqrt(of))
     few = of <= policy.few
@@ -194,7 +194,7 @@ def _home(figures: RankFigures, groups: Sequence[list[RankFigures]]) -> list[Ran
 
 
 def _uneven(ranks: Sequence[RankFigures], policy: GroupPolicy) -> set[int]:
-    """Return the ranks that grow much more or much less than the others: their sizes compare badly."""
+    """Return the ranks that grow much more or much less than the others: their sizes cannot be compared."""
     column = _SortedFigure(GROWTH, ranks, policy)
     return {rank.rank for rank in ranks if (value := rank.growth) is not None and column.is_far(value)}
 
@@ -208,8 +208,8 @@ def _outliers(
 ) -> dict[int, RankDifference]:
     """Return the ranks of `judged` whose figure is far from that of `peers`.
 
-    Of two ranks the smaller is as far from the larger as the other way round: only the one that needs more
-    is named, or, of counts, the one that lacks some. Half of the ranks and more are no outliers.
+    Two ranks are equally far from each other: only the one with more memory is returned or, for counts, the
+    one with fewer. If half of the ranks or more would be outliers, none is.
     """
     column = _SortedFigure(figure, peers, policy)
     among = {peer.rank for peer in peers}
@@ -226,7 +226,7 @@ def _outliers(
 
 
 class _SortedFigure:
-    """One figure of all peers, sorted once: with thousands of ranks each is held against all others."""
+    """One figure of all peers, sorted once: each of thousands of ranks may be compared with all others."""
 
     def __init__(self, figure: FigurePolicy, peers: Sequence[RankFigures], policy: GroupPolicy) -> None:
         self._figure = figure
@@ -235,14 +235,14 @@ class _SortedFigure:
         self._spread_of_all = self._spread(self._ordered) if len(self._ordered) > policy.exact else None
 
     def is_far(self, value: int, *, is_peer: bool = True) -> bool:
-        """Whether a rank with this value, one of the peers itself or not, is far from the (other) peers."""
+        """Whether a rank with this value is far from the peers, or from the others if it is one of them."""
         others = len(self._ordered) - is_peer
         if others < 1:
             return False
         middle = self.usual(value, is_peer=is_peer)
         share = self._figure.share_of_few if others < self._policy.few else self._figure.share
         distance = abs(value - middle)
-        # The floor first: nearly all ranks stop there, and the spread may take a pass over the others.
+        # Check the floor first: nearly all ranks are below it, and the spread may need a pass over all others.
         if distance < max(self._figure.floor, share * middle):
             return False
         spread = self._spread_of_all

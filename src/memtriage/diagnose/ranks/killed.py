@@ -31,7 +31,7 @@ POLICY: Final = DeathPolicy()
 
 
 def fate(rank: RankRecord, *, live: bool = False) -> Fate:
-    """Return how a rank ended. A process of another machine without an end was killed unless `live`."""
+    """Return how a rank ended. If it is on another machine and wrote no end, it was killed, unless `live`."""
     if rank.end is not None:
         return "ended"
     if rank.alive or (live and rank.alive is None):
@@ -40,7 +40,7 @@ def fate(rank: RankRecord, *, live: bool = False) -> Fate:
 
 
 def host_limit_finding(rank: RankRecord, ranks: Sequence[RankRecord]) -> Finding | None:
-    """Return a finding when host memory was short as the rank died; SIGKILL alone is no evidence of that."""
+    """Return a finding if host memory was short when the rank died; SIGKILL alone does not prove that."""
     before_death = rank.host[-POLICY.samples :]
     evidence = [line for sample in before_death[-1:] for line in _figures(sample)]
     strikes = _oom_kills(rank, ranks)
@@ -70,7 +70,7 @@ def host_limit_finding(rank: RankRecord, ranks: Sequence[RankRecord]) -> Finding
 
 
 def killed_note(rank: RankRecord, ranks: Sequence[RankRecord]) -> str:
-    """Return what is known of a killed rank's end, in a sentence."""
+    """Return what is known about the end of a killed rank, in a sentence."""
     seen = f"last seen at step {rank.last_step}, {rank.last_time_s:.0f} s after the start"
     figures = "; ".join(_figures(rank.host[-1])) if rank.host else "no host figures recorded"
     judged = "" if host_limit_finding(rank, ranks) else "; what killed it is not in the record"
@@ -78,7 +78,7 @@ def killed_note(rank: RankRecord, ranks: Sequence[RankRecord]) -> str:
 
 
 def _oom_kills(rank: RankRecord, ranks: Sequence[RankRecord]) -> int:
-    """Return how often the out-of-memory killer struck, as far as any rank of the machine lived to see it."""
+    """Return how many out-of-memory kills the surviving ranks of the machine counted."""
     own = [sample.oom_kill for sample in rank.host if sample.oom_kill is not None]
     if not own:
         return 0
@@ -93,7 +93,7 @@ def _oom_kills(rank: RankRecord, ranks: Sequence[RankRecord]) -> int:
 
 
 def _pressure(sample: HostSampleLine, host_limit: int | None) -> float:
-    """Return which share of a limit was in use: of the cgroup, the machine, or the process's own limit."""
+    """Return the share in use of a limit: of the cgroup, the machine, or the process itself."""
     shares = [0.0]
     if sample.cgroup_limit and sample.cgroup_usage is not None:
         shares.append((sample.cgroup_usage - (sample.cgroup_reclaimable or 0)) / sample.cgroup_limit)

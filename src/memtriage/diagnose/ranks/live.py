@@ -1,4 +1,4 @@
-"""A run in progress, as far as its record tells by now: one line a rank, and what was found so far."""
+"""A run in progress, according to its record: one line per rank, and what was found so far."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from memtriage.store.tail import RankTail, RunTail
 RankState = Literal["running", "ended", "killed", "silent"]
 
 SILENT_AFTER_S: Final = 120.0
-"""A rank of another machine that wrote nothing for so long may be dead; nobody can tell from here."""
+"""If a rank of another machine wrote nothing for this long, it may be dead; that cannot be seen from here."""
 _COURSES: Final = ("step", "backward", "time")
-"""Marks whose course shows most, the best first."""
+"""Names of the marks to show over time, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ POLICY: Final = LivePolicy()
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """Where a rank stands. Sizes in bytes, None where unknown.
+    """The state of a rank. Sizes in bytes, None if unknown.
 
     Attributes:
         rank: None in a run without ranks.
@@ -57,16 +57,16 @@ class RankLine:
         device: its fullest device, a GPU before the CPU; None before the first mark.
         step: completed optimizer steps.
         allocated, reserved: of that device, at its last mark.
-        peak: the most that was allocated at a mark; once the rank has ended, the allocator's own peak.
+        peak: highest allocated bytes at a mark; once the rank has ended, the allocator's own peak.
         stranded: of that device, as of the last ledger.
         host_rss: resident set of the process.
-        growth: bytes per step by which the floor of the recent steps rises; 0 when it does not, None when
-            there are too few steps to tell.
+        growth: bytes per step by which the floor of the recent steps rises; 0 if it does not, None if there
+            are too few steps.
         last_mark: name of the last mark.
-        age_s: seconds since the last line that tells the time.
-        state: `killed` when its process is gone and wrote no end; `silent` when it is on another machine and
+        age_s: seconds since the last line with a time.
+        state: `killed` if its process is gone and wrote no end; `silent` if it is on another machine and
             wrote nothing for `SILENT_AFTER_S`.
-        verdict: its own, once it has ended.
+        verdict: the rank's own verdict, once it has ended.
     """
 
     rank: int | None
@@ -91,11 +91,11 @@ class LiveView:
 
     Attributes:
         lines: a line for each rank that has a record, by rank.
-        records: the same ranks' records, with their marks thinned; they go on changing.
-        report, context: all ranks joined, as `memtriage report` would do it; of many ranks they may be
-            some seconds old.
+        records: the same ranks' records, with their marks thinned; they continue to change.
+        report, context: all ranks joined, as by `memtriage report`; with many ranks they may be some seconds
+            old.
         run_id, restart: which run this is.
-        waiting: why there is no record to show; None when there is one.
+        waiting: why there is no record to show; None if there is one.
         behind: bytes of the record that were not read yet.
         catching_up: the record is still being read for the first time.
     """
@@ -112,16 +112,16 @@ class LiveView:
 
     @property
     def finished(self) -> bool:
-        """Whether no rank can write any more: all have ended or are gone, and none is still to come."""
+        """Whether no rank can write any more: all have ended or are gone, and none will begin."""
         over = all(line.state in ("ended", "killed") for line in self.lines)
         return over and self.report is not None and self.report.ranks.seen == self.report.ranks.of
 
 
 class LiveRun:
-    """Follows a run and says where it stands. Not to be shared between threads at the same time.
+    """Follows a run. Only one thread may use it at a time.
 
     Args:
-        paths: as `memtriage.store.tail.RunTail` takes them.
+        paths: as for `memtriage.store.tail.RunTail`.
         clock: Unix time in seconds.
         policy: how much time it may take.
     """
@@ -142,10 +142,10 @@ class LiveRun:
         self._states: list[RankState] = []
 
     def refresh(self, limit_s: float | None = None) -> LiveView:
-        """Reads what is new, and returns the run as it is now.
+        """Read what is new, and return the current state of the run.
 
         Args:
-            limit_s: about how long reading may take; the view's `behind` says what was left for next time.
+            limit_s: about how long reading may take; the view's `behind` says how much is left for next time.
         """
         changed = self._tail.poll(limit_s)
         self._looks += 1
@@ -178,7 +178,7 @@ class LiveRun:
     def _judgment(
         self, run: RunRecord, states: list[RankState], changed: bool
     ) -> tuple[RunReport, RunContext]:
-        """All ranks joined: again if there is anything new, unless that was just done and takes long."""
+        """Join all ranks again if there is anything new, unless that takes long and was just done."""
         start = run.ranks[0].start
         which = (start.run_id, start.restart)
         self._unjudged = self._unjudged or changed or states != self._states  # a death changes no record
@@ -217,7 +217,7 @@ class LiveRun:
         )
 
     def _growth(self, tail: RankTail, device: str | None) -> int | None:
-        """The growth from step to step; worked out again only when there are new marks."""
+        """The growth from step to step; only computed again if there are new marks."""
         if device is None:
             return None
         version, growth = self._growths.get(tail.path, (-1, None))
@@ -237,7 +237,7 @@ def main_mark(tail: RankTail) -> Mark | None:
 
 
 def course_of(record: RankRecord, device: str | None) -> tuple[str, list[Mark]]:
-    """The marks whose course of a device tells most, and their name: steps, else backwards, else all."""
+    """The marks of a device to show over time, and their name: steps, else backwards, else all."""
     own = [mark for mark in record.marks if mark.device == device and mark.allocated is not None]
     for name in _COURSES:
         named = [mark for mark in own if mark.name == name]

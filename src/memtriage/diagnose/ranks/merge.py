@@ -1,4 +1,4 @@
-"""The ranks of a run joined into one report: findings of all, ranks that differ, ranks that were killed."""
+"""Join the ranks of a run into one report: findings of all, ranks that differ, ranks that were killed."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _KILLED_TOLD: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a person wants to know of a run beside its report.
+    """What a person wants to know about a run in addition to its report.
 
     Attributes:
         argv: the script and its arguments.
         duration_s: seconds that the longest rank was watched.
-        ledger_rank: whose ledger the report shows; None without ranks, or without a ledger.
+        ledger_rank: the rank whose ledger the report shows; None without ranks, or without a ledger.
         killed: ranks that wrote no end and are gone; a process without rank counts as rank 0.
         running: ranks that wrote no end and may still run.
-        missing: ranks of which there is no record.
+        missing: ranks without a record.
         runs_out_in: for each finding of the report, the steps until its growth has used up the device or
-            the host, None where that is unknown.
+            the host; None if unknown.
         notes: sentences on what was left out, cut or unusual.
     """
 
@@ -71,16 +71,16 @@ class RunContext:
 def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) -> RunReport:
     """Join the ranks of a run.
 
-    Of the findings, what killed the run comes first and what is only suspected last.
+    The finding that killed the run comes first, suspicions come last.
 
-    The ledger is that of rank 0, or of the first rank that wrote one. A rank without an end whose process
-    is gone was killed, which is the verdict unless a rank that was not killed found something. The run is
-    clean only if every rank is; of each device, `judged` has what the weakest of the ranks can say.
+    The ledger is that of rank 0, or of the first rank that wrote one. A rank was killed if its process is
+    gone and wrote no end. Then that is the verdict, unless a rank that was not killed found something. The
+    run is clean only if every rank is. For each device, `judged` has the judgment that proves least.
 
     Args:
         run: the ranks' records.
-        live: the run has not ended, so a rank of another machine that wrote no end still runs, and the
-            verdict is never `killed`.
+        live: the run has not ended: a rank of another machine without an end still runs, and the verdict is
+            never `killed`.
         policy: where ranks are compared.
     """
     fates = [fate(rank, live=live) for rank in run.ranks]
@@ -108,7 +108,7 @@ def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) ->
 
 
 def context(run: RunRecord, report: RunReport, *, live: bool = False) -> RunContext:
-    """Return what the terminal report says beside `report`, which `merge(run, live=live)` returned."""
+    """Return what the terminal report says in addition to `report`, the result of `merge(run, live=live)`."""
     by_rank = {rank.start.rank: rank for rank in run.ranks}
     seen = {rank.number for rank in run.ranks}
     with_ledger = _ledger_rank(run.ranks)
@@ -155,7 +155,7 @@ def _verdict(ranks: Sequence[RankRecord], fates: Sequence[Fate], live: bool) -> 
 
 
 def _own_verdict(rank: RankRecord) -> Verdict:
-    """Return a rank's verdict: its own word where its record does not say what that rests on, or an error."""
+    """Return a rank's verdict; the recorded one if that is an error, or its record lacks the judgments."""
     end = rank.end
     if end is None:
         return verdict(rank.findings, False, {})
@@ -165,7 +165,7 @@ def _own_verdict(rank: RankRecord) -> Verdict:
 
 
 def _judged(ranks: Sequence[RankRecord]) -> dict[str, Judged]:
-    """Return of each device the weakest judgment, and whose it is where not all ranks were judged."""
+    """Return the weakest judgment of each device, with its rank if not all ranks were judged."""
     by_device: dict[str, list[tuple[RankRecord, Judged]]] = {}
     for rank in ranks:
         for device, judgment in (rank.end.judged or {} if rank.end is not None else {}).items():
@@ -181,7 +181,7 @@ def _judged(ranks: Sequence[RankRecord]) -> dict[str, Judged]:
 
 
 def _exception(ranks: Sequence[RankRecord]) -> str | None:
-    """Return what ended the script; on many ranks the one that died of memory, for the others follow it."""
+    """Return what ended the script: the error of a rank that ran out of memory, because others follow it."""
     ends = [rank.end for rank in ranks if rank.end is not None and rank.end.exception is not None]
     ends.sort(key=lambda end: end.verdict != "out_of_memory")
     return ends[0].exception if ends else None
@@ -250,13 +250,13 @@ def _runs_out_in(finding: Finding, rank: RankRecord | None, live: bool) -> int |
     if rank.end is not None and rank.end.verdict == "out_of_memory":
         return None
     if finding.projection is not None and finding.projection.step is not None:
-        return max(0, finding.projection.step - rank.last_step)  # the step that its evidence names
+        return max(0, finding.projection.step - rank.last_step)  # the evidence names the same step
     limit, used = _room(finding.device, rank)
     return steps_left(limit, used, finding.bytes_per_step)
 
 
 def _room(device: str, rank: RankRecord) -> tuple[int | None, int | None]:
-    """Return a device's limit and what a step needs of it; free reserved memory counts as room."""
+    """Return a device's limit, and how much of it a step needs; free reserved memory is available."""
     if not device.startswith("cuda"):
         last = next((mark for mark in reversed(rank.marks) if mark.host_rss is not None), None)
         return rank.start.host_limit, None if last is None else last.host_rss

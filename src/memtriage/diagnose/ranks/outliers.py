@@ -1,4 +1,4 @@
-"""The ranks of a run held against each other at the same mark: groups, outliers and their findings."""
+"""Compare the ranks of a run at the same mark: groups, outliers and their findings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _RankAtMark:
     """One rank at the mark where ranks are compared.
 
     Attributes:
-        device: the device whose figures are compared; `cpu` where there is no GPU.
+        device: the device whose figures are compared; `cpu` without a GPU.
         step: its last step up to the one at which ranks are compared.
     """
 
@@ -69,7 +69,7 @@ class RankComparison:
     """The ranks of a run, compared.
 
     Attributes:
-        groups: what the report says of them; None of a run with one rank.
+        groups: what the report says about them; None for a run with one rank.
         findings: one for each rank whose memory stands out.
     """
 
@@ -170,7 +170,7 @@ def _rank_at_mark(rank: RankRecord, marks: Sequence[Mark], live: bool) -> _RankA
 
 
 def _growth(marks: Sequence[Mark]) -> int:
-    """Return the bytes per step by which allocated keeps rising after warm-up, 0 when it does not."""
+    """Return the bytes per step by which allocated keeps rising after warm-up; 0 if it does not."""
     settled = marks[GROWTH_POLICY.warm_up :]
     series = Series([mark.step for mark in settled], [mark.allocated or 0 for mark in settled])
     return round(floor_growth(series) or 0)
@@ -215,7 +215,7 @@ def _spans(ranks: Sequence[RankFigures]) -> dict[str, RankSpan]:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What a finding says of a figure that differs."""
+    """What a finding says about a figure that differs."""
 
     mechanism: str
     fix: str
@@ -255,12 +255,12 @@ _WORDS: Final[dict[RankFigureName, _Words]] = {
 
 
 def _peers(grouping: Grouping) -> str:
-    """Return what a rank's peers are called where its size is compared."""
+    """Return what a rank's peers are called in a comparison of sizes."""
     return "other ranks" if len(grouping.groups) < 2 else "other ranks of its group"
 
 
 def _finding(outlier: RankOutlier, standing: _RankAtMark, peers: str) -> Finding | None:
-    """Return the finding for a rank whose memory stands out; None where only its end or its counts do."""
+    """Return the finding for a rank whose memory stands out; None if only its end or its counts do."""
     differs = [differ for differ in outlier.differs if differ.figure in _WORDS]
     if not differs:
         return None
