@@ -140,7 +140,7 @@ def held(name: str, mib: float, count: int = 1, device: str = "cpu") -> HolderGr
     anchor = (*variable, ANY_ITEM) if name.endswith("[*]") else variable
     nbytes = round(mib * MIB)
     return HolderGroup(
-        device=device, anchor=anchor, path=anchor, count=count, nbytes=nbytes, tails={anchor: nbytes},
+        device=device, anchor=anchor, path=anchor, count=count, nbytes=nbytes, by_path={anchor: nbytes},
         owners={"variable": nbytes}, attached=False,
     )  # fmt: skip
 

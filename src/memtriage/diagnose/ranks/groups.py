@@ -242,7 +242,7 @@ class _SortedFigure:
         middle = self.usual(value, is_peer=is_peer)
         share = self._figure.share_of_few if others < self._policy.few else self._figure.share
         distance = abs(value - middle)
-        # Check the floor first: nearly all ranks are below it, and the spread may need a pass over all others.
+        # The floor comes first: nearly all ranks are below it, and the spread may need a pass over all.
         if distance < max(self._figure.floor, share * middle):
             return False
         spread = self._spread_of_all
