@@ -12,7 +12,7 @@ import torch
 
 from memtriage.integrations.memory_check import GROWTH_STEPS, MemoryCheck, MemoryProbe
 from memtriage.model.findings import Finding, Verdict
-from memtriage.model.marks import Mark
+from memtriage.model.judged import Judged
 from memtriage.model.report import RankCount, RunReport
 from memtriage.observe import cuda
 from memtriage.process import active
@@ -114,9 +114,8 @@ def test_too_few_steps_are_no_proof(no_census: None) -> None:
     check.begin()
     MemoryProbe().repeat(lambda: None, GROWTH_STEPS - 1)
     assert check.end() == [
-        f"memory: no_growth cannot be judged from {GROWTH_STEPS - 1} optimizer steps; expected "
-        f"{GROWTH_STEPS} or more in the test: train longer, or repeat what has no optimizer step with the "
-        "fixture's `memory.repeat(function)`"
+        f"memory: no_growth cannot be judged: {GROWTH_STEPS - 1} steps are too few, {GROWTH_STEPS} are needed"
+        ". Train longer, or repeat what has no optimizer step with the fixture's `memory.repeat(function)`"
     ]
 
 
@@ -135,14 +134,10 @@ class ReportingWatch:
         pass
 
 
-def reported(verdict: Verdict, *findings: Finding, steps: int = 50, marks: int = 0) -> RunReport:
-    backwards = [
-        Mark(name="backward", step=0, microbatch=1 + number, rank=None, time_s=0.0, device="cpu")
-        for number in range(marks)
-    ]
+def reported(verdict: Verdict, *findings: Finding, **reasons: str) -> RunReport:
     return RunReport(
-        verdict=verdict, steps=steps, findings=list(findings), marks=backwards, ledger={},
-        ranks=RankCount(seen=1, of=1),
+        verdict=verdict, steps=50, findings=list(findings), marks=[], ledger={},
+        ranks=RankCount(seen=1, of=1), judged={device: Judged(reason=why) for device, why in reasons.items()},
     )  # fmt: skip
 
 
@@ -156,8 +151,9 @@ IDLE = Finding(kind="residue", device="cpu", bytes=MIB)
         (None, "memory: growth could not be judged: the watch came to no report"),
         (reported("clean"), None),
         (reported("clean", IDLE), None),
-        (reported("clean", steps=0, marks=GROWTH_STEPS), None),
-        (reported("clean", steps=0, marks=GROWTH_STEPS - 1), "memory: no_growth cannot be judged from 0 opt"),
+        (reported("not_judged"), "memory: no_growth cannot be judged: no step was seen. Train longer"),
+        (reported("residue", IDLE, cpu="9 are few"), "memory: no_growth cannot be judged: 9 are few. Train"),
+        (reported("residue", IDLE), None),
         (
             reported("error"),
             "memory: growth could not be judged; see the notes that `memtriage run` gives for this test",

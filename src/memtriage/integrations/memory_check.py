@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from memtriage.account.census import take_census
 from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth, growth_between
-from memtriage.diagnose.growth.marks import POLICY
+from memtriage.diagnose.growth.trend import TrendPolicy
+from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.findings import GROWING, Finding
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import parse_size, size
@@ -22,7 +23,7 @@ from memtriage.process import active
 if TYPE_CHECKING:
     from memtriage.session.run import Watch
 
-GROWTH_STEPS: Final = POLICY.warm_up + POLICY.points
+GROWTH_STEPS: Final = TrendPolicy().readings
 """Steps (or micro-batches of one step) that growth is judged from."""
 RESIDUE_FLOOR: Final = 64 << 10
 """Bytes that one holder may keep past the end: a few scalars, a random generator's state."""
@@ -124,7 +125,7 @@ class MemoryCheck:
             proven = any(finding.certainty != "suspected" for finding in growing)
             grows = "memory grows" if proven else "memory seems to grow"
             return [f"{grows}, and the test demands that nothing does\n{findings_text(report, growing)}"]
-        return [] if _judged(report) else [_too_short(report)]
+        return _not_judged(report)
 
     # --- peak -----------------------------------------------------------------------------------------------
 
@@ -214,21 +215,16 @@ def _in_words(findings: Sequence[Finding]) -> str:
     return findings_text(report, findings)
 
 
-def _judged(report: RunReport) -> bool:
+def _not_judged(report: RunReport) -> list[str]:
     if report.verdict == "error":
-        return False
-    microbatches = max((mark.microbatch or 0 for mark in report.marks), default=0)
-    return max(report.steps, microbatches) >= GROWTH_STEPS
-
-
-def _too_short(report: RunReport) -> str:
-    if report.verdict == "error":
-        return "memory: growth could not be judged; see the notes that `memtriage run` gives for this test"
-    return (
-        f"memory: no_growth cannot be judged from {report.steps} optimizer steps; expected {GROWTH_STEPS} or "
-        "more in the test: train longer, or repeat what has no optimizer step with the fixture's "
-        "`memory.repeat(function)`"
-    )
+        return ["memory: growth could not be judged; see the notes that `memtriage run` gives for this test"]
+    reasons = reasons_not_judged(report.findings, report.judged)
+    if report.verdict != "not_judged" and not reasons:
+        return []
+    return [
+        f"memory: no_growth cannot be judged: {'; '.join(reasons) or 'no step was seen'}. Train longer, or "
+        "repeat what has no optimizer step with the fixture's `memory.repeat(function)`"
+    ]
 
 
 def _restart_peaks() -> dict[int, int]:
