@@ -174,70 +174,6 @@ def test_devices_are_given_by_keyword():
     memtriage.predict(build, steps=1)
 
 
-def test_legacy_types_are_of_the_device():
-    def build(device):
-        kind = torch.cuda.FloatTensor
-        host = torch.ones(2, 3)
-        x = host.type(kind)
-        assert torch.cuda.HalfTensor([1, 2]).tolist() == [1, 2]
-        assert kind(4, 1).fill_(2.0).shape == kind(torch.Size([4, 1])).shape == (4, 1)
-        assert kind(4, 1).fill_(2.0).sum().item() == 8
-        assert kind().shape == (0,)
-        made = [
-            kind(np.ones((2, 3))),
-            kind(2, 3),
-            kind([[1.0, 2.0]]),
-            host.type("torch.cuda.FloatTensor"),
-            host.type_as(x),
-            x.new(2, 3),
-            x.new([1, 2]),
-            x.new_tensor([1.0]),
-            x.type(torch.cuda.HalfTensor).float(),
-        ]
-        for tensor in made:
-            assert tensor.device.type == "cuda" and tensor.type() == "torch.cuda.FloatTensor"
-            assert isinstance(tensor, kind) and not isinstance(
-                tensor, (torch.FloatTensor, torch.cuda.HalfTensor)
-            )
-        assert isinstance(host, torch.FloatTensor) and not isinstance(host, kind)
-        assert x.type(kind) is x and x.type(torch.half).type() == "torch.cuda.HalfTensor"
-        assert x.type(torch.DoubleTensor).type() == host.double().type() == "torch.DoubleTensor"
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
-
-
-def test_a_legacy_tensor_takes_the_memory_of_any_other():
-    def allocated(make):
-        def build(device):
-            model = nn.Linear(4, 4).to(device)
-            kept = make(np.ones((300, 1000)))
-            return model, torch.optim.SGD(model.parameters()), lambda: kept.sum()
-
-        return memtriage.predict(build).peak_allocated
-
-    expected = allocated(lambda array: torch.empty(300, 1000, device="cuda"))
-    assert allocated(lambda array: torch.cuda.FloatTensor(array)) == expected
-    assert allocated(lambda array: torch.cuda.FloatTensor(*array.shape)) == expected
-    assert allocated(lambda array: torch.from_numpy(array).type("torch.cuda.FloatTensor")) == expected
-
-
-@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
-def test_a_default_type_of_the_device_makes_tensors_there():
-    def build(device):
-        torch.set_default_tensor_type("torch.cuda.FloatTensor")
-        try:
-            assert torch.zeros(2).device.type == nn.Linear(2, 2).weight.device.type == "cuda"
-        finally:
-            torch.set_default_tensor_type(torch.FloatTensor)
-        assert torch.zeros(2).device.type == "cpu"
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
-
-
 def test_large_tensors_of_the_host_are_read_as_ones():
     def build(device):
         large = torch.rand(3, 1 << 20)
@@ -296,50 +232,6 @@ def test_counters_are_those_of_the_simulated_allocator():
     assert asked == expected
     assert [each for each, _ in kept] == [step.end_allocated for step in prediction.steps]
     assert all(reserved >= allocated for allocated, reserved in kept)
-
-
-@pytest.mark.parametrize(
-    "place", ["cuda", "cuda:0", torch.device("cuda"), None, lambda storage, _: storage.cuda()]
-)
-def test_checkpoints_are_loaded_to_the_device(place, tmp_path):
-    file = tmp_path / "model.pt"
-    weights = nn.Linear(512, 512)
-    tied = {"a": weights.weight, "b": weights.weight, "step": torch.tensor(7)}
-    if place is not None:
-        torch.save(tied, file)
-
-    def build(device):
-        model = nn.Linear(512, 512, bias=False).to(device)
-        if place is None:  # saved from the device, so loaded to it
-            torch.save({"a": model.weight, "b": model.weight, "step": torch.tensor(7, device=device)}, file)
-        before = torch.cuda.memory_allocated()
-        loaded = torch.load(file, map_location=place)
-        assert torch.cuda.memory_allocated() - before == 512 * 512 * 4 + 512
-        assert {tensor.device for tensor in loaded.values()} == {torch.device("cuda", 0)}
-        assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
-        if place is not None:
-            assert loaded["step"].item() == 7
-        model.load_state_dict({"weight": loaded["a"]})
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
-
-
-def test_data_parallel_on_one_device():
-    def build(device):
-        model = nn.DataParallel(nn.Linear(64, 64)).cuda()
-        assert model.device_ids == [0]
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            optimizer.zero_grad()
-            model(torch.randn(8, 64)).sum().backward()
-            optimizer.step()
-
-        return model, optimizer, step
-
-    prediction = memtriage.predict(build)
-    assert prediction.by_owner["parameter"] == (64 * 64 + 64) * 4
 
 
 def test_a_job_sees_a_device_for_each_rank():

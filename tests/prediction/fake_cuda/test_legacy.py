@@ -1,0 +1,150 @@
+"""Legacy tensor types of CUDA, and a default type of the device."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import memtriage
+from support.traced import traced
+
+
+def test_legacy_types_are_of_the_device():
+    def build(device):
+        kind = torch.cuda.FloatTensor
+        host = torch.ones(2, 3)
+        x = host.type(kind)
+        assert torch.cuda.HalfTensor([1, 2]).tolist() == [1, 2]
+        assert kind(4, 1).fill_(2.0).shape == kind(torch.Size([4, 1])).shape == (4, 1)
+        assert kind(4, 1).fill_(2.0).sum().item() == 8
+        assert kind().shape == (0,)
+        made = [
+            kind(np.ones((2, 3))),
+            kind(2, 3),
+            kind([[1.0, 2.0]]),
+            host.type("torch.cuda.FloatTensor"),
+            host.type_as(x),
+            x.new(2, 3),
+            x.new([1, 2]),
+            x.new_tensor([1.0]),
+            x.type(torch.cuda.HalfTensor).float(),
+        ]
+        for tensor in made:
+            assert tensor.device.type == "cuda" and tensor.type() == "torch.cuda.FloatTensor"
+            assert isinstance(tensor, kind) and not isinstance(
+                tensor, (torch.FloatTensor, torch.cuda.HalfTensor)
+            )
+        assert isinstance(host, torch.FloatTensor) and not isinstance(host, kind)
+        assert x.type(kind) is x and x.type(torch.half).type() == "torch.cuda.HalfTensor"
+        assert x.type(torch.DoubleTensor).type() == host.double().type() == "torch.DoubleTensor"
+        model = nn.Linear(4, 4).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
+def test_a_legacy_tensor_takes_the_memory_of_any_other():
+    def allocated(make):
+        def build(device):
+            model = nn.Linear(4, 4).to(device)
+            kept = make(np.ones((300, 1000)))
+            return model, torch.optim.SGD(model.parameters()), lambda: kept.sum()
+
+        return memtriage.predict(build).peak_allocated
+
+    expected = allocated(lambda array: torch.empty(300, 1000, device="cuda"))
+    assert allocated(lambda array: torch.cuda.FloatTensor(array)) == expected
+    assert allocated(lambda array: torch.cuda.FloatTensor(*array.shape)) == expected
+    assert allocated(lambda array: torch.from_numpy(array).type("torch.cuda.FloatTensor")) == expected
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_a_default_type_of_the_device_makes_tensors_there():
+    def build(device):
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        try:
+            assert torch.zeros(2).device.type == nn.Linear(2, 2).weight.device.type == "cuda"
+        finally:
+            torch.set_default_tensor_type(torch.FloatTensor)
+        assert torch.zeros(2).device.type == "cpu"
+        model = nn.Linear(4, 4).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool"],
+)
+def test_each_type_is_of_the_device_with_the_numbers_of_its_like_on_the_host(name):
+    of_gpu, of_host = f"torch.cuda.{name}Tensor", f"torch.{name}Tensor"
+
+    def run(device):
+        kind, host = getattr(torch.cuda, f"{name}Tensor"), getattr(torch, f"{name}Tensor")
+        made = kind([1, 0, 1])
+        source = made.clone()
+        return {
+            "name": (
+                made.type(),
+                made.cpu().type(),
+                made.type(host).type(),
+                torch.ones(1).type(of_gpu).type(),
+            ),
+            "kind": (kind.dtype is host.dtype, kind.is_cuda, isinstance(made, kind), isinstance(made, host)),
+            "values": made.tolist() == host([1, 0, 1]).tolist(),
+            "sizes": [tuple(each.shape) for each in (kind(), kind(2), kind(2, 3), kind(torch.Size([4])))],
+            "of a tensor": (kind(source).data_ptr() == source.data_ptr(), kind(source).requires_grad),
+            "new": [tuple(each.shape) for each in (made.new(), made.new(2, 3), made.new(torch.Size([2])))],
+            "device": kind(3, device="cuda").device == device,
+            "same": made.type(kind) is made and made.type(of_gpu) is made and made.type_as(source) is made,
+            "host": made.cpu().new(2).type() == of_host,
+        }
+
+    assert traced(run).answer == {
+        "name": (of_gpu, of_host, of_host, of_gpu),
+        "kind": (True, True, True, False),
+        "values": True,
+        "sizes": [(0,), (2,), (2, 3), (4,)],
+        "of a tensor": (True, False),
+        "new": [(0,), (2, 3), (2,)],
+        "device": True,
+        "same": True,
+        "host": True,
+    }
+
+
+def test_other_types_are_torchs_own():
+    def run(device):
+        with pytest.raises(ValueError, match="invalid type"):
+            torch.ones(2).type("torch.NoTensor")
+        return (
+            torch.ones(2).cfloat().type(),
+            torch.empty(2, dtype=torch.complex64, device=device).type(torch.float16).dtype,
+            torch.ones(2).type(torch.half).type(),
+            torch.ones(2).type("torch.DoubleTensor").type(),
+        )
+
+    assert traced(run).answer == (
+        *("torch.ComplexFloatTensor", torch.float16, "torch.HalfTensor", "torch.DoubleTensor"),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_a_default_type_is_a_default_device_and_dtype():
+    def run(device):
+        found = []
+        for kind in (
+            "torch.cuda.HalfTensor",
+            torch.cuda.DoubleTensor,
+            "torch.DoubleTensor",
+            torch.FloatTensor,
+        ):
+            torch.set_default_tensor_type(kind)
+            made = torch.ones(2)
+            found.append((made.device.type, made.dtype))
+        return found
+
+    assert traced(run).answer == [
+        ("cuda", torch.float16), ("cuda", torch.float64), ("cpu", torch.float64), ("cpu", torch.float32),
+    ]  # fmt: skip
