@@ -44,13 +44,16 @@ PROGRAM = """
 import json
 import numpy, torch
 class Thing: pass
+class SomeOptimizer:  # torch's own load half of torch at first
+    step = zero_grad = None
+    def __init__(self, groups): self.param_groups = groups
 near = [1]
 array = numpy.ones(4)
 view = array[:2]
 loss = torch.ones(4, requires_grad=True).exp()
 node = loss.grad_fn
 model = torch.nn.Linear(2, 2)
-adam = torch.optim.SGD(model.parameters(), 0.1)
+adam = SomeOptimizer(list(model.parameters()))
 deep = [[model.weight]]
 library, own = json.JSONDecoder, HeapWalker
 things = Thing()
@@ -197,7 +200,8 @@ def test_tensors_models_and_optimizers_that_a_cut_walk_missed_are_rescued(progra
         model = torch.nn.Linear(2, 2)
         many = [[number] for number in range(10_000)]
         hidden = [[torch.ones(4), torch.nn.Linear(2, 2)], [[number] for number in range(10_000)]]
-        hidden.append(torch.optim.SGD(hidden[0][1].parameters(), 0.1))
+        class SomeOptimizer: step = zero_grad = None
+        hidden.append(SomeOptimizer())
         """
     )
     walker = walked(program.module, CensusBudget(seconds=-1.0))
