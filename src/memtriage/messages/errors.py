@@ -39,7 +39,6 @@ def is_out_of_memory(kind_names: Sequence[str], text: str) -> bool:
         text: its message.
     """
     names = {name.rpartition(".")[2] for name in kind_names}
-    names = {name.rpartition(".")[2] for name in kind_names}
     if names & _MEMORY_CLASSES:
         return True
     return not names & _ORDINARY_CLASSES and bool(_failures(text))
