@@ -246,6 +246,14 @@ def test_nothing() -> None:
         (FULL, False),
         (FULL.replace("try setting ", "try setting\n"), False),
         ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", False),
+        # An error's advice, told by the words before it or by those after it, some characters away.
+        ("try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.", False),
+        ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation", False),
+        (f"setting{' ' * 33}PYTORCH_ALLOC_CONF=expandable_segments:True", False),
+        (f"setting{' ' * 34}PYTORCH_ALLOC_CONF=expandable_segments:True", True),
+        (f"PYTORCH_ALLOC_CONF=expandable_segments:True{' ' * 32}to avoid", False),
+        (f"PYTORCH_ALLOC_CONF=expandable_segments:True{' ' * 33}to avoid", True),
+        (f"{FULL}\nPYTORCH_HIP_ALLOC_CONF=expandable_segments:True", True),
     ],
 )
 def test_whether_expandable_segments_are_on(text: str, on: bool) -> None:

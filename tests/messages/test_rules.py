@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from memtriage.messages.explain import explain
+from memtriage.messages.grammar.message import Message
+from memtriage.messages.rules import judge
+from memtriage.model.explanation import Label
+from support.message_cases import GIB, MIB
 
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 "
@@ -187,6 +191,66 @@ OTHERS = "other_process_or_outside_allocator"
 def test_what_is_proven_and_what_is_not_ruled_out(text: str, labels: list[str]) -> None:
     found = explain(text)
     assert [found.diagnosis, *found.also_possible] == labels
+
+
+CUT = {"requested": 2 * GIB, "total": 80 * GIB, "free": GIB}
+ONE_BUFFER: tuple[Label, ...] = ("does_not_fit", "driver_refused_though_free", "allocator_limit")
+UNTOLD: tuple[Label, ...] = ("unknown", "does_not_fit", "other_process_or_outside_allocator")
+
+
+def failed(form: str = "failed", device: str | None = None, **fields: int) -> Message:
+    """A failed allocation of some runtime."""
+    return Message("allocation", form=form, fields=fields, device=device)
+
+
+@pytest.mark.parametrize(
+    ("message", "labels"),
+    [
+        # A text that ends inside of the allocated bytes: as GiB they fill the device, or prove nothing.
+        (Message("cuda-v2", fields=CUT, facts={"allocated_cut": "68"}), ("does_not_fit", "unknown")),
+        (Message("cuda-v2", fields=CUT, facts={"allocated_cut": "80"}), ("does_not_fit", "unknown")),
+        (Message("cuda-v2", fields=CUT, facts={"allocated_cut": "67.9"}), UNTOLD),
+        (Message("cuda-v2", fields=CUT, facts={"allocated_cut": "80.1"}), UNTOLD),
+        (Message("cuda-v2", fields={**CUT, "free": 2 * GIB}, facts={"allocated_cut": "70"}), UNTOLD),
+        (
+            Message("cuda-v2", fields={**CUT, "free": 2 * GIB - 1}, facts={"allocated_cut": "70"}),
+            ("does_not_fit", "unknown"),
+        ),
+        (Message("cuda-v2", fields={"total": 80 * GIB}, facts={"allocated_cut": "70"}), UNTOLD),
+        # Of any runtime
+        (failed("survived", requested=9, total=8), ("informational",)),
+        (failed(requested=9, total=8), ("does_not_fit",)),
+        (failed(used=9, total=8), ("does_not_fit",)),
+        (failed(requested=8, used=8, total=8), UNTOLD),
+        (failed(requested=8, allowed=8), UNTOLD),
+        (failed(requested=8, allowed=8, allocated=1), ("allocator_limit", "does_not_fit")),
+        (failed("single", requested=9), ONE_BUFFER),
+        (failed("single", requested=9, max_buffer=8), ONE_BUFFER),
+        (failed("single", requested=8, max_buffer=8), ("unknown", "does_not_fit")),
+        (failed(device="host", requested=8), ("host_alloc_failed",)),
+        (failed(device="host", requested=8, free=8), ("host_alloc_failed",)),
+        (failed(device="host", requested=8, free=7), ("does_not_fit", "host_alloc_failed")),
+        (failed(requested=8, free=7), ("does_not_fit", "unknown")),
+        (failed(requested=8, free=8 + 64 * MIB - 1), UNTOLD),
+        (failed(requested=8, free=8 + 64 * MIB), ("driver_refused_though_free", "unknown")),
+        (
+            Message("allocation", form="failed", fields={"total": 8}, facts={"shape_bytes": 9}),
+            ("does_not_fit",),
+        ),
+        (Message("allocation", form="failed", facts={"shape_bytes": 2**46}), ("absurd_request",)),
+        # By the words alone
+        (Message("cuda-v2", facts={"absurd": "more than 1EB"}), ("absurd_request",)),
+        (Message("python-alloc", fields={"requested": 2**46}), ("absurd_request",)),
+        (Message("python-alloc", fields={"requested": 2**46 - 1}), ("host_alloc_failed",)),
+        (Message("not-memory", form="disk"), ("not_memory",)),
+        (Message("not-memory", form="no space"), ("not_memory", "shared_memory_exhausted")),
+        (Message("aftermath", form="peer lost"), ()),
+        (Message("mps", missing=("allocated",)), ("allocator_limit", "does_not_fit")),
+        (Message("mps"), ("does_not_fit", "allocator_limit")),
+    ],
+)
+def test_what_a_message_proves(message: Message, labels: tuple[Label, ...]) -> None:
+    assert judge(message) == labels
 
 
 # No text that speaks of memory gets a confident "unknown"

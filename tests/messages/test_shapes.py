@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.messages.errors import read_message
-from memtriage.messages.shapes import as_logits, factor, factor_request
+from memtriage.messages.shapes import as_logits, factor, factor_request, kind_of, with_shifted
 
 MIB = 1024**2
 
@@ -91,6 +91,29 @@ def test_what_such_a_tensor_is(shapes: dict[str, int], itemsize: int, meaning: s
     found = factor(nbytes, shapes)
     assert found is not None
     assert (found.itemsize, found.meaning) == (itemsize, meaning)
+
+
+def test_a_sequence_is_also_tried_without_its_last_position() -> None:
+    shapes = {"batch": 8, "seq": 4096, "context": 7}
+    assert with_shifted(shapes) == {**shapes, "(seq - 1)": 4095, "(context - 1)": 6}
+    assert [kind_of(name) for name in ("(seq - 1)", "Vocab_Size", "d_model", "mbs", "heads")] == [
+        "sequence",
+        "vocabulary",
+        "hidden",
+        "batch",
+        "heads",
+    ]
+
+
+@pytest.mark.parametrize("segment", [2, 20])
+def test_a_request_for_a_whole_segment_is_no_tensor_of_that_size(segment: int) -> None:
+    assert factor(segment * MIB, {"a": segment * MIB // 4}, [4]) is None
+    one_less = factor(segment * MIB - 4, {"a": segment * MIB // 4 - 1}, [4])
+    assert one_less is not None and one_less.names == ("a",)
+
+
+def test_elements_of_one_byte() -> None:
+    assert factor_request(33 * 35, {"a": 33, "b": 35}, [1]) == "1.13 KiB = 33 x 35 x 1 byte (a x b)"
 
 
 def test_logits_of_an_unknown_number_of_tokens() -> None:

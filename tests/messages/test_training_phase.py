@@ -48,6 +48,22 @@ NOT_BEGUN = FrameState(training_begun=False)
             [("train.py", "build"), ("train.py", "train")], NOT_BEGUN, "setup", id="building-in-train"
         ),
         pytest.param([("train.py", "build"), MAIN], BEGUN, "forward", id="between-steps"),
+        pytest.param([(f"{TORCH}/autograd/__init__.py", "grad"), MAIN], NOT_BEGUN, "backward", id="grad"),
+        pytest.param(
+            [(f"{TORCH}/autograd/graph.py", "save_on_cpu"), MAIN], NOT_BEGUN, "setup", id="graph-no-backward"
+        ),
+        pytest.param(
+            [FORWARD, *MODULE_CALL, ("x.py", "score"), (NO_GRAD[0], "clone"), MAIN],
+            BEGUN,
+            "forward",
+            id="no-decorator",
+        ),
+        pytest.param(
+            [FORWARD, *MODULE_CALL, ("x.py", "score"), ("own.py", NO_GRAD[1]), MAIN],
+            BEGUN,
+            "forward",
+            id="named-like-a-decorator",
+        ),
         pytest.param([*BACKWARD, MAIN], BEGUN, "backward", id="backward"),
         pytest.param(
             [FORWARD, *MODULE_CALL, (f"{TORCH}/utils/checkpoint.py", "recompute_fn"), *BACKWARD, MAIN],

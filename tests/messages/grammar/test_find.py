@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.messages.grammar.find import find
+from memtriage.messages.grammar.lines import read_lines
 from memtriage.messages.grammar.message import figures
 from memtriage.messages.grammar.sizes import as_printed, printed_unit
 
@@ -242,3 +243,76 @@ def test_figures_belong_to_the_message_that_they_are_in() -> None:
     figures = [dict(each.message.fields) for each in find("\n".join(lines))]
     assert [fields["requested"] >> 30 for fields in figures] == [1, 2, 3]
     assert [len(fields) for fields in figures] == [1, 3, 1]
+
+
+def told(*lines: str) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    found = [each.message for each in find("\n".join(lines))]
+    return [(message.family, dict(message.fields), dict(message.facts)) for message in found]
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[rank3]: CUDA error: out of memory", 3),
+        ("(Trainer pid=7) CUDA error: out of memory", None),
+        ("CUDA error: out of memory", None),
+        ("h:1:2 [5] NCCL WARN Cuda failure 'out of memory'", 5),
+        ("(Trainer pid=7) h:1:2 [5] NCCL WARN Cuda failure 'out of memory'", 5),
+        ("[rank3]: h:1:2 [5] NCCL WARN Cuda failure 'out of memory'", 3),
+        ("failed (exitcode: -9) local_rank: 2 (pid: 77)", 2),
+    ],
+)
+def test_the_rank_is_that_of_the_tag_or_of_the_message(line: str, rank: int | None) -> None:
+    (found,) = find(line)
+    assert found.rank == rank
+
+
+def test_the_line_of_a_message_is_kept_up_to_400_characters() -> None:
+    message = "CUDA error: out of memory "
+    (whole,) = find(f"  {message}{'x' * (400 - len(message))}  ")
+    (cut,) = find(f"{message}{'x' * (401 - len(message))}")
+    assert (len(whole.excerpt), cut.excerpt) == (400, f"{whole.excerpt}...")
+
+
+def test_a_traceback_is_read_for_what_ran_out_and_up_to_its_beginning() -> None:
+    frames = [f'  File "f{number}.py", line {number}, in f' for number in range(401)]
+    (failed,) = find("\n".join([*frames, "CUDA error: out of memory"]))
+    assert [line for _, _, line in failed.frames] == list(range(400, 0, -1))
+    (report,) = find("\n".join([*frames, "CUDA driver error: invalid argument"]))
+    assert report.frames == ()
+
+
+def test_two_reports_of_one_failure_are_one_unless_they_contradict_each_other() -> None:
+    bare, asked = "failed to allocate buffer of size {}", "failed to allocate {} bytes on device 1"
+    size = 1 << 30
+    line = "killed by signal: Killed."
+    both = "dataloader-killed"
+    # The second may have what the first has not.
+    assert told(f"DataLoader worker is {line}", f"DataLoader worker (pid 7) is {line}") == [
+        (both, {}, {"pid": 7})
+    ]
+    assert told(f"DataLoader worker (pid 7) is {line}", f"DataLoader worker (pid 8) is {line}") == [
+        (both, {}, {"pid": 7}),
+        (both, {}, {"pid": 8}),
+    ]
+    # One layer prints the size less exactly than the next.
+    assert told(bare.format(size), asked.format(size + 8192)) == [("allocation", {"requested": size}, {})]
+    assert [fields["requested"] for _, fields, _ in told(bare.format(size), asked.format(size + 8193))] == [
+        size,
+        size + 8193,
+    ]
+
+
+@pytest.mark.parametrize(("between", "count"), [(600, 1), (601, 2)])
+def test_reports_far_from_each_other_are_two(between: int, count: int) -> None:
+    line = "DataLoader worker (pid 7) is killed by signal: Killed."
+    assert len(told(f"{line}{'x' * between}{line}")) == count
+
+
+def test_what_is_looked_for_begins_with_a_line_and_its_traceback_before_it() -> None:
+    lines = read_lines(
+        ["CUDA error: out of memory", '  File "a.py", line 3, in f', "CUDA error: out of memory"]
+    )
+    (found,) = find(lines, begin=3)
+    assert (found.line, found.frames) == (3, (("a.py", "f", 3),))
+    assert find(lines, begin=4) == []

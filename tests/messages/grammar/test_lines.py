@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtriage.messages.grammar.lines import LineSource, read_line
+from memtriage.messages.grammar.lines import LineSource, read_line, read_lines
 
 TEXT = "RuntimeError: CUDA error: out of memory"
 
@@ -49,6 +49,11 @@ def test_prefixes(prefix: str, source: LineSource | None) -> None:
 def test_a_line_without_a_prefix_stays(text: str) -> None:
     line = read_line(1, text)
     assert (line.text, line.source, line.bare) == (text, None, True)
+
+
+def test_lines_are_numbered_from_the_first() -> None:
+    assert [(line.number, line.text) for line in read_lines(["a", "[rank1]: b"])] == [(1, "a"), (2, "b")]
+    assert [line.number for line in read_lines(["a", "b"], 7)] == [7, 8]
 
 
 @settings(deadline=None)

@@ -24,6 +24,8 @@ WHOLE = re.compile(SIZE)
         ("26,184,840", "kB", 26184840 * 1024),
         ("1044902.00", "GiB", 1121954979381248),
         ("17179869184.00", "GiB", None),
+        ("8589934592.00", "GiB", None),
+        ("8589934591.00", "GiB", (2**33 - 1) * 1024**3),
     ],
 )
 def test_bytes_of_a_printed_size(number: str, unit: str, nbytes: int | None) -> None:
@@ -52,8 +54,11 @@ def test_a_number_without_its_unit_is_no_size() -> None:
         (1024, "1024 bytes"),
         (1025, "1.00 KiB"),
         (1024**2, "1024.00 KiB"),
+        (1024**2 + 1, "1.00 MiB"),
         (1024**2 + 1024 * 10, "1.01 MiB"),
         (1024**3, "1024.00 MiB"),
+        (1024**3 + 1, "1.00 GiB"),
+        (0, "0 bytes"),
         (3 * 1024**3, "3.00 GiB"),
         (-2048, "-2.00 KiB"),
     ],
