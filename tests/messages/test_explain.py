@@ -243,6 +243,43 @@ def test_the_kernel_s_line_explains_a_kill(order: int) -> None:
     assert diagnosis.fields["anon_rss"] == 31451456 * 1024
 
 
+def test_the_container_s_report_says_more_of_a_kill_than_its_code() -> None:
+    diagnosis = explain('exit code: 137\n"OOMKilled": false, "ExitCode": 137')
+    assert (diagnosis.diagnosis, diagnosis.also_possible) == (
+        "killed_unproven",
+        ["host_memory_limit", "not_memory"],
+    )
+    assert [(event.role, event.line) for event in diagnosis.events] == [("same", 1), ("cause", 2)]
+
+
+BARE = "CUDA error: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ([BARE, FULL], 2),
+        ([BARE, *["step"] * 199, FULL], 201),
+        ([BARE, *["step"] * 200, FULL], 1),
+        ([TAG.format(1, BARE), TAG.format(2, FULL)], 1),
+        ([BARE, "DefaultCPUAllocator: you tried to allocate 8 bytes"], 1),
+        ([BARE, "memory allocation of 8589934592 bytes failed"], 1),
+        ([BARE, BARE], 1),
+    ],
+)
+def test_a_failure_without_figures_is_that_of_the_next_message_with_some(log: list[str], cause: int) -> None:
+    events = explain("\n".join(log)).events
+    assert [event.line for event in events if event.role == "cause"] == [cause]
+
+
+def test_an_unknown_form_is_quoted_with_its_line_and_asked_about() -> None:
+    diagnosis = explain("step\ngizmo: out of memory")
+    assert diagnosis.evidence[0] == (
+        "line 2 reports a lack of memory, in an unknown form: gizmo: out of memory"
+    )
+    assert diagnosis.confidence == 0.3
+
+
 def test_a_shut_down_by_the_launcher_is_no_cause() -> None:
     diagnosis = explain(f"failed (exitcode: -15) local_rank: 1 (pid: 7)\n{FULL}")
     assert diagnosis.diagnosis == "does_not_fit"

@@ -146,7 +146,7 @@ def _tells_the_same(earlier: FoundMessage, later: FoundMessage) -> bool:
         near
         and later.source == earlier.source
         and bool(later.message.fields)
-        and later.message.device != "host"
+        and later.message.device not in ("host", "cpu")
     )
 
 
