@@ -99,3 +99,23 @@ def deep_weights() -> Callable[[Any], Any]:
     """Eight blocks in bf16, with weights of 32 MiB in all."""
     build = program(lambda: Net(512, 8), 1, 512, torch.bfloat16)
     return lambda device: build(device)
+
+
+@pytest.fixture
+def language_model() -> Any:
+    """A Llama of four layers, with eager attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        attn_implementation="eager",
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return LlamaForCausalLM(config).train()

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memtriage.planning.facts import Facts, Knob, Observer, inner_optimizer, knobs, with_zero_grad
+from memtriage.planning.facts import (
+    Facts,
+    HuggingFace,
+    Knob,
+    Observer,
+    huggingface_in,
+    inner_optimizer,
+    knobs,
+    with_zero_grad,
+)
 from memtriage.prediction.build import Built
+from support.training_jobs import facts_of, language_job
 
 
 class Blocks(nn.Module):
@@ -144,3 +156,74 @@ def test_optimizers_in_wrappers_and_what_can_drop_gradients() -> None:
     assert inner_optimizer(bare) is bare
     model = nn.Linear(1, 1)
     assert with_zero_grad(Built(model, (inner, bare), lambda: None)) == [model, inner]  # type: ignore[arg-type]
+
+
+# Transformers, autocast, several ranks
+
+
+def test_a_transformers_model_and_its_own_loss_are_told(language_model: Any) -> None:
+    word = "activation" if hasattr(language_model, "activation_checkpointing_enable") else "gradient"
+    expected = HuggingFace("eager", True, True, f"{word}_checkpointing", True)
+    built = language_job(language_model)
+    observer = Observer()
+    watched = observer.observe(lambda device: None, built)
+    assert isinstance(watched.step(), float), "the loss is passed on"
+    assert observer.facts().huggingface == expected
+    inside = nn.ModuleDict({"head": nn.Linear(1, 1), "model": language_model})
+    assert huggingface_in(inside) is language_model
+    assert huggingface_in(nn.Linear(1, 1)) is None
+
+
+def test_a_model_s_own_loss_is_one_that_was_called_and_has_an_output_layer(language_model: Any) -> None:
+    ids = torch.arange(24)[None]
+
+    def without_labels() -> None:
+        language_model(input_ids=ids, use_cache=False)
+
+    facts = facts_of(Built(language_model, (), without_labels))
+    assert facts.huggingface is not None and not facts.huggingface.own_loss
+    language_model.get_output_embeddings = lambda: None
+    facts = facts_of(language_job(language_model))
+    assert facts.huggingface is not None and not facts.huggingface.own_loss
+
+
+def test_the_word_for_checkpointing_that_transformers_5_has(language_model: Any) -> None:
+    language_model.activation_checkpointing_enable = lambda: None
+    language_model.supports_gradient_checkpointing = language_model._supports_sdpa = False
+    facts = facts_of(language_job(language_model))
+    assert facts.huggingface == HuggingFace("eager", False, False, "activation_checkpointing", True)
+
+
+def test_a_model_that_once_ran_under_autocast_does() -> None:
+    model = Blocks()
+    made = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        for enabled in (True, False):
+            torch.set_autocast_enabled("cuda", enabled)
+            model(torch.ones(2, 4))
+
+    assert facts_of(Built(model, (made,), step)).autocast
+    assert not torch.is_autocast_enabled("cuda")
+
+
+def test_sharded_parameters_and_ddp_make_it_one_of_several_ranks(tmp_path: Path) -> None:
+    sharded = Blocks()
+    next(sharded.parameters()).placements = ()  # type: ignore[attr-defined]
+    assert observed(sharded).parallel == "FSDP2"
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(Blocks())
+        assert observed(wrapped).parallel == "DistributedDataParallel"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_facts_are_those_of_a_step() -> None:
+    with pytest.raises(AssertionError, match="was not traced"):
+        Observer().facts()
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    inner.accelerator_state = None  # type: ignore[attr-defined]
+    assert inner_optimizer(inner) is inner
+    inner.optimizer = other = SimpleNamespace()  # type: ignore[attr-defined]
+    assert inner_optimizer(inner) is other, "Accelerate's wrapper is an optimizer of torch's, too"
