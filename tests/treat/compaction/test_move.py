@@ -30,6 +30,16 @@ def lone() -> World:
     return world
 
 
+def lone_twice() -> World:
+    """The same on two streams."""
+    world = make_world()
+    for stream in (0, 7):
+        made = [world.allocate(size * MIB, stream) for size in (200, 15)]
+        world.free(made[:1])
+        world.allocate(21 * MIB, stream)
+    return world
+
+
 def sparse(conf: str = "", size: int = 5 * MIB, count: int = 16, kept: int = 4) -> World:
     """One block in each so many is left."""
     world = make_world(conf)
@@ -110,6 +120,17 @@ MOVES: dict[str, Case] = {
     "without any room a large block moves by the host": (
         lone, False, 0, f"{LARGE_AGAIN} {HOST}", (21 * MIB, 21 * MIB), [(16, "a"), (22, "a")],
     ),
+    "what one stream has left is given back before the next": (
+        lone_twice, False, SPARE + 24 * MIB,
+        "allocate*2 release resize allocate release*2 empty_cache "
+        "allocate*2 release resize allocate release*2",
+        (42 * MIB, 0), [(16, "a"), (16, "a"), (22, "a"), (22, "a")],
+    ),
+    "and then there is room for it": (
+        lone_twice, False, 0,
+        f"{LARGE_AGAIN} {HOST} empty_cache allocate*2 release resize allocate release*2",
+        (42 * MIB, 21 * MIB), [(16, "a"), (16, "a"), (22, "a"), (22, "a")],
+    ),
     "several blocks move together": (
         sparse, False, None, "allocate " + TOGETHER.format(bin="allocate "), FOUR, [(22, "aaaaf")],
     ),
@@ -158,6 +179,51 @@ def test_how_storages_move(
     assert done == operations
     assert (moved.bytes, moved.through_host) == nbytes
     assert after == segments
+
+
+@pytest.mark.parametrize(
+    ("make", "operation", "time"),
+    [
+        (lone, "allocate", 1),
+        (lone, "allocate", 2),
+        (lone, "resize", 1),
+        (sparse, "allocate", 1),
+        (sparse, "allocate", 2),
+        (sparse, "resize", 5),
+    ],
+)
+@pytest.mark.parametrize("error", [RuntimeError("a device error"), MemoryError("out of memory")], ids=str)
+def test_memory_that_is_out_once_is_got_over_and_other_errors_pass(
+    make: Callable[[], World], operation: str, time: int, error: BaseException
+) -> None:
+    world, left = make(), [time]
+    device = world.device
+
+    def before(name: str) -> None:
+        left[0] -= name == operation
+        if name == operation and left[0] == 0:
+            raise error
+
+    device.empty_cache()
+    layout = device.layout()
+    with mock.patch.object(plan, "LEFT_BYTES", 0):
+        planned = make_plan(layout, islands_of(layout), None, device.use().allocated)
+    mover = Mover(device, layout, world.find(layout, planned.blocks).storages, Prepared(device), lambda: None)
+    mover.prepare(planned)
+    reserved = device.use().reserved
+    device.before = before
+    if isinstance(error, RuntimeError) or (operation, time) == ("resize", 5):
+        with pytest.raises(type(error), match=str(error)):
+            mover.run(planned)
+    else:
+        mover.run(planned)
+        device.before = None
+        device.empty_cache()
+        assert device.use().reserved <= reserved
+    device.before = None
+    assert left[0] <= 0
+    assert not device._held
+    assert world.intact()
 
 
 def test_lone_large_block_moves_to_a_segment_of_its_size() -> None:

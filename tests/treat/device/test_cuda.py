@@ -1,4 +1,4 @@
-"""The CUDA device's copies, with host memory instead of the device's; and the kernel's table."""
+"""The CUDA device's copies, with host memory instead of the device's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memtriage.treat.device import cuda
-from memtriage.treat.device.copy_kernel import TILE, compiled, ranges_of
 from memtriage.treat.device.cuda import CudaDevice
 from memtriage.treat.device.protocol import Device
 from memtriage.treat.device.simulated import SimulatedDevice
@@ -71,27 +68,3 @@ def test_the_host_gets_and_gives_bytes(device: CudaDevice) -> None:
     assert host.tolist() == list(range(10, 60))
     device.upload(memory.data_ptr(), host)
     assert memory.tolist()[:50] == list(range(10, 60))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
-def test_without_a_compiler_there_is_no_kernel() -> None:
-    assert compiled(0) is None
-
-
-@given(st.lists(st.tuples(st.integers(1, 5 * TILE), st.integers(0, 1 << 40)), min_size=1, max_size=50))
-def test_every_byte_is_of_one_tile(ranges: list[tuple[int, int]]) -> None:
-    sizes = np.array([size for size, _ in ranges])
-    sources = np.array([source for _, source in ranges])
-    rows, tiles = ranges_of(sources + (1 << 41), sources, sizes)
-    assert rows.flags.c_contiguous
-    assert (rows[:, 0] == sources + (1 << 41)).all()
-    assert (rows[:, 1] == sources).all()
-    assert (rows[:, 2] == sizes).all()
-    first = rows[:, 3]
-    # As the kernel looks it up: the last range whose first tile is not behind.
-    number = np.arange(tiles)
-    owner = np.searchsorted(first, number, side="right") - 1
-    offset = (number - first[owner]) * TILE
-    length = np.minimum(sizes[owner] - offset, TILE)
-    assert (length > 0).all()
-    assert (np.bincount(owner, length, minlength=len(sizes)) == sizes).all()
