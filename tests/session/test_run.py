@@ -292,6 +292,10 @@ def test_a_report_that_cannot_be_written_is_no_error(
     assert f"memtriage report {session.path.parent}" in err and "Traceback" not in err
 
 
+def test_a_quiet_report_that_cannot_be_made_is_none(tmp_path: Path) -> None:
+    assert run.report_run(finished(tmp_path), tmp_path, 0.0) is None  # a folder is no file
+
+
 def test_without_a_record_the_rank_s_own_findings_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
