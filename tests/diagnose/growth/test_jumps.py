@@ -7,6 +7,7 @@ import pytest
 
 from memtriage.diagnose.growth.jumps import bend_to_flat, changes, without_jumps, without_releases
 from memtriage.diagnose.growth.track import Floats, Points
+from support.expected import assert_as_kept
 
 AT: Floats = np.arange(1, 241, dtype=np.float64)
 STEADY = 10.0 * AT
@@ -99,3 +100,29 @@ def test_a_fall_of_three_tenths_of_the_swing_begins_a_stretch(part: float, stret
     values = np.where(AT < 60, 1.0, 1.0 - part) * 1e6
     values[:3] = 0.0
     assert len(changes(points(values))) == stretches
+
+
+def course(seed: int) -> Points:
+    """Growth with some jumps, releases, an onset or an end, and noise; not each position was read."""
+    chance = np.random.default_rng(seed)
+    at = AT[np.sort(chance.choice(240, int(chance.choice([60, 150, 240])), replace=False))]
+    values = 10.0 * np.clip(at, chance.choice([0, 0, 120]), chance.choice([150, 220, 240, 240]))
+    for _ in range(seed % 4):
+        values = values + chance.choice([-400.0, 900.0, 2500.0]) * (at >= chance.integers(20, 230))
+    means = values + chance.normal(0, chance.choice([0.0, 3.0, 30.0]), len(at))
+    return Points(at, means, means - 1.0)
+
+
+def test_all_of_what_is_seen_in_many_courses() -> None:
+    rows = []
+    for seed in range(120):
+        given = course(seed)
+        smooth, jumps = without_jumps(given)
+        put_back = without_releases(given)
+        bend = bend_to_flat(given)
+        rows.append([
+            [f"{position:.4g}: {nbytes:.4g}" for position, nbytes in jumps],
+            f"{smooth.means[-1]:.4g}", f"{put_back.means[-1]:.4g}",
+            [f"{position:.4g}" for position in changes(given)], None if bend is None else f"{bend:.4g}",
+        ])  # fmt: skip
+    assert_as_kept("jumps", rows)
