@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memtriage.model.recording import DeviceRecording
-from support.raw_snapshot import Program, custom_backward, forward, train, user
+from support.raw_snapshot import Program, custom_backward, forward, optimizer, train, user
 
 MIB = 1 << 20
 
@@ -55,3 +55,17 @@ def test_of_many_sites_the_fastest_are_listed(read: Callable[[Program], DeviceRe
         "by site, per step: train.py:70 in forward 10.0 MiB, train.py:71 in forward 9.0 MiB"
     )
     assert line.endswith("train.py:75 in forward 5.0 MiB, and 2 more")
+
+
+def test_growth_of_an_optimizer_s_states_has_their_bytes(read: Callable[[Program], DeviceRecording]) -> None:
+    """Those that it made in its first step come from the same line, and are no part of it."""
+    (finding,) = read(leaking((4 * MIB, optimizer(41)))).findings
+    assert (finding.kind, finding.bytes_per_step, finding.bytes) == ("leak", 4 * MIB, 80 * MIB)
+    assert finding.evidence[-2] == "alive at the snapshot: train.py:41 in train (80.0 MiB in 20 blocks)"
+
+
+def test_states_that_were_made_once_are_no_part_of_what_grows_at_their_line(
+    read: Callable[[Program], DeviceRecording],
+) -> None:
+    (finding,) = read(leaking((4 * MIB, user(41)))).findings
+    assert (finding.bytes_per_step, finding.bytes) == (4 * MIB, 80 * MIB)

@@ -16,7 +16,7 @@ from memtriage.snapshots.view import DeviceView, Mask, known_site, listed, way_t
 _SITES: Final = 6
 """Sites that the evidence lists."""
 NO_LEAK: Final = ("parameter", "optimizer state", "cuBLAS workspace", "before the recording")
-"""Owners that share a site with what grows, but do not grow."""
+"""Owners that share a site with what grows, but as a rule do not grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,17 @@ def growths(
 def _growth(view: DeviceView, group: Sequence[SiteGrowth], *, is_graph: bool) -> GrowingSites:
     ordered = sorted(group, key=lambda growth: -growth.rate)
     sites = tuple(growth.site for growth in ordered)
-    lives = view.alive() & view.at_sites(sites) & ~view.owned_by(*NO_LEAK)
+    lives = view.alive() & view.at_sites(sites)
+    for owner in NO_LEAK:
+        lives &= ~_settled(view, lives & view.owned_by(owner))
     return GrowingSites(sites, tuple(growth.rate for growth in ordered), lives, is_graph)
+
+
+def _settled(view: DeviceView, lives: Mask) -> Mask:
+    """Return what training needs and does not grow: all of it, unless more of it comes late."""
+    born, ends = view.replayed.born, view.steps.ends
+    grows = bool((lives & (born > ends[len(ends) // 2])).any())
+    return lives & (born < ends[0]) if grows else lives
 
 
 def leak_finding(view: DeviceView, growth: GrowingSites) -> Finding:
