@@ -50,12 +50,12 @@ POLICY = LookPolicy()
 
 
 class Look:
-    """`with Look() as view:` takes a census; the view is valid inside the block only.
+    """`with Look() as view:` takes a census; the view is only valid inside the block.
 
     Args:
-        frames: frames that ended, whose variables an exception's traceback keeps alive.
-        identities: where groups are to say which objects hold them, so that later censuses can be compared.
-        wanted: as `HeapWalk` has it, to leave out most of the libraries.
+        frames: frames that have ended, but whose variables an exception's traceback keeps alive.
+        identities: if given, groups say which objects hold them, so that later censuses can be compared.
+        wanted: as for `HeapWalk`, to leave out most of the libraries.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class CensusView:
 
     @property
     def graph(self) -> HeapGraph:
-        """The walked heap, for other questions about the same instant. Keep no reference into it."""
+        """The walked heap, for other questions about the same instant. Keep no reference to its objects."""
         return self._graph
 
     def path(self, position: int) -> HolderPath:
@@ -139,12 +139,12 @@ class CensusView:
         return self._namer.path(position).whole
 
     def stored_at(self, position: int, named: LineNamer, allocated_at: str | None = None) -> str | None:
-        """Return the program's line that stores into a container; None where that is not certain.
+        """Return the program's line that stores into a container; None if not certain.
 
         Args:
             position: of a container in the graph.
             named: names a line of the source.
-            allocated_at: where its entries were made, if that is known.
+            allocated_at: where its entries were made, if known.
         """
         path = (*self._namer.path(position).anchor, ANY_ITEM)
         files = holder_facts(self._graph, position).files
@@ -152,10 +152,10 @@ class CensusView:
         return None if store is None else named([(store.filename, store.line)])
 
     def stored_array(self, position: int, named: LineNamer) -> tuple[HolderPath, str | None]:
-        """Return the path to what the program stores, and the line that does.
+        """Return the path to what the program stores, and the line that stores it.
 
-        That is an array, or the object of a library that the array is a part of, such as a DataFrame. Where
-        no line is certain, it is the path to the array.
+        That is an array, or a library's object that contains the array, such as a DataFrame. If no line is
+        certain, it is the path to the array.
 
         Args:
             position: of the array in the graph.
@@ -170,17 +170,17 @@ class CensusView:
         return path, None
 
     def classes(self, position: int) -> list[str]:
-        """Return classes of an object and of those on the way to it, as `GroupDetail.classes` has them."""
+        """Return classes of an object and of those on the way to it, as in `GroupDetail.classes`."""
         return holder_facts(self._graph, position).classes
 
     def heads(self, *, last: bool = False) -> dict[GroupKey, bytes]:
         """Return the first bytes of the storages of each small group of variables, joined, by group.
 
-        They distinguish a tensor that is replaced by a longer one from one with other content. Reading device
-        memory waits for its stream; a census is no fast path.
+        They show whether a tensor was replaced by a longer one or by other content. Reading device memory
+        waits for its stream; a census is not a fast path.
 
         Args:
-            last: the last bytes instead.
+            last: return the last bytes instead.
         """
         if self._in_small_groups is None:
             self._in_small_groups = self._variables_in_small_groups()
@@ -285,7 +285,7 @@ class CensusView:
             group.kept, group.objects, group.made = kept[anchor], nodes[anchor], made.get(anchor)
 
     def _without_storage(self, groups: dict[GroupKey, HolderGroup], anchor: HolderPath) -> HolderGroup:
-        """Make a group for an anchor that holds nodes and no storage."""
+        """Make a group for an anchor that holds nodes but no storage."""
         path = (*anchor, PathSegment(SegmentKind.GRAD_FN))
         group = HolderGroup(
             device="cpu", anchor=anchor, path=path, count=0, nbytes=0, by_path={path: 0},
@@ -330,9 +330,9 @@ class CensusView:
 
         Args:
             wanted: (device, anchor) of each group.
-            site_of: says where a tensor was allocated; asked for some of a group's storages, newest and
+            site_of: returns where a tensor was allocated; called for some of a group's storages, newest and
                 oldest first.
-            prefer: for a group the whole path whose storages are asked first.
+            prefer: the whole path, by group, whose storages come first.
             named: names a line of the source; without it the lines that store are not searched.
             alone: groups for which to compute what their holders alone retain, and what else holds them; None
                 for all. That takes longer than the rest of a census.

@@ -1,4 +1,4 @@
-"""Live storages as ranges of addresses, and how many of their bytes are in which block."""
+"""Live storages as ranges of addresses, and how many of their bytes are in each block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memtriage.model.census import StorageRecord
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Bytes [start, end) that one storage has to itself."""
+    """Bytes [start, end) that are counted for one storage only."""
 
     start: int
     end: int
@@ -54,7 +54,7 @@ def overlaps(claims: Sequence[Claim], start: int, end: int) -> Iterator[tuple[Cl
 
 
 def outside_segments(claims: Sequence[Claim], segments: Sequence[Segment]) -> list[OwnedPart]:
-    """Return what the storages have outside every segment."""
+    """Return the parts of storages outside every segment."""
     inside: Counter[int] = Counter()
     for segment in segments:
         for claim, shared in overlaps(claims, segment.address, segment.end):

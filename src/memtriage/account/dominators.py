@@ -75,7 +75,7 @@ def dominated(dominator: Sequence[int], by: Iterable[int], nodes: Iterable[int])
     """Return those of `nodes` that one of `by` dominates, or is.
 
     Args:
-        dominator: as `immediate_dominators` gives it; -1 where a node has none.
+        dominator: from `immediate_dominators`; -1 if a node has none.
     """
     is_dominated = {-1: False} | dict.fromkeys(by, True)
     below = []

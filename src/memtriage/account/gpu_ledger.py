@@ -4,8 +4,8 @@
     segments    = requested + rounding + awaiting stream events + releasable + stranded
 
 Pure: no torch, no driver. Sizes are bytes. Known limitations: the allocator, the storages and the driver are
-read one after the other, so what moves in between ends up in the row `unexplained`; a storage that is alive
-in a block already freed (a dangling pointer handed in from outside) is counted by the block's state.
+read one after the other; changes in between go into the row `unexplained`. If a live storage is in a block
+that is already freed (a dangling pointer from outside), the block's state counts.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ CUBLAS: Final = "cuBLAS workspace"
 def outside_allocator(use: DriverUse, reserved: int) -> int:
     """Return bytes in use that this process's allocator did not reserve, to take as a baseline.
 
-    Where the driver reports this process's use: its context, kernels and libraries. Where it does not, other
-    processes cannot be distinguished, and their bytes are included. Never negative.
+    If the driver reports this process's use, these are its context, kernels and libraries. If it does not,
+    other processes cannot be distinguished, and their bytes are included. Never negative.
     """
     own = _own(use, reserved)
     return max(0, (use.used if own is None else own) - reserved)
@@ -83,10 +83,10 @@ def gpu_ledger(
 
     Args:
         device: `cuda:N`.
-        segments: the allocator's segments (those of other devices are left out); None for an allocator that
-            keeps none (`cudaMallocAsync`): then storages are `requested` and the rest is outside.
-        storages: live storages (those of other devices are left out). Where two overlap, the bytes belong to
-            the one that begins first. None where no census was taken: then `requested` has no owner.
+        segments: the allocator's segments (those of other devices are left out); None for an allocator
+            without segments (`cudaMallocAsync`): then storages are `requested` and the rest is outside.
+        storages: live storages (those of other devices are left out). If two overlap, the bytes belong to the
+            one that begins first. None if no census was taken: then `requested` has no owner.
         use: the driver's figures.
         context_baseline: `outside_allocator` when the device was first seen; growth since then has its own
             row.
@@ -180,7 +180,7 @@ def _owner_rows(parts: Iterable[OwnedPart]) -> list[LedgerRow]:
         )
         for (owner, _private), group in groups.items()
     ]
-    # What has no name comes last, whatever its size: the named rows are what a reader looks for.
+    # What has no name comes last, whatever its size: readers look for the named rows.
     return sorted(rows, key=lambda row: (row.owner in (CPP_ONLY, None), -row.bytes))
 
 
@@ -236,9 +236,9 @@ def _page_remark(segments: Sequence[Segment]) -> str | None:
 
 
 def _own(use: DriverUse, reserved: int) -> int | None:
-    """Return the driver's figure for this process; None where it is less than the allocator holds.
+    """Return the driver's figure for this process; None if it is less than the allocator holds.
 
-    Then the process id is another's: ids of a container and of its host can coincide.
+    Then it is another process's figure: ids of a container and of its host can coincide.
     """
     return use.own if use.own is not None and use.own >= reserved else None
 
@@ -282,11 +282,11 @@ def _other_rows(use: DriverUse, own: int) -> list[LedgerRow]:
 
 
 def _carve_foreign(rows: list[LedgerRow], foreign: Sequence[OwnedPart]) -> list[LedgerRow]:
-    """Move the storages outside every segment to a row of their own, from the rows that must contain them.
+    """Move the storages outside every segment from the rows that contain them to a separate row.
 
     Memory of this process's other allocators is outside its segments; memory imported by CUDA IPC belongs to
-    another process. Managed and host-mapped memory is in no figure of the device, so what fits in neither row
-    is left out of the sum and mentioned in words.
+    another process. Managed and host-mapped memory is in no figure of the device. So what fits in neither row
+    is left out of the sum, and mentioned in a detail.
     """
     total = sum(part.size for part in foreign)
     if not total:

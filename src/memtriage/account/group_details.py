@@ -57,7 +57,7 @@ POLICY = DetailPolicy()
 LineNamer = Callable[[Sequence[tuple[str, int]]], str | None]
 """Names a stack of one line, (file, line), as `file.py:line in function`."""
 SiteOf = Callable[[Any], str | None]
-"""Says where an object was allocated (`file.py:line in function`), or None."""
+"""Returns where an object was allocated (`file.py:line in function`), or None."""
 
 
 class GroupDetails:
@@ -65,8 +65,8 @@ class GroupDetails:
 
     Args:
         anchors: of the graph's nodes, by position.
-        site_of: says where a tensor was allocated; asked for some of a group's storages, newest and oldest
-            first.
+        site_of: returns where a tensor was allocated; called for some of a group's storages, newest and
+            oldest first.
         named: names a line of the source; without it the lines that store are not searched.
     """
 
@@ -95,7 +95,7 @@ class GroupDetails:
         prefer: Mapping[GroupKey, HolderPath],
         alone: Container[GroupKey] | None,
     ) -> dict[GroupKey, GroupDetail]:
-        """Return details of some groups, as `CensusView.details` has them."""
+        """Return details of some groups, as `CensusView.details`."""
         members: dict[GroupKey, list[HeldStorage]] = {key: [] for key in wanted}
         for held in self._held.values():
             key = held.facts.device, self._namer.path(held.position).anchor
@@ -103,7 +103,7 @@ class GroupDetails:
                 members[key].append(held)
         if not any(members.values()):
             return {key: GroupDetail() for key in members}
-        # Of a partial census sizes and sites are known; what else holds a group is not.
+        # A partial census knows sizes and sites, but not what else holds a group.
         asked = [key for key, group in members.items() if group and (alone is None or key in alone)]
         retained = None
         if asked and self._graph.cut is None:
@@ -164,7 +164,7 @@ class GroupDetails:
         if native:
             store = pack_hook(program_files()) if detail.packs_itself else None
         else:
-            # Nothing of the program leads to a context variable.
+            # No object of the program leads to a context variable.
             of_context = anchor[0].kind is SegmentKind.CONTEXT_VARIABLE
             files = program_files() if of_context else facts.files
             store = store_of(anchor, files, detail.allocated_at)
@@ -177,12 +177,12 @@ class GroupDetails:
             detail.stored_by_hook = in_a_hook(graph, store.filename, store.line)
 
     def _carrier(self, anchor: HolderPath, nodes: Sequence[int]) -> tuple[HolderPath | None, Store | None]:
-        """Find the variable that carries a graph on, where the shortest path to it is from another one.
+        """Find the variable that carries a graph from step to step, if the shortest path begins at another.
 
         An output and the next state come from the same nodes, and the output is closer to most of them.
 
         Returns:
-            Its path and the line that stores it; None where there is none.
+            Its path and the line that stores it; None if there is none.
         """
         graph, namer = self._graph, self._namer
         asked: set[HolderPath] = {anchor}
@@ -233,7 +233,7 @@ class GroupDetails:
         return detail
 
     def _others(self, element: int, retained: RetainedSizes) -> list[HolderPath]:
-        """Return paths by which an element is held besides its holder; those below it do not count."""
+        """Return other paths to an element than by its holder, without those below the element."""
         graph, namer = self._graph, self._namer
         inside = namer.path(element).anchor
         paths = [
@@ -246,7 +246,7 @@ class GroupDetails:
     def _retained(self, group: list[HeldStorage], retained: RetainedSizes) -> int:
         """Return the bytes of a group that its holders alone keep alive, never more than the group has.
 
-        Counted by element: a variable's holder is the namespace of a whole module, of which it is one name.
+        Counted by element, because a variable's holder is the namespace of a whole module with other names.
         """
         alone = []
         for holder, element in {self._holders.holder_of(held.position) for held in group}:
@@ -259,7 +259,7 @@ class GroupDetails:
         return retained.bytes_below(alone, nbytes)
 
     def _site(self, position: int) -> str | None:
-        """Return where a storage was allocated: by its tensor, else by the node that keeps it."""
+        """Return where a storage was allocated, from its tensor, else from the node that keeps it."""
         graph = self._graph
         site = self._site_of(graph.objects[position])
         at = graph.parents[position]
@@ -270,7 +270,7 @@ class GroupDetails:
 
 
 def _from_the_ends(group: list[HeldStorage]) -> list[HeldStorage]:
-    """Order storages so that the newest come soon, at whichever end of the walk they are."""
+    """Order storages so that the newest come soon, whether the walk met them first or last."""
     inwards = sorted(group, key=lambda held: held.position)
     half = len(inwards) // 2
     mixed = [held for pair in zip(inwards, inwards[::-1], strict=True) for held in pair]

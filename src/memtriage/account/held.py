@@ -19,7 +19,7 @@ from memtriage.observe.tensors import StorageFacts, storage_facts
 
 @dataclass(slots=True)
 class HeldStorage:
-    """A storage, and what a walk says of it.
+    """A storage, and what a walk says about it.
 
     Attributes:
         position: of the tensor whose path names the storage, in the graph.
@@ -53,7 +53,7 @@ def held_storages(graph: HeapGraph, namer: PathNamer) -> HeldStorages:
         if RANK[owner] < RANK[known.owner]:
             known.owner = owner
         if is_native(namer.path(known.position).anchor):
-            known.position = position  # the base of a view, say: what holds the view says more
+            known.position = position  # for example a view of this base: its holder says more
     for key, holder in known_holders(graph).items():
         if key in held:
             held[key].known = holder.name
@@ -62,7 +62,7 @@ def held_storages(graph: HeapGraph, namer: PathNamer) -> HeldStorages:
 
 
 def anchors_of_nodes(graph: HeapGraph, namer: PathNamer) -> dict[int, HolderPath]:
-    """Return each node's anchor. A node below another has the same one, so few paths are computed."""
+    """Return each node's anchor. Nodes below a node have the same anchor, so few paths are computed."""
     anchors: dict[int, HolderPath] = {}
     for position in graph.nodes:
         above = anchors.get(graph.parents[position])
@@ -73,7 +73,7 @@ def anchors_of_nodes(graph: HeapGraph, namer: PathNamer) -> dict[int, HolderPath
 def holding_object(
     graph: HeapGraph, namer: PathNamer, holders: HolderIndex, position: int, modules: dict[int, ModuleType]
 ) -> Any:
-    """Return the container that holds a storage's chain; for a namespace its instance or module."""
+    """Return the container that holds the path to a storage; for a namespace its instance or module."""
     at = holders.instance_of(holders.holder_of(position)[0])
     obj = graph.objects[at]
     return modules.get(id(obj), obj) if namer.path(at).namespace else obj

@@ -21,7 +21,8 @@ from memtriage.observe.tensors import plain
 _NODES_ASKED = 200
 _NODES_FOLLOWED = 2_000
 _SEVERAL = 3
-"""Modules or optimizers that belong together are fewer: two players, a model and its average."""
+"""With this many modules or optimizers, they are collected. Fewer may belong together: two players, a model
+and its average."""
 _CODE = {
     types.GeneratorType: "gi_code",
     types.CoroutineType: "cr_code",
@@ -59,7 +60,7 @@ def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
                 classes[f"{module_of(klass)}.{qualified_name_of(klass)}"] = None
         files.update(dict.fromkeys(_files_of(obj)))
         if graph.parents[at] < 0 and graph.root_names[at]:
-            if issubclass(type(obj), type):  # a class that keeps something of its objects
+            if issubclass(type(obj), type):  # a class that keeps something for its objects
                 classes[graph.root_names[at]] = None
             files.update(dict.fromkeys(_file_of_module(_module_of_root(graph.root_names[at], obj))))
         at = graph.parents[at]
@@ -88,7 +89,7 @@ def program_files() -> list[str]:
 def collects(graph: HeapGraph, positions: Iterable[int]) -> Literal["module", "optimizer"] | None:
     """Return whether storages of one path belong to whole modules or optimizers that are collected.
 
-    They do where they belong to several of these that no other one contains.
+    They do if they belong to several of these that no other module or optimizer contains.
     """
     outermost = {at: kind for position in positions for at, kind in _outermost(graph, position)}
     kinds = set(outermost.values())
@@ -139,7 +140,7 @@ def has_no_graph(tensor: Any) -> bool:
 
 
 def leads_to(graph: HeapGraph, position: int, nodes: Sequence[int]) -> bool:
-    """Whether the graph of the tensor at a position consists mostly of these nodes, and of most of them."""
+    """Whether most of the graph of the tensor at a position is these nodes, and it has most of them."""
     node_ids = {id(graph.objects[at]) for at in nodes}
     waiting = [plain(graph.objects[position]).grad_fn]
     seen = {id(waiting[0])}
@@ -169,9 +170,9 @@ def backward_ran(graph: HeapGraph, nodes: Iterable[int]) -> bool:
 
 
 def packs_itself(graph: HeapGraph, positions: Sequence[int]) -> bool:
-    """Whether a tensor's node saves the very tensor that it made, which only a pack hook can cause.
+    """Whether a tensor's node saves its own output tensor, which only a pack hook can cause.
 
-    Without hooks a node that saves its output keeps another tensor of the same storage, without a node.
+    Without hooks, a node that saves its output keeps another tensor with the same storage and no node.
     """
     return any(_in_its_own_cycle(graph, position) for position in positions)
 

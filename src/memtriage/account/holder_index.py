@@ -9,7 +9,7 @@ from memtriage.observe.kinds import NODE, TENSOR
 
 
 class HolderIndex:
-    """Finds the object of the program that holds a storage, and remembers it for others on the same way.
+    """Finds the object of the program that holds a storage, and remembers it for others on the same path.
 
     The graph must outlive it.
     """
@@ -20,9 +20,9 @@ class HolderIndex:
         self._known: dict[int, tuple[int, int]] = {}
 
     def holder_of(self, position: int) -> tuple[int, int]:
-        """Return the Python object that holds the chain, and the element of it that leads to `position`.
+        """Return the Python object that holds the path to `position`, and its element on that path.
 
-        The element is what the anchor path names; its parent is the container to clear or to detach in.
+        The anchor path names the element; its parent is the container to clear, or where to detach.
         """
         graph, namer, known = self._graph, self._namer, self._known
         outside = namer.path(position).outside
@@ -49,7 +49,7 @@ class HolderIndex:
         return holder
 
     def container_of(self, element: int) -> int:
-        """Return the container whose entries vary in number: above an entry's own fields; else the holder."""
+        """Return the container whose number of entries varies: above an entry's fields; else the holder."""
         graph, namer = self._graph, self._namer
         at = element
         while (above := graph.parents[at]) >= 0:
@@ -60,7 +60,7 @@ class HolderIndex:
         return element if graph.parents[element] < 0 else graph.parents[element]
 
     def instance_of(self, holder: int) -> int:
-        """Return what a holder belongs to: for a namespace its instance, function or module."""
+        """Return what a holder belongs to; for a namespace its instance, function or module."""
         at = holder
         while self._namer.path(at).namespace and self._graph.parents[at] >= 0:
             at = self._graph.parents[at]

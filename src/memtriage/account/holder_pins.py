@@ -18,10 +18,10 @@ def pinned_by(segments: Iterable[Segment], storages: Iterable[tuple[str, int, in
 
     Args:
         segments: the allocator's segments, of any devices.
-        storages: (device, base address, bytes); those outside every segment count for nothing.
+        storages: (device, base address, bytes); those outside every segment do not count.
 
-    Of an expandable segment only the pages that they reach into are pinned. A private pool keeps its segments
-    however empty they are: nothing of them is releasable.
+    In an expandable segment only the pages with a part of a storage are pinned. A private pool keeps even
+    empty segments: nothing in it is releasable.
     """
     addresses: defaultdict[str, list[int]] = defaultdict(list)
     for device, address, _ in storages:

@@ -1,8 +1,8 @@
 """The closed ledger of host memory: rows that never overlap and sum to the process's resident set.
 
-The address space is divided twice: by mapping (libraries, files, shared memory, heap, ...: the kernel's
-figures) and, inside mappings, by tensor (the census's storages, resident bytes only). What malloc and
-Python hold beyond tensors is placed in what remains of the heap and of anonymous memory.
+The address space is divided twice: by mapping (the kernel's figures for libraries, files, shared memory, the
+heap, ...) and, inside mappings, by tensor (the census's storages, resident bytes only). Other memory of
+malloc and Python is placed in the rest of the heap and of anonymous memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from memtriage.observe.malloc_arenas import MallocArena
 from memtriage.observe.smaps import MappingClass, MemoryClasses, MemoryMapping
 
 ResidentBytes = Callable[[int, int], int | None]
-"""(address, bytes) -> resident bytes of that range, None when it can't be known."""
+"""(address, bytes) -> resident bytes of that range; None if unknown."""
 
 OfMalloc = Callable[[int, int], bool | None]
-"""(address, bytes) -> whether malloc made that block a mapping of its own, None when it can't be known."""
+"""(address, bytes) -> whether malloc gave that block a separate mapping; None if unknown."""
 
 
 def host_ledger(
@@ -42,25 +42,25 @@ def host_ledger(
 ) -> Ledger:
     """Divide the resident set among tensors by owner, allocators, libraries, files and shared memory.
 
-    Take `classes`, `malloc` and the storages within one instant in which nothing trains: a storage whose
-    address was not mapped when `classes` was read is left out (its bytes are not in the total either).
+    Take `classes`, `malloc` and the storages together, while nothing trains. A storage whose address was not
+    mapped when `classes` was read is left out; its bytes are not in the total either.
 
-    Measured: the classes of mappings and the tensors' resident bytes. Placed by counters that do not say
-    where their bytes are: malloc's and Python's rows and unused pinned memory; these never take more than
-    what is left of their mappings. `unexplained` appears when the measured rows miss the total, e.g. when
+    The classes of mappings and the tensors' resident bytes are measured. The rows of malloc and Python and
+    unused pinned memory come from counters that do not say where the bytes are; they never take more than
+    what is left of their mappings. The row `unexplained` appears if the measured rows miss the total, e.g. if
     tensors count pages that RSS leaves out.
 
     Args:
-        storages: live storages of any device; only those of the CPU are used. Overlapping ones (two
-            storages over the same memory) count once, for the one that begins first. None when no census
-            was taken: tensors are then part of the allocators' rows.
+        storages: live storages of any device; only those of the CPU are used. If two overlap (over the same
+            memory), the shared bytes count once, for the one that begins first. None if no census was taken:
+            then tensors are part of the allocators' rows.
         classes: `observe.host.memory_classes()`; its total is the ledger's.
         malloc: `observe.malloc.malloc_info()`.
         pinned: `observe.host.pinned()`.
         resident: `observe.host.resident`.
         python_arenas: `observe.malloc.python_arenas()`; None puts them into `other anonymous memory`.
-        of_malloc: `observe.malloc.has_own_mapping`; None when every tensor in anonymous memory is malloc's.
-        arenas: `observe.malloc_arenas.malloc_arenas()`, for the words on what a trim returns.
+        of_malloc: `observe.malloc.has_own_mapping`; None if every tensor in anonymous memory is malloc's.
+        arenas: `observe.malloc_arenas.malloc_arenas()`, for the detail on what a trim returns.
     """
     counted = storages is not None
     tensors = [_measured(piece, resident, of_malloc) for piece in _pieces(storages or (), classes)]
@@ -82,7 +82,7 @@ def host_ledger(
 
 
 class TensorPlace(NamedTuple):
-    """Where a storage (or the part of it in one mapping) is counted, and how much of it is in memory."""
+    """Where a storage (or its part in one mapping) is counted, and how much of it is resident."""
 
     address: int
     nbytes: int
@@ -95,7 +95,7 @@ class TensorPlace(NamedTuple):
 def tensor_places(
     storages: Iterable[StorageRecord], classes: MemoryClasses, resident: ResidentBytes
 ) -> list[TensorPlace]:
-    """The tensors' part of `host_ledger`, one by one; arguments as there."""
+    """The tensors in `host_ledger`, one by one; arguments as there."""
     measured = [_measured(piece, resident, None) for piece in _pieces(storages, classes)]
     return [
         TensorPlace(
@@ -107,7 +107,7 @@ def tensor_places(
 
 
 class _Piece(NamedTuple):
-    """The part of a storage that is in one mapping and belongs to no storage before it."""
+    """The part of a storage that is in one mapping and is not counted for an earlier storage."""
 
     storage: StorageRecord
     start: int
@@ -116,7 +116,7 @@ class _Piece(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """A piece and how much of it is in memory; `malloced`: malloc counts it as in use."""
+    """A piece and how much of it is resident; `malloced`: malloc counts it as in use."""
 
     storage: StorageRecord
     mapping: MemoryMapping
@@ -133,7 +133,7 @@ class _Unassigned(msgspec.Struct):
     bytes: dict[MappingClass, int]
 
     def take(self, kind: MappingClass, wanted: int) -> int:
-        """Take up to `wanted` bytes; how many there were."""
+        """Take up to `wanted` bytes; return how many were taken."""
         taken = max(min(wanted, self.bytes[kind]), 0)
         self.bytes[kind] -= taken
         return taken
@@ -142,13 +142,13 @@ class _Unassigned(msgspec.Struct):
 _STRENGTH: Final = {owner: rank for rank, owner in enumerate(get_args(Owner))}
 _MALLOC_KINDS: Final[tuple[MappingClass, ...]] = ("heap", "anonymous")
 _PAGE: Final = 4096
-"""Below this a block of malloc shares a page with its own header, which is written: it is resident."""
+"""A smaller block of malloc shares a page with its header, which is written: so it is resident."""
 
 
 def _pieces(storages: Iterable[StorageRecord], classes: MemoryClasses) -> Iterator[_Piece]:
-    """CPU storages cut at the borders of mappings, with every byte given to one storage only.
+    """Cut CPU storages at the borders of mappings, and count every byte for one storage only.
 
-    The storage that begins first keeps the bytes; of two that begin together the one whose owner says more.
+    The storage that begins first gets the bytes; if two begin together, the one whose owner says more.
     """
     on_cpu = [item for item in storages if item.device == "cpu" and item.address > 0 and item.nbytes > 0]
     on_cpu.sort(key=lambda item: (item.address, _STRENGTH[item.owner], -item.nbytes))
@@ -166,7 +166,7 @@ def _measured(piece: _Piece, resident: ResidentBytes, of_malloc: OfMalloc | None
     assumed = in_memory is None
     if in_memory is None:
         in_memory = nbytes
-    if assumed or piece.mapping.kind == "device":  # a driver's pages may be present and yet not in RSS
+    if assumed or piece.mapping.kind == "device":  # a driver's pages may be present but not in RSS
         in_memory = min(in_memory, piece.mapping.rss)
     in_memory = max(min(in_memory, nbytes), 0)
     malloced = _is_malloced(piece, of_malloc)
@@ -176,8 +176,8 @@ def _measured(piece: _Piece, resident: ResidentBytes, of_malloc: OfMalloc | None
 def _is_malloced(piece: _Piece, of_malloc: OfMalloc | None) -> bool:
     """Whether malloc counts a piece as in use.
 
-    What a program maps itself begins at a page. malloc's blocks hardly do, for their header comes first, but
-    a storage over the middle of one (an array's slice) may begin anywhere.
+    Memory that a program maps itself begins at a page. malloc's blocks rarely do, because their header comes
+    first; but a storage in the middle of a block (an array's slice) may begin anywhere.
     """
     if piece.mapping.kind not in _MALLOC_KINDS:
         return False
@@ -187,7 +187,7 @@ def _is_malloced(piece: _Piece, of_malloc: OfMalloc | None) -> bool:
 
 
 def _tensor_rows(tensors: list[_Tensor]) -> list[LedgerRow]:
-    """One row for each kind of place and owner, largest first."""
+    """One row per kind of place and owner, largest first."""
     groups: dict[tuple[str, Owner], list[_Tensor]] = defaultdict(list)
     for tensor in tensors:
         groups[_place(tensor), tensor.storage.owner].append(tensor)
@@ -243,7 +243,7 @@ def _pinned_rows(
 
 
 def _pinned_parts(pinned: PinnedStats, live: int, counted: bool) -> list[tuple[str, int, str]]:
-    """(row, bytes, detail) of what torch's allocator has beyond `live` bytes of tensors."""
+    """(row, bytes, detail) of what torch's allocator has in addition to `live` bytes of tensors."""
     used = "rounding to powers of two; blocks that only C++ holds, or that wait for a stream"
     kept = "free, kept by torch's pinned-memory allocator; torch._C._host_emptyCache() returns it"
     if not counted:
@@ -256,9 +256,9 @@ def _pinned_parts(pinned: PinnedStats, live: int, counted: bool) -> list[tuple[s
 
 
 def _registered(tensors: list[_Tensor], pinned: PinnedStats | None) -> bool:
-    """Whether torch's pinned memory comes from malloc, judged by where the live pinned tensors are.
+    """Whether torch's pinned memory comes from malloc, inferred from where the live pinned tensors are.
 
-    Memory that others registered with CUDA is in anonymous memory too, but not in torch's counters.
+    Memory that others registered with CUDA is also anonymous, but not in torch's counters.
     """
     seen = [tensor for tensor in tensors if tensor.storage.pinned]
     in_malloc = sum(tensor.nbytes for tensor in seen if tensor.mapping.kind in _MALLOC_KINDS)
@@ -282,11 +282,11 @@ def _allocator_rows(
     arenas: Sequence[MallocArena],
     left: _Unassigned,
 ) -> Iterator[LedgerRow]:
-    """What malloc and Python hold beyond tensors.
+    """What malloc and Python hold in addition to tensors.
 
-    malloc counts its blocks whether touched or not, so tensors are subtracted by their full size, and what
-    is free is what remains of the resident heap: after `malloc_trim` the free chunks are still counted by
-    malloc, but their pages are gone.
+    malloc counts its blocks whether touched or not, so tensors are subtracted with their full size. Free is
+    what remains of the resident heap: after `malloc_trim`, malloc still counts the free chunks, but their
+    pages are gone.
     """
     python = left.take("anonymous", python_arenas or 0)
     in_use = retained = 0
@@ -323,7 +323,7 @@ def _retained_detail(retained: int, arenas: Sequence[MallocArena]) -> str:
 
 
 def _from_malloc(tensors: list[_Tensor], pinned: PinnedStats | None) -> dict[MappingClass, int]:
-    """Bytes that malloc counts as in use and that tensors' and pinned rows have, by class of mapping."""
+    """Bytes in the rows of tensors and pinned memory that malloc counts as in use, by class of mapping."""
     registered = _registered(tensors, pinned)
     accounted: dict[MappingClass, int] = dict.fromkeys(_MALLOC_KINDS, 0)
     from_torch = 0
@@ -331,7 +331,7 @@ def _from_malloc(tensors: list[_Tensor], pinned: PinnedStats | None) -> dict[Map
         if tensor.malloced and (registered or not tensor.storage.pinned):
             accounted[tensor.mapping.kind] += tensor.nbytes
             from_torch += tensor.nbytes if tensor.storage.pinned else 0
-    if registered and pinned is not None:  # the rest of its blocks; those that matter are large, so mapped
+    if registered and pinned is not None:  # the rest of its blocks; large ones have their own mappings
         accounted["anonymous"] += max(pinned.owned - from_torch, 0)
     return accounted
 
@@ -346,7 +346,7 @@ def _rest_detail(malloc: MallocInfo | None, python_arenas: int | None) -> str:
 
 
 def _mapping_rows(classes: MemoryClasses, left: _Unassigned) -> Iterator[LedgerRow]:
-    """What no tensor has of libraries, files, shared memory, stacks and devices."""
+    """The parts of libraries, files, shared memory, stacks and devices that are not tensors."""
     yield LedgerRow(row="libraries", bytes=left.bytes["library"], detail="code and data of shared objects")
     copied = min(classes.copied("file"), left.bytes["file"])
     yield LedgerRow(

@@ -1,4 +1,4 @@
-"""The host's counters at one instant, read before a census: a census takes memory itself."""
+"""The host's counters at one instant, read before a census, because a census itself takes memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from memtriage.observe.smaps import MemoryClasses
 
 
 class HostReading(msgspec.Struct, frozen=True):
-    """What the kernel, malloc, Python and torch say of this process's memory.
+    """What the kernel, malloc, Python and torch say about this process's memory.
 
-    A census of a process that has imported torch walks 200,000 objects and takes 40 MB meanwhile, of which
-    most stays with malloc and Python afterwards (measured): read first, it is in no ledger.
+    A census of a process that has imported torch walks 200,000 objects and takes 40 MB meanwhile. Most of
+    that stays with malloc and Python (measured). If the counters are read first, no ledger includes it.
 
     Attributes:
         classes: every mapping with its resident bytes.
-        malloc: counters over all arenas; None where malloc is not glibc's.
+        malloc: counters over all arenas; None if malloc is not glibc's.
         arenas: malloc's arenas one by one.
         pinned: torch's page-locked memory; None before CUDA is initialized.
-        python_arenas: bytes of Python's object arenas, None when unknown.
+        python_arenas: bytes of Python's object arenas; None if unknown.
     """
 
     classes: MemoryClasses
@@ -35,13 +35,13 @@ class HostReading(msgspec.Struct, frozen=True):
     python_arenas: int | None
 
     def retained(self) -> int | None:
-        """Free memory that malloc keeps and that is still resident; None where malloc does not say."""
+        """Free memory that malloc keeps and that is still resident; None if malloc does not say."""
         if self.malloc is None:
             return None
         return next((row.bytes for row in self.ledger(None).rows if row.row == "malloc retained"), 0)
 
     def in_driver_memory(self, storage: StorageRecord) -> bool:
-        """Whether a page-locked storage is from torch's allocator rather than from memory locked by others.
+        """Whether a page-locked storage is from torch's allocator, not memory that others locked.
 
         `cudaHostAlloc` memory is shared anonymous memory; under `pinned_use_cuda_host_register` torch takes
         malloc's.
@@ -53,14 +53,14 @@ class HostReading(msgspec.Struct, frozen=True):
         return "shared anonymous" in kinds
 
     def places(self, storages: list[StorageRecord]) -> list[TensorPlace]:
-        """Each tensor by itself, as the ledger counts it."""
+        """Where the ledger counts each tensor."""
         return tensor_places(storages, self.classes, host.resident)
 
     def ledger(self, storages: list[StorageRecord] | None) -> Ledger:
         """The closed ledger of this instant.
 
         Args:
-            storages: of a census in which nothing has trained since; None when none was taken.
+            storages: of a census at the same instant; None if none was taken.
         """
         return host_ledger(
             storages,
@@ -75,9 +75,9 @@ class HostReading(msgspec.Struct, frozen=True):
 
 
 def read_host() -> HostReading | None:
-    """The counters now; None where there is no `/proc/self/smaps`.
+    """Read the counters now; None if there is no `/proc/self/smaps`.
 
-    Costs what `observe.host.memory_classes` costs, 6 to 9 ms in a process that has imported torch.
+    Takes as long as `observe.host.memory_classes`: 6 to 9 ms in a process that has imported torch.
     """
     counters, arenas = malloc.malloc_info(), malloc_arenas()
     pinned, python = host.pinned(), malloc.python_arenas()

@@ -14,16 +14,16 @@ from memtriage.observe.host import ChildSample, HostSample, ShmUse, children, de
 def job_ledger(
     own: HostSample, below: Iterable[ChildSample], shm: ShmUse | None, group: CgroupMemory | None
 ) -> Ledger:
-    """Divide the proportional sets of all processes into pages of their own and shares of common pages.
+    """Divide the proportional set sizes of all processes into private pages and shares of common pages.
 
-    Children of one name (torch calls its loader workers `pt_data_worker`) are one row. Where the kernel has
-    no proportional set, the resident set is taken instead, and shared pages count in every process.
+    Children with one name (torch calls its loader workers `pt_data_worker`) are one row. If the kernel does
+    not report proportional set sizes, resident sets are taken, and shared pages count in every process.
 
     Args:
         own: `observe.host.host_sample()`.
         below: `observe.host.children()`.
-        shm: `observe.host.dev_shm()`, for the words on what limits the job.
-        group: `observe.cgroup.cgroup_memory()`, likewise.
+        shm: `observe.host.dev_shm()`, to say what limits the job.
+        group: `observe.cgroup.cgroup_memory()`, for the same.
     """
     by_name: dict[str, list[ChildSample]] = defaultdict(list)
     for child in below:
@@ -37,7 +37,7 @@ def job_ledger(
 
 
 def take_job_ledger() -> Ledger:
-    """The job's ledger now. The kernel walks the resident pages of every process: 10 ms at 4 GiB each."""
+    """Take the job's ledger now. The kernel walks the resident pages of every process: 10 ms per 4 GiB."""
     return job_ledger(host_sample(), children(), dev_shm(), cgroup_memory())
 
 

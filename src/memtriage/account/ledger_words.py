@@ -21,7 +21,7 @@ def row_of(name: str, size: int, *details: str | None) -> LedgerRow:
 
 
 def join(*parts: str | None) -> str | None:
-    """Join the parts that are not empty; None where there is none."""
+    """Join the parts that are not empty; None if there are none."""
     return "; ".join(part for part in parts if part) or None
 
 

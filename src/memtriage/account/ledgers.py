@@ -1,4 +1,4 @@
-"""The ledgers of this process at this instant: every device it uses, and the host."""
+"""The ledgers of this process now: of every device that it uses, and of the host."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def take_ledgers(
     """Return a closed ledger for each CUDA device in use, and one for the host.
 
     Args:
-        storages: as a census of this instant found them; None when none was taken (no owners then).
-        baselines: by CUDA index, bytes outside the allocator when the device was first seen.
+        storages: from a census now; None if none was taken (then there are no owners).
+        baselines: bytes outside the allocator when a device was first seen, by CUDA index.
         script_root: folder of the user's script, for allocation sites.
-        on_host: the host's counters, read before the census; None to read them now, which counts the census's
-            own memory as the program's.
-        parameters: elements of the parameters, as the census counts them.
+        on_host: the host's counters, read before the census. None to read them now: then the census's own
+            memory counts as the program's.
+        parameters: elements of the parameters, as counted by the census.
     """
     ledgers = []
     for device in cuda.devices():
@@ -64,12 +64,12 @@ def take_ledgers(
 
 
 _LEAST_PARAMETERS: Final = 1_000_000
-"""Below this, libraries (some 300 MB) dwarf a model, and bytes per parameter mean nothing."""
+"""For a smaller model, libraries (some 300 MB) dominate, and bytes per parameter mean nothing."""
 _LEAST_SHOWN: Final = 0.01
 
 
 def _per_parameter(ledger: Ledger, row: LedgerRow) -> LedgerRow:
-    """Return the row with its bytes per parameter in front of its detail."""
+    """Return the row with its bytes per parameter before its detail."""
     per_parameter = ledger.per_parameter(row)
     if per_parameter is None or abs(per_parameter) < _LEAST_SHOWN:
         return row

@@ -11,22 +11,22 @@ from memtriage.observe.tensors import plain
 
 @dataclass(frozen=True, slots=True)
 class NativeSizes:
-    """Bytes of malloc for each object.
+    """malloc's bytes per object.
 
-    Measured with `mallinfo2` on x86-64 glibc and torch 2.13: what 20 more operations in a chain add, for 14
-    operations, and what 2,000 more tensors add. Chunk headers and alignment are included. Formula and
-    measurement: t 512 of 512, add 560 of 576, mul 704 of 704, exp 584 of 592, layer_norm 968 of 1,008,
+    Measured with `mallinfo2` on x86-64 glibc and torch 2.13: what 20 more operations in a chain add, for each
+    of 14 operations, and what 2,000 more tensors add. Chunk headers and alignment are included. Estimated of
+    measured bytes: t 512 of 512, add 560 of 576, mul 704 of 704, exp 584 of 592, layer_norm 968 of 1,008,
     batch_norm 1,040 of 1,056, mm 864 of 863, addmm 912 of 961.
 
     Attributes:
         node: an autograd node without edges.
         edge: each edge to a next node.
         output: each output after the first: a split among chunks has several.
-        saved: each place for a saved tensor, filled or freed.
+        saved: each slot for a saved tensor, filled or freed.
         shape: each saved list of sizes or strides.
         tensor: C++'s part of a tensor.
-        gradient: what a tensor has in addition that requires a gradient.
-        storage: a storage, with the alignment of its data and without the data.
+        gradient: in addition, if the tensor requires a gradient.
+        storage: a storage without its data, but with the alignment of the data.
         wrapper: Python's part of a tensor.
     """
 
@@ -57,7 +57,7 @@ class NativeSizer:
         self._by_type: dict[type, int] = {}
 
     def node(self, node: Any) -> int:
-        """Bytes of an autograd node. Nodes of one type count edges and outputs of the first asked for."""
+        """Bytes of an autograd node. All nodes of a type count the edges and outputs of the first one."""
         kind = type(node)
         nbytes = self._by_type.get(kind)
         if nbytes is None:
@@ -75,7 +75,7 @@ class NativeSizer:
 
         Args:
             tensor: any tensor.
-            saved: only a node's saved value: Python has an object for it while it is looked at.
+            saved: only a node saves it, so a Python object only exists while it is inspected.
         """
         nbytes = self._sizes.tensor + (0 if saved else self._sizes.wrapper)
         return nbytes + (self._sizes.gradient if plain(tensor).requires_grad else 0)

@@ -1,4 +1,4 @@
-"""What the objects of this process say of each tensor's owner, and which module ran each autograd node."""
+"""The owner of each tensor in this process, and the module that ran each autograd node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memtriage.observe.tensors import plain
 
 
 class _LocalFacts(TensorFacts):
-    """Facts of a heap of this process; tensors are known by their ids."""
+    """Facts about a heap of this process; tensors are identified by `id`."""
 
     def __init__(self, graph: HeapGraph, namer: PathNamer) -> None:
         super().__init__(graph, namer)
@@ -62,9 +62,9 @@ def owners_in(graph: HeapGraph, namer: PathNamer) -> Owners:
 
 
 def _tensors_in(graph: HeapGraph, value: Any, depth: int) -> Iterator[Any]:
-    """Tensors inside containers, so many levels down.
+    """Tensors inside containers, at most `depth` levels down.
 
-    A subclass's own methods are not asked: `__getitem__` of DeepSpeed's parameter dict gathers the parameter.
+    Methods of subclasses are not called: `__getitem__` of DeepSpeed's parameter dict gathers the parameter.
     """
     kind = type(value)
     items: list[Any] = []
@@ -82,11 +82,11 @@ def _tensors_in(graph: HeapGraph, value: Any, depth: int) -> Iterator[Any]:
 
 
 def module_of_nodes(graph: HeapGraph, namer: PathNamer) -> dict[int, HolderPath]:
-    """For each autograd node (by id), the path of the module that most likely ran the operation.
+    """Return, by node id, the path of the module that most likely ran the operation of each autograd node.
 
     Autograd does not record modules, and hooks that would are not installed (they break graphs of
-    torch.compile). The parameters do tell: a node whose next edge accumulates into `model.fc.weight` ran in
-    `model.fc`; the others take over from the input that was made last.
+    torch.compile). It is inferred from the parameters: a node whose next edge accumulates into
+    `model.fc.weight` ran in `model.fc`; other nodes have the module of their most recently created input.
     """
     homes: dict[int, int] = {}
     for position in graph.modules:
@@ -110,7 +110,7 @@ def module_of_nodes(graph: HeapGraph, namer: PathNamer) -> dict[int, HolderPath]
         best, when = None, -1
         for after in autograd.next_nodes(node):
             name = names.get(id(after))
-            at = made.get(id(after), 1 << 62)  # a parameter of its own decides
+            at = made.get(id(after), 1 << 62)  # its own parameter decides
             if name is not None and at > when:
                 best, when = name, at
         if best is not None:

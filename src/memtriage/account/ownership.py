@@ -1,4 +1,4 @@
-"""The rules by which a tensor is a parameter, a gradient, optimizer state, ...: in any process."""
+"""The rules that decide whether a tensor is a parameter, a gradient, optimizer state, ... in any process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRIORITY: tuple[Owner, ...] = (
     "variable",
     "c++ only",
 )
-"""When several tensors share a storage, or one tensor plays several parts, the first of these wins."""
+"""If several tensors share a storage, or one tensor has several owners, the first of these wins."""
 
 RANK: dict[Owner, int] = {owner: rank for rank, owner in enumerate(PRIORITY)}
 _MODULE_PARTS: Final[tuple[tuple[str, Owner], ...]] = (("_parameters", "parameter"), ("_buffers", "buffer"))
@@ -57,8 +57,8 @@ class WalkedGraph(Protocol):
 
     Attributes:
         modules, optimizers: positions of these.
-        parents: position of what holds each object; -1 for a root.
-        first_garbage: objects from this position on are held by nothing but each other.
+        parents: position of the holder of each object; -1 for a root.
+        first_garbage: objects from this position on only hold each other.
     """
 
     modules: list[int]
@@ -67,11 +67,11 @@ class WalkedGraph(Protocol):
     first_garbage: int
 
     def kind(self, position: int) -> int:
-        """Return how the object at a position was walked."""
+        """Return how the object at a position was walked (see `observe.kinds`)."""
 
 
 class TensorFacts(ABC):
-    """What the rules ask of a walked heap. Tensors are known by numbers: their ids or addresses.
+    """What the rules need from a walked heap. Tensors are identified by numbers: their ids or addresses.
 
     Attributes:
         walked: the heap; the walk is over.
@@ -91,7 +91,7 @@ class TensorFacts(ABC):
 
     @abstractmethod
     def tensors_in(self, value: Any, depth: int) -> Iterable[int]:
-        """Return the tensors inside containers, so many levels down; none in None."""
+        """Return the tensors inside containers, at most `depth` levels down; none for None."""
 
     @abstractmethod
     def saved(self) -> Iterable[int]:
@@ -99,7 +99,7 @@ class TensorFacts(ABC):
 
     @abstractmethod
     def gradients(self) -> Iterable[int]:
-        """Return the tensors that are another one's `.grad`."""
+        """Return the tensors that are the `.grad` of another."""
 
     @abstractmethod
     def tensor_at(self, position: int) -> int | None:
@@ -107,15 +107,15 @@ class TensorFacts(ABC):
 
     @abstractmethod
     def is_wrapper(self, position: int) -> bool:
-        """Whether the tensor at a position is one of the kinds that have inner tensors."""
+        """Whether the tensor at a position is of a subclass with inner tensors."""
 
     @abstractmethod
     def module_at(self, position: int) -> str:
-        """Return the `__module__` of an object's class; "" for a tensor, and where it has none."""
+        """Return the `__module__` of an object's class; "" for a tensor, and if it has none."""
 
 
 class Owners:
-    """What each tensor of a walked heap is: as declared, else its wrapper's, else what its path says."""
+    """The owner of each tensor of a walked heap: as declared, else its wrapper's, else by its path."""
 
     def __init__(self, facts: TensorFacts) -> None:
         self._facts = facts
@@ -125,7 +125,7 @@ class Owners:
         """Return the owner of the tensor at a position."""
         facts = self._facts
         at, steps = position, 0
-        # Inner tensors of a subclass are what the subclass instance is.
+        # Inner tensors of a subclass have the owner of the subclass instance.
         while at >= 0 and steps < POLICY.inner:
             tensor = facts.tensor_at(at)
             if tensor is not None:
@@ -140,7 +140,7 @@ class Owners:
 
 
 def _declared(facts: TensorFacts) -> dict[int, Owner]:
-    """Owner by tensor, from the structures that say so: modules, optimizers, `.grad`, saved values."""
+    """Owner by tensor, from the structures that declare it: modules, optimizers, `.grad`, saved values."""
     owners: dict[int, Owner] = {}
 
     def claim(tensors: Iterable[int], owner: Owner) -> None:
@@ -152,9 +152,9 @@ def _declared(facts: TensorFacts) -> dict[int, Owner]:
         own = facts.attributes(position)
         for name, owner in _MODULE_PARTS:
             claim(facts.tensors_in(own.get(name), POLICY.part), owner)
-    # Only what optimizers store: `param_groups` and `state` of wrappers are properties, and the optimizer
-    # that these read is in the graph itself. Wrappers come first: the flat master weights that a sharded or
-    # mixed-precision one keeps are parameters to the optimizer inside, but not the model's.
+    # Only read what optimizers store: `param_groups` and `state` of wrappers are properties of the optimizer
+    # inside, which is in the graph itself. Wrappers come first: the flat master weights of a sharded or
+    # mixed-precision one are parameters for the optimizer inside, but not the model's.
     attributes = [facts.attributes(position) for position in facts.walked.optimizers]
     for own in sorted(attributes, key=lambda own: "param_groups" in own):
         for parameter in facts.tensors_in(own.get("param_groups"), POLICY.state):
@@ -162,7 +162,7 @@ def _declared(facts: TensorFacts) -> dict[int, Owner]:
         claim(facts.tensors_in(own.get("state"), POLICY.state), "optimizer state")
         for value in own.values():
             claim(facts.tensors_in(value, POLICY.attribute), "optimizer state")
-    claim(facts.saved(), "saved for backward")  # what a pack hook returned is known by its path
+    claim(facts.saved(), "saved for backward")  # the path shows what a pack hook returned
     claim(facts.gradients(), "gradient")
     return owners
 

@@ -1,11 +1,11 @@
-"""The rules by which holder paths are named and folded, for objects of this process and of others.
+"""The rules that name and fold holder paths, for objects of this process and of others.
 
-`memtriage.model.paths` says what segments are. A hop from one object to the next adds one to three of them:
-a function's closure and the variable in it are one hop.
+`memtriage.model.paths` says what segments are. A hop from one object to the next adds one to three of them: a
+function's closure and the variable in it are one hop.
 
-Folding keeps the number of different paths small: positions in lists and varying keys become `*`, a walk
-along the graph keeps only its first and its last node, and a run of hops that repeats (linked lists, chains
-of contexts) is cut to two rounds.
+Folding keeps the number of different paths small: positions in lists and varying keys become `*`, only the
+first and the last node of a walk along the graph are kept, and hops that repeat (linked lists, chains of
+contexts) are cut to two rounds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
 GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _MOST_IN_RECORD = 8
-"""Items up to which a tuple, or a list of an autograd context, is a record, whose places have meaning."""
+"""A tuple, or a list of an autograd context, of at most this many items is a record: places have meaning."""
 CYCLE_SEARCHED: Final = 200
-"""Objects of a garbage cycle that are asked for the name of a class."""
+"""Objects of a garbage cycle that are searched for a class with a telling name."""
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_DICT_KEYS = 32
-"""Entries up to which a dict is a record with names; with more its keys are data, and fold."""
+"""A dict with at most this many entries is a record with names; with more, its keys are data, and fold."""
 _ENOUGH = 3
-"""Keys that differ only in numbers from which on they fold; two may be a pair, such as `w1` and `w2`."""
+"""Keys that only differ in numbers fold if there are at least this many: `w1` and `w2` may be a pair."""
 _ENOUGH_VARIABLES = 8
 """The same for variables and attributes, which are written one by one: `layer1` to `layer4` are names."""
 _NUMBERS = re.compile(
@@ -43,7 +43,7 @@ _NUMBERS = re.compile(
 Eight letters are a word."""
 _COMMON_MODULES = ("builtins", "collections", "types", "functools")
 _OF_FUNCTION = (SegmentKind.CLOSURE, SegmentKind.HOOK_CLOSURE, SegmentKind.DEFAULT_ARGUMENT)
-"""Kinds of segments that a function's own tuple or dict of values adds: the variable follows."""
+"""Kinds of segments for a function's own tuple or dict of values: the variable follows."""
 
 
 Hop = HolderPath
@@ -56,7 +56,7 @@ class Path:
 
     Attributes:
         hops: the segments, by the hop that added them.
-        outside: how many hops lead up to the first one into the autograd graph (all, if there is none).
+        outside: number of hops before the first one into the autograd graph (all, if there is none).
         namespace: the object is a dict whose keys are attribute names.
         in_graph: the object is an autograd node.
     """
@@ -79,7 +79,7 @@ class Path:
 
     @property
     def attached(self) -> bool:
-        """It leads through the autograd graph."""
+        """Whether it leads through the autograd graph."""
         return self.outside < len(self.hops)
 
     @property
@@ -88,10 +88,10 @@ class Path:
 
 
 def extend(hops: tuple[Hop, ...], hop: Hop) -> tuple[Hop, ...]:
-    """Append a hop, and fold a third occurrence back to the second: a chain that repeats.
+    """Append a hop; if it occurs a third time, the chain repeats: fold it back to the second occurrence.
 
-    Items of one container after another are no such chain. They fold only if the hops since the last item are
-    those between the two last ones.
+    Successive items of containers are no such chain. They only fold if the hops since the last item equal
+    those between the last two items.
     """
     places = [at for at, before in enumerate(hops) if before == hop]
     if len(hops) <= 3 or len(places) < 2:
@@ -113,18 +113,18 @@ def item_segment(place: object) -> PathSegment:
 
 
 def attribute_segment(name: str) -> PathSegment:
-    """An attribute, or a module's variable; those that keep hooks are named like `_forward_hooks`."""
+    """An attribute, or a module's variable; names of tables of hooks are like `_forward_hooks`."""
     return PathSegment(SegmentKind.HOOKS if "_hooks" in name else SegmentKind.ATTRIBUTE, name)
 
 
 def key_labels(keys: Sequence[tuple[str | None, int]], namespace: bool) -> dict[int, PathSegment]:
-    """The segment of every key of a dict, by what identifies the key's value.
+    """Return the segment of every key of a dict, by what identifies the key's value.
 
-    Keys that are no strings vary by nature (`[*]`). String keys that differ only in numbers fold once there
-    are enough of them, and a dict of many keys is a table, not a record.
+    Keys that are not strings fold (`[*]`). String keys that only differ in numbers fold if there are enough
+    of them. A dict with many keys is a table, not a record.
 
     Args:
-        keys: (text of the key, None if it is no string; what identifies the value).
+        keys: (text of the key, None if it is not a string; what identifies the value).
         namespace: the keys are names of attributes.
     """
     patterns = Counter(_NUMBERS.sub("*", text) for text, _ in keys if text is not None)
@@ -147,11 +147,11 @@ def key_labels(keys: Sequence[tuple[str | None, int]], namespace: bool) -> dict[
 
 
 def telling_name(met: Iterable[tuple[str, str, bool]], fallback: str) -> str:
-    """Return the name that tells most of a garbage cycle: of the first instance of a class of its own.
+    """Return the most telling name for a garbage cycle: the first instance's of a class that is not common.
 
     Args:
-        met: of the cycle's objects, but classes: module and name of its type, and whether it is a tensor.
-        fallback: the name where there is none but tensors and the commonest types.
+        met: for the cycle's objects without classes: module and name of the type, and whether it is a tensor.
+        fallback: the name if there are only tensors and common types.
     """
     for module, name, is_tensor in met:
         if module not in _COMMON_MODULES:
@@ -199,7 +199,7 @@ class FoldedPaths(ABC):
         """Whether an object is an `nn.Module`."""
 
     def _add(self, before: Path, *hop: PathSegment, namespace: bool = False) -> Path:
-        """Extends a path inside Python; a hop out of the graph keeps the anchor where it was."""
+        """Extend a path inside Python; after a hop out of the graph the anchor stays the same."""
         hops = extend(before.hops, hop) if hop else before.hops
         inside = before.attached or before.in_graph
         return Path(hops, min(before.outside, len(hops)) if inside else len(hops), namespace)
@@ -215,7 +215,7 @@ class FoldedPaths(ABC):
         return Path(hops, min(before.outside, len(hops)), in_graph=True)
 
     def _along_graph(self, before: Path, node: str) -> Path:
-        """From a node to one before it: of all but the first only the last is named."""
+        """From a node to an earlier one: only the first and the last node are named."""
         kept = before.hops[:-1] if before.last.kind is SegmentKind.LATER_NODE else before.hops
         hop = (PathSegment(SegmentKind.LATER_NODE, node),)
         return Path((*kept, hop), min(before.outside, len(kept)), in_graph=True)
@@ -229,7 +229,7 @@ class FoldedPaths(ABC):
         return Path((*before.hops, segments), before.outside)
 
     def _entry(self, before: Path, parent: int, label: PathSegment) -> Path:
-        """From a dict to a value, whose key has this label."""
+        """From a dict to the value whose key has this label."""
         if before.in_graph:
             if label.kind is SegmentKind.ITEM:
                 return self._context(before, PathSegment(SegmentKind.CONTEXT), label)
@@ -243,7 +243,7 @@ class FoldedPaths(ABC):
         return self._add(before, label)
 
     def _is_part_of_module(self, position: int, attribute: str) -> bool:
-        """Whether an attribute is where an `nn.Module` keeps its parts, which are named as its own."""
+        """Whether an attribute is a table of an `nn.Module`'s parts, which are named like attributes."""
         return attribute in _MODULE_DICTS and position >= 0 and self._is_module(position)
 
     def _attribute(self, before: Path, parent: int, name: str) -> Path:
@@ -253,16 +253,16 @@ class FoldedPaths(ABC):
         return self._add(before, attribute_segment(name))
 
     def _is_of_context(self, before: Path) -> bool:
-        """Whether a path leads to an attribute of an autograd context. A list there is a record."""
+        """Whether a path leads to an attribute of an autograd context, where a list is a record."""
         return before.last.kind is SegmentKind.CONTEXT and bool(before.last.name)
 
     def _place(self, before: Path, at: int | None, size: int) -> Path:
-        """From a tuple to an item: by its place, if that is known and the tuple is a record."""
+        """From a tuple to an item, by its position if that is known and the tuple is a record."""
         is_record = at is not None and size <= _MOST_IN_RECORD
         return self._add(before, item_segment(at) if is_record else ANY_ITEM)
 
     def _closure(self, before: Path, function: str) -> Path:
-        """From a function to the tuple of its closure; that of a hook says so: something on the way does."""
+        """From a function to the tuple of its closure, which is a hook's if the path says so."""
         hooked = any(
             segment.kind in (SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE) or "hook" in segment.name
             for segment in before.whole
@@ -279,17 +279,17 @@ class FoldedPaths(ABC):
         return before.last.kind in _OF_FUNCTION
 
     def _variable_of_function(self, before: Path, name: str) -> Path:
-        """From a function's closure or defaults to a variable: in the hop that names the function."""
+        """From a function's closure or defaults to a variable, in the hop that names the function."""
         kept = Path(before.hops[:-1], min(before.outside, len(before.hops) - 1), in_graph=before.in_graph)
         return self._add(kept, *before.hops[-1], PathSegment(SegmentKind.VARIABLE, name))
 
     def _cached(self, function: str, *, is_own_dict: bool) -> Path:
-        """From a function under `lru_cache` to what it remembers; an unbounded one has it in a dict."""
+        """From a function with `lru_cache` to its results; an unbounded cache has them in a dict."""
         cache = (PathSegment(SegmentKind.LRU_CACHE, function),)
         return Path((cache,), 1) if is_own_dict else Path((cache, (ANY_ITEM,)), 2)
 
     def _cache_element(self, before: Path) -> Path:
-        """From an element of a bounded `lru_cache` to what it remembers or to the next element."""
+        """From an element of a bounded `lru_cache` to its result or to the next element."""
         return before if before.last == ANY_ITEM else self._add(before, ANY_ITEM)
 
     def _running(self, before: Path, kind: SegmentKind, function: str, variable: str) -> Path:

@@ -44,17 +44,17 @@ from memtriage.observe.tensors import plain
 from memtriage.process.stdlib import gc
 
 _PLAIN_CONTAINERS = addresses(*CONTAINERS, OrderedDict)
-"""Those whose attributes, if any, are in a dict."""
+"""Containers whose attributes, if any, are in a dict."""
 _LRU = type(functools.lru_cache(lambda: None))
 _TRACEBACK = vars(BaseException)["__traceback__"]
 _CONTEXT_TABLES = frozenset(("hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"))
-"""What a `contextvars.Context` keeps its variables in. No object of the program leads to the one in use."""
+"""Tables of a `contextvars.Context`. No object of the program leads to the current context."""
 _NAMED = (types.FunctionType, types.BuiltinFunctionType, _LRU)
 
 
 def _context_variable(table: Any, value: Any) -> str | None:
-    """Return the name of the context variable that has a value; None where the value is a table below."""
-    held = gc.get_referents(table)  # of each variable its value, then the variable
+    """Return the name of the context variable that has a value; None if the value is a nested table."""
+    held = gc.get_referents(table)  # for each variable its value, then the variable
     names = (key.name for before, key in pairwise(held) if before is value and type(key) is ContextVar)
     return next(names, None)
 
@@ -176,7 +176,7 @@ class PathNamer(FoldedPaths):
             if attribute is not None:
                 return attribute
         if issubclass(kind, threading.local) and type(obj) is dict:
-            return self._add(before)  # what all threads keep there, each in a dict of its own
+            return self._add(before)  # a `threading.local`: each thread has a separate dict
         if issubclass(kind, dict):
             return self._from_dict(before, parent, holder, obj)
         if issubclass(kind, (list, deque, set, frozenset)):
@@ -223,7 +223,7 @@ class PathNamer(FoldedPaths):
         if labels is None:
             labels = dict_labels(holder, before.namespace)
             self._keys[parent] = labels
-        label = labels.get(id(obj), ANY_ITEM)  # a key, or a value that came meanwhile
+        label = labels.get(id(obj), ANY_ITEM)  # a key, or a value added meanwhile
         return self._entry(before, parent, label)
 
     def _from_tuple(self, before: Path, parent: int, holder: tuple[Any, ...], obj: Any) -> Path:
@@ -261,11 +261,11 @@ class PathNamer(FoldedPaths):
         return attribute or self._add(before, attribute_segment(_slot_name(holder, obj)))
 
     def _from_attributes(self, before: Path, parent: int, holder: Any, obj: Any) -> Path | None:
-        """The path to an object's attributes, or to one of them; None to what is neither.
+        """The path to an object's attributes, or to one of them; None if `obj` is neither.
 
-        CPython keeps the attributes of most objects in the object itself until their dict is asked for (from
-        3.14 on also those of tensors, autograd contexts and subclasses of containers): then the object refers
-        to the values, else to the dict.
+        CPython keeps the attributes of most objects in the object itself until their dict is requested (from
+        3.14 on also those of tensors, autograd contexts and subclasses of containers). Until then the object
+        refers to the values, afterwards to the dict.
         """
         own = instance_dict(holder)
         if own is None:
@@ -297,7 +297,7 @@ def _place_of(obj: Any, values: Iterable[Any]) -> int | None:
 
 
 def _variable_of(obj: Any, pairs: Iterable[tuple[str, Any]]) -> str:
-    """Return the name of the variable that an object is the value of, or the cell of."""
+    """Return the name of the variable whose value or cell an object is."""
     if type(obj) is types.CellType:  # a function inside uses it, too
         obj = next(iter(gc.get_referents(obj)), obj)
     return next((name for name, value in pairs if value is obj), "?")
@@ -322,7 +322,7 @@ def _tuple_names(function: Any, values: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def _slot_name(holder: Any, obj: Any) -> str:
-    """Name of the slot that holds an object; its type where it is in none."""
+    """Name of the slot that holds an object; the object's type if no slot does."""
     for klass in bases_of(type(holder)):
         for name, member in list(attributes_of(klass).items()):
             if type(member) is types.MemberDescriptorType and read_member(member, holder) is obj:

@@ -28,12 +28,12 @@ _REST: Final = "CUDA context, kernels, free blocks of the allocator, and what on
 def gpu_rows(
     owners: Mapping[str, int], counters: DeviceCounters | None, in_use: int | None
 ) -> list[LedgerRow]:
-    """Return the rows of one process's memory on one device; they sum to `in_use` where that is known.
+    """Return the rows of one process's memory on one device; they sum to `in_use` if that is known.
 
     Args:
         owners: bytes of its tensors by owner.
-        counters: of torch's allocator; None where they cannot be read, and then the rest is one row.
-        in_use: bytes of the process on the device, as the driver counts them; None where it does not say.
+        counters: of torch's allocator; None if they cannot be read: then the rest is one row.
+        in_use: bytes of the process on the device, as the driver counts them; None if it does not say.
     """
     tensors = sorted(owners.items(), key=lambda owner: -owner[1])
     rows = [LedgerRow(row=REQUESTED, bytes=nbytes, owner=owner) for owner, nbytes in tensors]

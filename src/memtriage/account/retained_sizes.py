@@ -11,21 +11,21 @@ from memtriage.observe.heap_graph import HeapGraph
 from memtriage.process.stdlib import gc
 
 _AT_ONCE: Final = 128
-"""Objects whose references are listed in one call: a list of some hundred, which stays cached."""
+"""Objects whose references are listed in one call: a list of some hundred stays in the processor's cache."""
 
 
 class RetainedSizes:
     """References among all objects of a graph, and the dominators of those that can reach a storage.
 
-    That takes longer than the rest of a census.
+    Computing them takes longer than the rest of a census.
 
     Args:
-        storages: positions of the tensors that stand for them.
+        storages: positions of the tensors that represent storages.
 
     Attributes:
         dominator: the immediate dominator of each object; -1 for none.
         referrers: what refers to each object, in order.
-        elsewhere: objects that something refers to that was not walked.
+        elsewhere: objects to which something refers that was not walked.
     """
 
     def __init__(self, graph: HeapGraph, storages: Iterable[int]) -> None:
@@ -50,7 +50,7 @@ class RetainedSizes:
                 self.dominator[position] = reaching[dominator[number]]
 
     def bytes_below(self, objects: Iterable[int], nbytes: Mapping[int, int]) -> int:
-        """Return the bytes that go when some objects do; `nbytes` has the sizes of those that count."""
+        """Return the bytes that are freed with some objects; `nbytes` has the sizes of those that count."""
         return sum(nbytes[position] for position in dominated(self.dominator, objects, nbytes))
 
 
@@ -86,7 +86,7 @@ def _reaching(referrers: Sequence[Sequence[int]], storages: Iterable[int]) -> li
 
 
 def _referred_to_elsewhere(graph: HeapGraph, positions: Sequence[int]) -> frozenset[int]:
-    """Return which of these objects something refers to that was not walked."""
+    """Return those objects to which something refers that was not walked."""
     if graph.all_libraries:
         return frozenset()
     asked = {id(graph.objects[position]) for position in positions}

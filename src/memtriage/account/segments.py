@@ -1,4 +1,4 @@
-"""What the allocator's segments consist of, and what pins those that cannot go back to the driver.
+"""What the allocator's segments consist of, and what pins those that cannot return to the driver.
 
 Pure: no torch, no driver. Sizes are bytes.
 """
@@ -35,7 +35,7 @@ class SegmentTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrandedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment whose free bytes cannot go back to the driver, and what pins them.
+    """A segment whose free bytes cannot return to the driver, and what pins them.
 
     Attributes:
         segment: the segment.
@@ -73,10 +73,10 @@ def segment_totals(segments: Iterable[Segment]) -> SegmentTotals:
 
 
 def releasable_in(segment: Segment) -> int:
-    """Return free bytes that `empty_cache()` gives back: a wholly free segment, or wholly free pages.
+    """Return free bytes that `empty_cache()` returns: a wholly free segment, or wholly free pages.
 
-    A segment of a private pool counts too, though the allocator keeps it for as long as its pool lives. For
-    expandable segments the page size is taken as the default for the pool (a snapshot does not have it).
+    A segment of a private pool counts, too, although the allocator keeps it as long as its pool lives. For
+    expandable segments the pool's default page size is assumed (a snapshot does not have it).
     """
     if all(block.state == "free" for block in segment.blocks):
         return free_in(segment)
@@ -88,8 +88,8 @@ def releasable_in(segment: Segment) -> int:
 def whole_pages(block: Block, segment: Segment) -> tuple[int, int]:
     """Return start and end of the pages wholly inside a block; pages count from the segment's first byte.
 
-    As `ExpandableSegment::unmap` does it: a mapped range begins at a page, and a partly used page stays. Both
-    are the block's start where there is no such page, or the segment is not expandable.
+    As in `ExpandableSegment::unmap`, a mapped range begins at a page, and a partly used page stays. Both are
+    the block's start if there is no such page, or the segment is not expandable.
     """
     if segment.page is None:
         return block.address, block.address
@@ -101,7 +101,7 @@ def whole_pages(block: Block, segment: Segment) -> tuple[int, int]:
 
 
 def stranded_in(segment: Segment) -> int:
-    """Return free bytes that `empty_cache()` cannot give back."""
+    """Return free bytes that `empty_cache()` cannot return."""
     return free_in(segment) - releasable_in(segment)
 
 

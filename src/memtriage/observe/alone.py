@@ -1,6 +1,6 @@
-"""When a program's objects can be looked at from a thread that is not the program's, and for how long.
+"""When another thread can inspect a program's objects, and for how long.
 
-The interpreter hands its lock on after a time slice; with a longer slice it stays longer with who has it.
+The interpreter passes its lock on after a time slice; with a longer slice a thread keeps it longer.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from memtriage.observe.frames import current_frames
 from memtriage.process.stdlib import os, time
 
 _SLICE_S: Final = 0.1
-"""Twenty of the usual slices: the longest that another thread waits for the interpreter."""
+"""Twenty times the usual slice: the longest time that another thread waits for the interpreter."""
 _fork_is_watched = False
 
 
 class Alone:
-    """`with Alone():` keeps the interpreter to this thread for `_SLICE_S` at a stretch.
+    """`with Alone():` keeps the interpreter's lock in this thread for `_SLICE_S` at a time.
 
-    For a look at a program whose main thread is elsewhere (a collective that waits, a long copy), and may
-    come back meanwhile. Work that needs no interpreter goes on.
+    To inspect a program whose main thread is outside Python (a collective that waits, a long copy) and may
+    return meanwhile. Work that does not need the interpreter continues.
     """
 
     def __enter__(self) -> None:
         _watch_fork()
         self._before = sys.getswitchinterval()
         sys.setswitchinterval(_SLICE_S)
-        # A thread that waits for the interpreter already uses the old slice: let it have its turn.
+        # A thread that already waits for the interpreter uses the old slice: give it its turn.
         time.sleep(2 * self._before)
 
     def __exit__(self, *exception: object) -> None:
@@ -47,8 +47,8 @@ def _watch_fork() -> None:
 def backward_runs() -> bool:
     """Whether any thread of this process is inside the autograd engine.
 
-    The engine frees what nodes have saved without holding the interpreter: they must not be read meanwhile.
-    Told by Python's stacks, where every way into the engine leaves the frame of `_engine_run_backward`.
+    The engine frees what nodes have saved without the interpreter's lock: they must not be read meanwhile. It
+    is recognized in Python's stacks: every way into the engine has a frame of `_engine_run_backward`.
     """
     for top in current_frames().values():
         frame: FrameType | None = top

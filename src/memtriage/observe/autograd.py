@@ -1,9 +1,9 @@
 """Edges of the autograd graph, read without running anything.
 
-Reading `node._saved_x` runs unpack hooks and, under non-reentrant checkpointing, the checkpointed function;
-`node._raw_saved_x` is a `SavedTensor` whose `.data` is the tensor, or whatever the pack hook returned. Before
-torch 2.10 it has no `.data`, and no other way to its tensor that would not run hooks: nothing is read there.
-A C++ node gives `None` for what backward has freed, a Python one raises RuntimeError (measured, torch 2.13).
+Reading `node._saved_x` runs unpack hooks and, under non-reentrant checkpointing, the checkpointed function.
+`node._raw_saved_x` is a `SavedTensor` whose `.data` is the tensor, or what the pack hook returned. Before
+torch 2.10 it has no `.data`, and no other way to its tensor without running hooks: nothing is read there. For
+what backward has freed, a C++ node returns `None`, a Python node raises RuntimeError (measured, torch 2.13).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from memtriage.observe.objects import Listing
 from memtriage.process.stdlib import gc
 
 SavedValue = tuple[str, int | None, Any]
-"""Name of the saved attribute, empty for a custom Function's saved tensors; place in it where it is a tuple;
+"""Name of the saved attribute, empty for a custom Function's saved tensors; position in it if it is a tuple;
 what is saved: a tensor, or what a pack hook returned."""
 
 _LEAFS_NUMBER: Final = 2**64 - 1
-"""What torch counts a leaf's gradient accumulator as, so that it runs first (autograd/function.h)."""
+"""Sequence number of a leaf's gradient accumulator, with which it runs first (autograd/function.h)."""
 
 
 def is_node_type(kind: type) -> bool:
@@ -37,7 +37,7 @@ def profiler_is_on() -> bool:
 
 
 def unread_saved_tensors() -> str | None:
-    """Return why the loaded torch does not show what graphs save for backward; None where it does."""
+    """Return why the loaded torch does not show what graphs save for backward; None if it does."""
     kind = getattr(sys.modules.get("torch._C._autograd"), "SavedTensor", None)
     if kind is None or hasattr(kind, "data"):
         return None
@@ -48,7 +48,7 @@ def unread_saved_tensors() -> str | None:
 
 
 class NodeReader:
-    """Reads what nodes keep. Make one for each walk: it remembers node types, and so keeps them alive."""
+    """Reads what nodes keep. Make one per walk: it remembers node types, and so keeps them alive."""
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[type, tuple[str, ...]]] = {}
@@ -67,8 +67,8 @@ class NodeReader:
     def saved_values(self, node: Any) -> Iterator[SavedValue]:
         """Everything the node keeps for its backward.
 
-        Freed and never-set values are left out. A tensor that was modified in place since it was saved is
-        given as it is now (only unpacking it would raise).
+        Freed and unset values are left out. A tensor that was modified in place since it was saved is
+        returned as it is now (only unpacking it would raise).
         """
         for attribute in self.saved_attributes(type(node)):
             try:
@@ -103,9 +103,9 @@ class NodeReader:
     def find_checkpoints(self, listing: Listing) -> None:
         """Map each placeholder for a saved tensor to its non-reentrant checkpoint.
 
-        The inputs to recompute from are in the closure of a hook that only C++ holds. From the checkpoint
-        to its placeholders there are weak references, and those are followed backwards here. In newer torch
-        (2.13) the inputs are saved tensors of the checkpoint itself.
+        The inputs to recompute from are in the closure of a hook that only C++ holds. The checkpoint has weak
+        references to its placeholders, which are followed backward here. In newer torch (2.13) the inputs are
+        saved tensors of the checkpoint itself.
         """
         kind = getattr(sys.modules.get("torch.utils.checkpoint"), "_CheckpointFrame", None)
         if kind is None:
@@ -124,7 +124,7 @@ class NodeReader:
     def saved_tensor_referents(self, raw: Any) -> list[Any]:
         """What a `SavedTensor` object keeps alive: its tensor, if it is a checkpoint's.
 
-        Others refer to a place in a node. They keep nothing alive, and reading one whose node is gone crashes
+        Others refer to a slot of a node. They keep nothing alive, and reading one whose node is gone crashes
         the process.
         """
         value = _packed(raw) if id(raw) in self._arguments else None
@@ -150,7 +150,7 @@ def next_nodes(node: Any) -> list[Any]:
 
 
 def created(node: Any) -> int | None:
-    """When a node was created, in the count that autograd keeps for each thread; None for a leaf's node."""
+    """The sequence number that autograd gave a node in its thread; None for a leaf's node."""
     try:
         number = int(node._sequence_nr())
     except (RuntimeError, AttributeError):

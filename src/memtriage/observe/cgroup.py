@@ -1,7 +1,7 @@
 """Memory limits of the container and of the process: control groups v1 and v2, MemTotal, resource limits.
 
-`psutil.virtual_memory()` and MemTotal know nothing of a container's limit; what kills a job in a container is
-the tightest control group above it. Every size is in bytes.
+`psutil.virtual_memory()` and MemTotal do not know a container's limit; what kills a job in a container is the
+tightest control group above it. Every size is in bytes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ SELF: Final = Path("/proc/self")
 class CgroupMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the control group that limits this process: the tightest one from its own group upwards.
 
-    Without any limit, the process's own group. All figures are of that group and of everything in it,
-    other processes included.
+    Without any limit, it is the process's own group. All figures are for that group and everything in it,
+    including other processes.
 
     Attributes:
         version: 1 or 2.
         path: directory the figures were read from.
         limit: the limit; None when there is none.
-        usage: charged now, page cache included.
+        usage: bytes charged now, including page cache.
         peak: highest usage so far (v2: Linux 5.19 and newer).
         anon: anonymous memory; without swap it can't be reclaimed.
-        file: page cache, `shmem` included.
-        inactive_file: page cache that is reclaimed first: usage without it is what presses on the limit.
+        file: page cache, including `shmem`.
+        inactive_file: page cache that is reclaimed first; the rest of the usage counts against the limit.
         shmem: shared memory and tmpfs; without swap it can't be reclaimed.
         oom_kill: processes of the group killed for memory so far.
     """
@@ -50,7 +50,7 @@ class CgroupMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostLimit(NamedTuple):
-    """The bytes that this process can have at most, and what says so."""
+    """The most bytes that this process can have, and what limits it."""
 
     bytes: int
     source: str
@@ -59,8 +59,8 @@ class HostLimit(NamedTuple):
 def cgroup_memory(proc: Path = SELF, root: Path = Path("/")) -> CgroupMemory | None:
     """Memory figures of the control group that limits this process; None without a memory controller.
 
-    Limits of groups that a container hides from its processes are not seen under v2; under v1 the kernel
-    tells them (`hierarchical_memory_limit`).
+    Under v2, limits of groups that a container hides from its processes are not seen; under v1 the kernel
+    reports them (`hierarchical_memory_limit`).
 
     Args:
         proc: the process's directory in /proc, for its `cgroup` and `mountinfo`.
@@ -78,9 +78,9 @@ def cgroup_memory(proc: Path = SELF, root: Path = Path("/")) -> CgroupMemory | N
 
 
 def host_limit(proc: Path = SELF, root: Path = Path("/")) -> HostLimit:
-    """The least of: control-group limit, physical memory, RLIMIT_AS and RLIMIT_DATA where these are set.
+    """The least of: control-group limit, physical memory, and RLIMIT_AS and RLIMIT_DATA if set.
 
-    The resource limits are on address space, not on resident memory: a process meets them earlier than
+    The resource limits apply to address space, not to resident memory: a process reaches them earlier than
     its RSS suggests.
     """
     limits = [physical_memory(root), *_resource_limits()]
@@ -91,7 +91,7 @@ def host_limit(proc: Path = SELF, root: Path = Path("/")) -> HostLimit:
 
 
 def counted(limit: HostLimit, used: InUse) -> int:
-    """Bytes in use as a limit counts them: a resource limit is on address space, not on resident memory."""
+    """Bytes in use as a limit counts them: a resource limit counts address space, not resident memory."""
     return {"RLIMIT_AS": used.mapped, "RLIMIT_DATA": used.data}.get(limit.source, used.resident)
 
 
@@ -139,7 +139,7 @@ _UNLIMITED: Final = 1 << 60
 
 
 def _chain(files: _Files, groups: str, mounts: str, root: Path) -> Iterator[Path]:
-    """Directories from the process's group up to the mount point, where they have memory figures."""
+    """Directories with memory figures, from the process's group up to the mount point."""
     path = _group_path(files, groups)
     if path is None:
         return
@@ -194,7 +194,7 @@ def _unescaped(column: str) -> str:
 def _read(files: _Files, chain: list[Path]) -> CgroupMemory:
     limits = {directory: _limit(files, directory) for directory in chain}
     tightest = min((limit for limit in limits.values() if limit is not None), default=None)
-    # Of groups with the same limit the outermost: it is charged at least as much, so it kills first.
+    # If groups have the same limit, take the outermost: it is charged at least as much, so it kills first.
     group = chain[0] if tightest is None else [where for where in chain if limits[where] == tightest][-1]
     stat = _keyed(group / "memory.stat")
     return CgroupMemory(
@@ -234,7 +234,7 @@ def _resource_limits() -> Iterator[HostLimit]:
 
 
 def resource_limit(name: str) -> int | None:
-    """Return this process's soft limit, such as `RLIMIT_AS`; None where there is none."""
+    """Return this process's soft limit, such as `RLIMIT_AS`; None if there is none."""
     try:
         import resource
     except ImportError:  # Windows has no such limits

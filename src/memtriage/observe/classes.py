@@ -1,8 +1,7 @@
-"""What can be read of a class or module without running code of its own or of its metaclass.
+"""Read a class or module without running its own code or its metaclass's.
 
-A census meets every class of the process, and some of them answer `klass.__name__`, `hasattr` or `__dict__`
-with code of their own, which may raise, import a library or change the program. The getters of `type` are
-asked instead.
+A census meets every class of the process. For some of them `klass.__name__`, `hasattr` or `__dict__` run code
+that may raise, import a library or change the program. So the getters of `type` are used instead.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ def attributes_of(klass: type) -> Mapping[str, Any]:
 
 
 def variables_of(module: types.ModuleType) -> dict[str, Any]:
-    """A module's variables, without code of its class: libraries put lazy modules of all kinds in place."""
+    """A module's variables, without running code of its class: libraries use lazy modules of all kinds."""
     variables: dict[str, Any] = _read_variables(module)
     return variables
 
 
 def addresses(*classes: type) -> frozenset[int]:
-    """Addresses of built-in classes, in which `id(type(obj))` is looked up.
+    """Addresses of built-in classes, in which to look up `id(type(obj))`.
 
-    Classes themselves are not: a metaclass may hash and compare its classes with code of its own.
+    Not the classes themselves, because a metaclass may hash and compare its classes with its own code.
     """
     return frozenset(map(id, classes))
 
@@ -73,8 +72,8 @@ def declares(klass: type, name: str) -> bool:
 
 
 def instance_dict(holder: Any) -> dict[str, Any] | None:
-    """An object's attributes; None where it has none, or where its class puts a `__dict__` of its own making
-    in their place (proxies do) and no base has the real one.
+    """An object's attributes; None if it has none, or if its class replaces `__dict__` (as proxies do) and no
+    base has the real one.
     """
     for base in bases_of(type(holder)):
         getter = attributes_of(base).get("__dict__")

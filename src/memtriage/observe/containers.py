@@ -1,4 +1,4 @@
-"""Containers that grow between two walks: how leaks of ordinary Python data and numpy arrays are named."""
+"""Containers that grow between walks: they name leaks of ordinary Python data and numpy arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONG = 64 * 1024
 _MOST_ARRAYS = 20
 _UNIT = 16
 _UNSHARED_REFERENCES = 6
-"""An entry's own atom is referred to by the entry, the walk's graph or queue, and the counting itself."""
+"""References to an entry's own atom: from the entry, the walk's graph or queue, and the counting itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class GrownContainer:
 
     Attributes:
         position: its place in the later walk's graph.
-        more: entries more than at the earlier walk.
-        entry_bytes: size of a recent entry with what only it seems to hold, tensors left out.
-        native: type of a recent entry that is an object of a C++ library, with memory that only it knows of.
+        more: additional entries since the earlier walk.
+        entry_bytes: size of a recent entry with what only it seems to hold, without tensors.
+        native: type of a recent entry that is an object of a C++ library, whose memory only it knows.
         kind: its type's name.
     """
 
@@ -54,7 +54,7 @@ class GrownContainer:
 
 @dataclass(frozen=True, slots=True)
 class LongArray:
-    """A numpy array that has memory of its own.
+    """A numpy array that owns its memory.
 
     Attributes:
         position: its place in the walk's graph.
@@ -75,7 +75,8 @@ class _Cache:
     Attributes:
         module: the library's module; it may not be loaded.
         path: names of the attributes that lead to the container.
-        bound: entries at which it stops: the name of the module's variable that says so, or reads it.
+        bound: the name of the module's variable with the number of entries at which it stops, or a function
+            that returns it.
     """
 
     module: str
@@ -113,7 +114,7 @@ _LBFGS_LISTS: Final = ("old_dirs", "old_stps", "ro")
 
 
 def known_bounds(optimizers: Iterable[Any]) -> dict[int, int]:
-    """Bounds of the containers of the standard library and of torch that are alive, by the containers' id.
+    """Bounds of the live containers of the standard library and of torch, by the containers' id.
 
     Args:
         optimizers: the program's.
@@ -146,9 +147,9 @@ def _bounds_of_lbfgs(optimizer: dict[str, Any]) -> Iterator[tuple[int, int]]:
 
 
 def bound_of(container: Any, known: Mapping[int, int]) -> tuple[int | None, int | None]:
-    """(entries at which a container stops growing, entries now); None where there is no bound.
+    """(entries at which a container stops growing, entries now); None if there is no bound.
 
-    A container that already has more than its bound has none.
+    If a container already has more entries, the bound does not hold.
 
     Args:
         container: any object.
@@ -178,17 +179,17 @@ class KnownLengths(NamedTuple):
     firsts: dict[int, int]
 
     def of(self, address: int) -> tuple[int, int] | None:
-        """Return both; None where there was no container then."""
+        """Return both; None if there was no such container."""
         length = self.lengths.get(address)
         return None if length is None else (length, self.firsts[address])
 
 
 class ContainerLengths:
-    """How long each growable container was at a walk, and which entry was its first. Keeps none alive.
+    """The length and the first entry of each growable container at a walk. Keeps none alive.
 
-    The first entry tells a container that was there before from a new one at the same address (-1 for kinds
-    that have none to go by). Empty containers are left out. 24 bytes for each: a program may have a hundred
-    thousand, and this is kept from one census to the next.
+    The first entry distinguishes an old container from a new one at the same address (-1 for kinds without a
+    usable first entry). Empty containers are left out. It takes 24 bytes per container, because a program may
+    have a hundred thousand, and it is kept from one census to the next.
     """
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
@@ -196,12 +197,12 @@ class ContainerLengths:
         self.add(objects)
 
     def add(self, objects: Iterable[Any]) -> list[Any]:
-        """Note how long the containers among some objects are, and return these."""
+        """Note the lengths of the containers among some objects, and return the containers."""
         containers = list(_sized(objects))
         types = list(map(id, map(type, containers)))
         ordered = list(compress(containers, map(_ORDERED.__contains__, types)))
         unordered = list(compress(containers, map(_UNORDERED.__contains__, types)))
-        # In C, not entry by entry. Another thread may have emptied a container since: it has no first entry.
+        # In C, not entry by entry. If another thread has emptied a container since, it has no first entry.
         first = map(next, map(iter, ordered), repeat(None))
         self._addresses.extend(chain(map(id, ordered), map(id, unordered)))
         self._lengths.extend(chain(map(len, ordered), map(len, unordered)))
@@ -215,17 +216,17 @@ class ContainerLengths:
 
 
 def _sized(objects: Iterable[Any]) -> Iterator[Any]:
-    """Yield the growable containers among some objects, but for empty ones."""
+    """Yield the growable containers among some objects, except empty ones."""
     return filter(None, (obj for obj in objects if id(type(obj)) in GROWABLE))
 
 
 def _first_of(container: Any) -> int:
-    """Return the id of a container's first entry; -1 for kinds that have none to go by."""
+    """Return the id of a container's first entry; -1 for kinds without a usable one."""
     return -1 if id(type(container)) in _UNORDERED else id(next(iter(container), None))
 
 
 def grown_among(containers: Sequence[Any], earlier: KnownLengths) -> list[Any]:
-    """Return the containers that were there before and have more entries now, in order.
+    """Return the containers that existed before and have more entries now, in order.
 
     Args:
         containers: containers, none of them empty.
@@ -237,23 +238,23 @@ def grown_among(containers: Sequence[Any], earlier: KnownLengths) -> list[Any]:
 
 
 def most_grown(containers: Sequence[Any], earlier: KnownLengths, most: int = 32) -> list[Any]:
-    """Return so many of those that `grown_among` returns, which have got most entries."""
+    """Return the `most` containers of `grown_among` that got most entries."""
     grown = grown_among(containers, earlier)
     return sorted(grown, key=lambda obj: earlier.lengths[id(obj)] - len(obj))[:most]
 
 
 def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) -> list[GrownContainer]:
-    """Containers that were there before and have more entries now, by the bytes that came.
+    """Containers that existed before and have more entries now, by additional bytes.
 
-    Those that stop growing are left out.
+    Those with a bound are left out.
 
     Args:
         graph: of the later walk.
         earlier: lengths and first entries at the earlier walk (`ContainerLengths.by_address`).
-        most: so many at most.
+        most: how many to return at most.
     """
     containers = []
-    # From `first_own` on: memtriage's own objects, and what no variable of the program leads to.
+    # From `first_own` on there are memtriage's own objects, and what no variable of the program leads to.
     grown = grown_among(list(_sized(graph.objects[: graph.first_own])), earlier)
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
     for obj in grown:
@@ -272,7 +273,7 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
 def long_arrays(graph: HeapGraph) -> list[LongArray]:
     """The largest of the program's arrays of numbers, largest first.
 
-    No array grows, but a program may replace it by a longer one, as `numpy.concatenate` does.
+    An array does not grow, but a program may replace it by a longer one, as with `numpy.concatenate`.
 
     Args:
         graph: of a walk.
@@ -298,7 +299,7 @@ def long_arrays(graph: HeapGraph) -> list[LongArray]:
 
 
 def _newest(container: Any) -> list[Any]:
-    """Up to four of the newest entries; order is insertion's where the container has one."""
+    """Up to four of the newest entries, by the container's order if it has one."""
     if isinstance(container, dict):
         return [(key, container[key]) for key in islice(reversed(list(container)), 4)]
     if isinstance(container, set):
@@ -309,10 +310,10 @@ def _newest(container: Any) -> list[Any]:
 
 
 def _added_by_each(graph: HeapGraph, container: Any, newest: Sequence[Any]) -> int:
-    """Bytes that an entry adds to those before it, on average; `newest` is as `_newest` returns it.
+    """Average bytes that an entry adds to earlier ones; `newest` is the result of `_newest`.
 
-    What entries have in common, such as the event loop of futures or the manager of loggers, came with an
-    earlier one, and counts with the oldest that is looked at. That one counts only where it is the only one.
+    What entries share, such as the event loop of futures or the manager of loggers, came with an earlier one.
+    It counts for the oldest of these entries, which is left out unless it is the only one.
     """
     seen = {id(container)}
     sizes = [deep_size(graph, entry, seen) for entry in reversed(newest)]
@@ -321,12 +322,12 @@ def _added_by_each(graph: HeapGraph, container: Any, newest: Sequence[Any]) -> i
 
 
 def _allocated(obj: Any) -> int:
-    """Return the bytes that Python's allocator, or malloc, takes for an object: multiples of 16."""
+    """Return the bytes that Python's allocator, or malloc, takes for an object: a multiple of 16."""
     return -(-sys.getsizeof(obj, 0) // _UNIT) * _UNIT
 
 
 def _native_type(entry: Any) -> str | None:
-    """Name of the C++ type (made by pybind11) of an entry, or of a part of it."""
+    """Name of the C++ type (bound by pybind11) of an entry, or of a part of it."""
     for part in entry if isinstance(entry, tuple) else (entry,):
         if any(type(base).__name__ == "pybind11_type" for base in type(part).__mro__):
             return type(part).__name__
@@ -334,7 +335,7 @@ def _native_type(entry: Any) -> str | None:
 
 
 def deep_size(graph: HeapGraph, obj: Any, seen: set[int] | None = None) -> int:
-    """Bytes of an object and of the plain data and arrays below it, at most so many objects of them.
+    """Bytes of an object and of the plain data and arrays below it, up to a number of objects.
 
     Tensors, modules, classes and functions are left out: they are accounted for elsewhere or shared.
 
@@ -360,7 +361,7 @@ def deep_size(graph: HeapGraph, obj: Any, seen: set[int] | None = None) -> int:
             else:
                 queue.append(part.base)
         elif issubclass(type(part), (str, bytes, bytearray, int, float, complex)):
-            # Small numbers and interned words belong to everybody. What is asked for counts whoever has it.
+            # Small numbers and interned words are shared by everybody. The given object itself always counts.
             if part is obj or sys.getrefcount(part) <= _UNSHARED_REFERENCES:
                 total += _allocated(part)
         elif kind == PLAIN and type(part) not in (types.FunctionType, types.FrameType):

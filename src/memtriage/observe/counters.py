@@ -1,4 +1,4 @@
-"""The counters that a mark reads: allocator, malloc, resident set. Made to cost well under 0.2 ms."""
+"""The counters that a mark reads: allocator, malloc, resident set. Designed to take well under 0.2 ms."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ MALLOC: Final = MallocPolicy()
 
 
 class Reading(msgspec.Struct, gc=False):
-    """One device's counters at one instant, in bytes; None where there is no such counter.
+    """One device's counters at one instant, in bytes; None if there is no such counter.
 
-    `counters`: all that the CUDA allocator counts, of which the first three are a part.
+    `counters` has everything that the CUDA allocator counts, including the first three.
     """
 
     device: str
@@ -55,19 +55,19 @@ class Reading(msgspec.Struct, gc=False):
 
 
 def uncounted(devices: Iterable[str]) -> list[str]:
-    """Return which of some devices have no counter: all but `cuda:N` and `cpu`, such as `xpu:0`."""
+    """Return the devices without a counter: all but `cuda:N` and `cpu`, such as `xpu:0`."""
     return sorted({device for device in devices if device != "cpu" and not device.startswith("cuda:")})
 
 
 class CounterReader:
-    """Reads the counters of every device in use. One for each watch; not shared between threads.
+    """Reads the counters of every device in use. One per watch; not shared between threads.
 
-    `cpu` has no counter of its own: there `allocated` is what malloc has handed out, `reserved` what it has
-    from the kernel. mallinfo2 walks every free chunk. It takes 1 us on a fresh heap, 0.8 ms with 20,000 free
-    chunks (5 ms where they are not in the processor's cache) and 50 ms with 200,000. glibc has no other exact
-    counter: it keeps no sum of free bytes, and `malloc_info` walks as far. So marks of steps are read first,
-    and those within a step have what is left of the budget: see `MallocPolicy`. A mark without a reading has
-    no figure rather than an old one.
+    For `cpu`, `allocated` is what malloc has handed out, and `reserved` what it has from the kernel.
+    mallinfo2 walks every free chunk. It takes 1 us on a fresh heap, 0.8 ms with 20,000 free chunks (5 ms if
+    they are not in the processor's cache) and 50 ms with 200,000. glibc has no other exact counter: it keeps
+    no sum of free bytes, and `malloc_info` walks as far. So marks of steps are read first, and those within a
+    step use what is left of the budget: see `MallocPolicy`. A mark without a reading has no figure, rather
+    than an old one.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class CounterReader:
         self._malloc_readings = 0
         self._malloc_took = self._malloc_cost = 0.0
         self._malloc_spent = 0.0
-        malloc.malloc_info()  # the first call looks glibc up
+        malloc.malloc_info()  # the first call looks up glibc
         self._pinned: int | None = None
         self._until_pinned = 0
 
@@ -88,8 +88,8 @@ class CounterReader:
         """Read the CPU's counters first, then those of each CUDA device that this process uses.
 
         Args:
-            within_step: the mark is that of a backward, and the program makes steps: where malloc is slow to
-                read, other marks go first.
+            within_step: the mark is a backward's, and the program makes steps: if malloc is slow to read,
+                other marks have priority.
         """
         now = time.perf_counter()
         readings = [self._cpu(now, within_step)]
@@ -112,7 +112,7 @@ class CounterReader:
         return readings
 
     def in_malloc(self) -> int | None:
-        """Read what malloc has handed out, whatever that costs."""
+        """Read what malloc has handed out, however long that takes."""
         info = malloc.malloc_info()
         return None if info is None else info.in_use
 
@@ -121,11 +121,11 @@ class CounterReader:
         return host.rss()
 
     def in_use(self) -> host.InUse | None:
-        """What limits on the process count."""
+        """Bytes in use, as limits on the process count them."""
         return host.in_use()
 
     def shared(self) -> int | None:
-        """Resident memory that is mapped from files or shared: tensors in shared memory are in it."""
+        """Resident memory that is mapped from files or shared, including tensors in shared memory."""
         return host.shared()
 
     def pinned(self) -> int | None:
@@ -142,10 +142,10 @@ class CounterReader:
     def _cpu(self, now: float, within_step: bool) -> Reading:
         if not self._malloc_is_due(now, within_step):
             return Reading("cpu")
-        started = time.thread_time()  # a busy machine makes it wait, which is no cost of its own
+        started = time.thread_time()  # waiting on a busy machine does not count
         info = malloc.malloc_info()
         before, self._malloc_took = self._malloc_took, time.thread_time() - started
-        self._malloc_cost = min(before, self._malloc_took)  # one slow one may be chance
+        self._malloc_cost = min(before, self._malloc_took)  # one slow reading may be chance
         self._malloc_readings += 1
         self._malloc_spent += self._malloc_took
         self._malloc_due = now + self._malloc_cost / MALLOC.step_share

@@ -1,12 +1,12 @@
 """The CUDA caching allocator of this process: counters, segments, allocation sites, out-of-memory events.
 
 Reading changes nothing: torch is never imported here, CUDA is never initialized, no context is made on a
-device that has none, no stream is synchronized. Every function needs CUDA to be initialized by the script and
-says what it returns until then.
+device without one, and no stream is synchronized. Every function needs CUDA to be initialized by the script,
+and says what it returns until then.
 
-Known limitations: blocks handed out by other allocators of the process (CuPy, NCCL's own buffers, raw
-`cudaMalloc`) are not seen. With `cudaMallocAsync` there are no segments and few counters, with a pluggable
-allocator none of either.
+Known limitations: blocks from other allocators of the process (CuPy, NCCL's own buffers, raw `cudaMalloc`)
+are not seen. With `cudaMallocAsync` there are no segments and few counters, with a pluggable allocator
+neither segments nor counters.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def backend() -> str | None:
 
 
 def has_context(device: int) -> bool:
-    """True if this process has a CUDA context on the device. Asking does not make one."""
+    """True if this process has a CUDA context on the device. This does not make one."""
     if not initialized():
         return False
     torch = _torch()
@@ -74,7 +74,7 @@ def capturing() -> bool:
 
 
 def devices() -> list[int]:
-    """CUDA indices whose allocator this process has used. A device with a bare context is left out."""
+    """CUDA indices whose allocator this process has used. A device with only a context is left out."""
     if not initialized():
         return []
     with_context = [index for index in range(_torch().cuda.device_count()) if has_context(index)]
@@ -84,7 +84,7 @@ def devices() -> list[int]:
 def counters(device: int) -> DeviceCounters:
     """The allocator's counters of one device; every figure None before CUDA is initialized.
 
-    Reads the nested dictionary that `torch.cuda.memory_stats` would go on to flatten and to sort.
+    Reads the nested dictionary that `torch.cuda.memory_stats` would then flatten and sort.
     """
     if not initialized():
         return DeviceCounters()
@@ -94,7 +94,7 @@ def counters(device: int) -> DeviceCounters:
 def parse_counters(stats: Mapping[str, Any], backend_name: str | None) -> DeviceCounters:
     """Counters from the nested statistics. With `cudaMallocAsync` only allocated and reserved are kept.
 
-    Source: `getDeviceStats` of that allocator asks the driver for those two, repeats the first as active and
+    Source: `getDeviceStats` of that allocator gets these two from the driver, repeats the first as active and
     leaves the rest at zero.
     """
     allocated, reserved = _bytes(stats, "allocated_bytes"), _bytes(stats, "reserved_bytes")
@@ -132,15 +132,15 @@ def splits_any_block() -> bool:
 def _allocator_conf() -> str:
     """The allocator's settings.
 
-    Older releases of torch cannot be asked for them. There the environment is read, which does not show what
-    the program has changed since.
+    Older releases of torch do not report them. There the environment is read, which does not show later
+    changes by the program.
     """
     read_settings = getattr(_torch()._C, "_accelerator_getAllocatorSettings", None)
     return allocator_conf_of_environment() if read_settings is None else str(read_settings())
 
 
 def allocator_conf_of_environment() -> str:
-    """The allocator's settings in the environment, as torch reads them; empty where there are none."""
+    """The allocator's settings in the environment, as torch reads them; empty if there are none."""
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
 
 
@@ -152,7 +152,7 @@ def capacity(device: int) -> int | None:
 
 
 def per_process_limit(device: int) -> int | None:
-    """The most that this process's allocator may reserve, in bytes; None where no fraction was set.
+    """The most that this process's allocator may reserve, in bytes; None if no fraction was set.
 
     Source: `setMemoryFraction` in CUDACachingAllocator.cpp caps at fraction x total memory; an unset cap
     reads 1.0.
@@ -168,14 +168,14 @@ def segments(device: int | None = None, script_root: str | None = None) -> list[
     """The allocator's segments, on one device or on all, without event traces.
 
     Blocks name their allocation site while `AllocationHistory` (or another recording with contexts) is on.
-    Before torch 2.11 the snapshot carries the traces that another tool records, and takes their time.
+    Before torch 2.11 the snapshot includes the traces that another tool records, which takes time.
 
     Args:
         device: CUDA index; None for all.
         script_root: folder of the user's script, for the sites; see `allocation_site`.
 
     Returns:
-        None where the allocator in use keeps no segments; empty before CUDA is initialized.
+        None if the allocator in use has no segments; empty before CUDA is initialized.
     """
     if not initialized():
         return []
@@ -199,15 +199,15 @@ def parse_segments(
 
 
 class AllocationHistory:
-    """Has the allocator remember, for every live block, the Python stack that allocated it.
+    """Makes the allocator remember, for every live block, the Python stack that allocated it.
 
-    Recording is process-wide and off by default. `start` switches it on only if it is off, in the mode that
-    keeps no event trace (2 us per allocation, says torch). `stop` switches off only what `start` switched
-    on. Blocks that were live before `start` stay without a site. Stacks of blocks that live on after `stop`
-    stay readable.
+    Recording is process-wide and off by default. `start` switches it on only if it is off, in the mode
+    without an event trace (2 us per allocation, according to torch). `stop` only switches off what `start`
+    switched on. Blocks from before `start` have no site. After `stop`, stacks of blocks that are still alive
+    remain readable.
 
     Known limitation: a tool that begins its own recording after `start` is recognized at `stop` by its event
-    trace; one that keeps no trace either cannot be distinguished from this one, and is switched off.
+    trace. If it has no trace, it cannot be distinguished from this recording, and is switched off.
     """
 
     def __init__(self) -> None:
@@ -223,8 +223,8 @@ class AllocationHistory:
         """Switch recording on if it is off.
 
         Args:
-            max_entries: bound of the event trace. torch keeps one entry in this mode, whatever is asked
-                (memory_snapshot.cpp); the bound is for a version that would not.
+            max_entries: bound of the event trace. In this mode torch keeps one entry, whatever the bound
+                (memory_snapshot.cpp); the bound is for a version that does not.
 
         Returns:
             True if allocations are recorded now, by this object or by another tool. False before CUDA is
@@ -261,14 +261,14 @@ class AllocationHistory:
 
 
 def allocation_site(frames: Sequence[Frame], script_root: str | None = None) -> str | None:
-    """`file.py:line in function` of the frame to blame for an allocation; None without frames.
+    """`file.py:line in function` of the frame responsible for an allocation; None without frames.
 
     The innermost frame that is the user's code; if there is none, the innermost of a library other than
     torch; else the innermost.
 
     Args:
         frames: innermost first, as in a snapshot.
-        script_root: folder of the user's script. Files below it are the user's even where the folder is an
+        script_root: folder of the user's script. Files below it are the user's, even if the folder is an
             installed package, and are named relative to it; others by their base name.
     """
     frame = blamed_frame(frames, script_root)
@@ -276,7 +276,7 @@ def allocation_site(frames: Sequence[Frame], script_root: str | None = None) -> 
 
 
 def blamed_frame(frames: Sequence[Frame], script_root: str | None = None) -> Frame | None:
-    """The frame that `allocation_site` names: of a frame only the file is read."""
+    """The frame that `allocation_site` names. Only the files of frames are read."""
     if not frames:
         return None
     internal_folders = _internal_folders()
@@ -298,25 +298,25 @@ def is_of_user(frame: Frame, script_root: str | None = None) -> bool:
 def attach_oom_observer(callback: OomCallback | None) -> bool:
     """Have `callback(device, requested, limit, free)` called inside each allocation that is about to fail.
 
-    `requested` is what was asked of the driver: the request rounded up to a whole segment. `limit` is the
-    process's cap where one is set, else the device's memory. `free` is the device's free memory. All in
-    bytes; device is a CUDA index. It runs in the thread that allocates, holding the GIL but not the
+    `requested` is what the driver was asked for: the request rounded up to a whole segment. `limit` is the
+    process's cap if one is set, else the device's memory. `free` is the device's free memory. All in bytes;
+    device is a CUDA index. The callback runs in the allocating thread, with the GIL but without the
     allocator's lock, before the exception exists: it must not allocate on the GPU. What it raises is logged
     and swallowed, so that the script sees its own error.
 
-    torch has no way to detach an observer. One dispatcher is attached, once for each process; it calls the
-    callback given last, which is held weakly: keep it alive (a lambda would vanish at once). `None` takes
-    the callback away.
+    torch cannot detach an observer. So one dispatcher is attached per process, which calls the latest
+    callback and only has a weak reference to it: keep it alive (a lambda would vanish at once). `None`
+    removes it.
 
     Returns:
-        False, with nothing attached, before CUDA is initialized (attaching would initialize it) and where
-        torch or the allocator has no such observer.
+        False, with nothing attached, before CUDA is initialized (attaching would initialize it), or if torch
+        or the allocator has no such observer.
     """
     return _oom_dispatch.attach(callback)
 
 
 class _OomDispatch:
-    """The one function that torch ever gets: passes the event on to the current callback."""
+    """The only function that torch ever gets: passes the event to the current callback."""
 
     def __init__(self) -> None:
         self._attached = False
@@ -382,21 +382,21 @@ def _bytes(stats: Mapping[str, Any], name: str) -> Callable[[str], int | None]:
 
 def _allocator_used(device: int) -> bool:
     if backend() != "native":
-        return True  # Its counters cannot tell; the context can.
+        return True  # Its counters do not show use; the context does.
     reserved = _bytes(_memory_stats(device), "reserved_bytes")
-    # Peaks and totals can be reset by the script, the current value cannot: any of them is proof of use.
+    # The script can reset peaks and totals, but not the current value: any of them is proof of use.
     return any(reserved(figure) for figure in ("current", "peak", "allocated"))
 
 
 def _history_enabled() -> bool | None:
-    """None where torch cannot say: another tool may be recording, so nothing may be switched."""
+    """Whether recording is on; None if torch does not say: then another tool may record, so do not switch."""
     enabled = getattr(_torch()._C, "_cuda_isHistoryEnabled", None)
     return None if enabled is None else bool(enabled())
 
 
 def _record_history(enabled: Literal["state"] | None, max_entries: int) -> None:
-    # context "state" keeps the stack on the live block alone; "alloc" would add it to the trace, which in
-    # this mode is one entry long.
+    # context "state" only keeps the stack on the live block; "alloc" would add it to the trace, which has one
+    # entry in this mode.
     _torch().cuda.memory._record_memory_history(
         enabled=enabled, context="state", stacks="python", max_entries=max_entries
     )
@@ -457,7 +457,7 @@ def _owner(filename: str, script_root: str | None, internal_folders: tuple[str, 
 
 
 def _internal_folders() -> tuple[str, ...]:
-    """Folders of memtriage and of the torch that is loaded, which may be a clone of its repository."""
+    """Folders of memtriage and of the loaded torch, which may be a clone of its repository."""
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
     return (_OWN_FOLDER, torch_file.removesuffix("__init__.py")) if torch_file else (_OWN_FOLDER,)
 

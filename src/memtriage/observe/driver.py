@@ -1,8 +1,8 @@
-"""What the driver says of a device: memory in use by anybody (CUDA) and by each process (NVML).
+"""What the driver says about a device: all memory in use (CUDA), and that of each process (NVML).
 
-The figure that a ledger closes against is CUDA's, `total - free` of `cudaMemGetInfo`. NVML adds who uses it,
-where it can: inside a container its process ids may be those of the host, and where the driver keeps no count
-(some virtual GPUs) the sizes are missing. Nothing here initializes CUDA, makes a context or raises.
+A ledger closes against CUDA's figure, `total - free` of `cudaMemGetInfo`. NVML adds who uses it, if it can:
+inside a container its process ids may be the host's, and if the driver does not count (some virtual GPUs),
+the sizes are missing. Nothing here initializes CUDA, makes a context or raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memtriage.observe import cuda
 from memtriage.process.stdlib import os
 
 ProcessUse = Mapping[int, int | None]
-"""Bytes for each process id; None where the driver does not say."""
+"""Bytes by process id; None if the driver does not say."""
 
 # A process can be in several lists (compute and graphics), and MIG or vGPU devices refuse some of them.
 _PROCESS_LISTS: Final = (
@@ -28,27 +28,27 @@ _PROCESS_LISTS: Final = (
 
 
 def used(device: int) -> int | None:
-    """Bytes in use on the device by anybody, from `cudaMemGetInfo` alone.
+    """All bytes in use on the device, from `cudaMemGetInfo` alone.
 
-    None if CUDA is not initialized, this process has no context on the device (asking would make one) or the
-    current stream captures a CUDA graph.
+    None if CUDA is not initialized, this process has no context on the device (the call would make one), or
+    the current stream captures a CUDA graph.
     """
     figures = _memory_info(device)
     return None if isinstance(figures, str) else figures[1] - figures[0]
 
 
 def driver_use(device: int) -> DriverUse | None:
-    """What the driver says of a CUDA index; None where it cannot be asked. Never raises.
+    """The driver's figures for a CUDA index; None if they cannot be read. Never raises.
 
-    `explain_driver_use` gives the reason for a None. Costs a few NVML calls, and NVML's initialization the
-    first time: not for every mark.
+    `explain_driver_use` returns the reason. It makes a few NVML calls, and the first time initializes NVML:
+    too slow for every mark.
     """
     answer = explain_driver_use(device)
     return None if isinstance(answer, str) else answer
 
 
 def explain_driver_use(device: int) -> DriverUse | str:
-    """What the driver says of a CUDA index, or in words why it cannot be asked. Never raises."""
+    """The driver's figures for a CUDA index, or why they cannot be read. Never raises."""
     figures = _memory_info(device)
     if isinstance(figures, str):
         return figures
@@ -57,7 +57,7 @@ def explain_driver_use(device: int) -> DriverUse | str:
 
 
 def split_processes(total: int, in_use: int, processes: ProcessUse | str, own_pid: int) -> DriverUse:
-    """The driver's figures with this process apart from the others.
+    """The driver's figures, with this process separated from the others.
 
     Args:
         total, in_use: bytes, from `cudaMemGetInfo`.
@@ -79,7 +79,7 @@ def split_processes(total: int, in_use: int, processes: ProcessUse | str, own_pi
 
 
 def first_device_name() -> str | None:
-    """The name of the machine's first GPU, without CUDA; None where NVML does not report one."""
+    """The name of the machine's first GPU, without CUDA; None if NVML does not report one."""
     try:
         nvml = _nvml()
     except _NotReported:
@@ -91,12 +91,12 @@ def first_device_name() -> str | None:
 
 
 def process_memory(pid: int, visible: str | None) -> dict[str, int]:
-    """Return the memory of any process on each CUDA device, as NVML counts it; none where it cannot say.
+    """Return the memory of any process on each CUDA device, as NVML counts it; empty if it cannot say.
 
     Args:
         pid: the process, in this process's namespace.
-        visible: its `CUDA_VISIBLE_DEVICES`; None where it is not set. Devices are numbered in NVML's order,
-            which is CUDA's where all are of one kind.
+        visible: its `CUDA_VISIBLE_DEVICES`; None if not set. Devices are numbered in NVML's order, which is
+            CUDA's if all are of one kind.
     """
     try:
         nvml = _nvml()
@@ -163,7 +163,7 @@ def _listed_processes(nvml: Any, handle: Any) -> ProcessUse:
             continue
         answered = True
         for entry in entries:
-            # Each list counts the whole process, so the sizes are the same figure and not parts of a sum.
+            # Each list counts the whole process: the sizes are the same figure, not parts of a sum.
             known = [size for size in (sizes.get(entry.pid), entry.usedGpuMemory) if size is not None]
             sizes[entry.pid] = max(known, default=None)
     if not answered:
@@ -173,7 +173,7 @@ def _listed_processes(nvml: Any, handle: Any) -> ProcessUse:
 
 @functools.cache
 def _nvml() -> Any:
-    """The NVML bindings, initialized once for each process and never shut down. Raises `_NotReported`."""
+    """The NVML bindings, initialized once per process and never shut down. Raises `_NotReported`."""
     try:
         import pynvml
     except ImportError as error:
@@ -188,8 +188,8 @@ def _nvml() -> Any:
 def _handle(nvml: Any, device: int) -> Any:
     """NVML's handle of a CUDA index. Raises `_NotReported`.
 
-    By UUID, then by PCI address: both come from CUDA, which has already applied `CUDA_VISIBLE_DEVICES` and
-    `CUDA_DEVICE_ORDER`, so indices never have to be translated.
+    By UUID, else by PCI address. Both come from CUDA, which has already applied `CUDA_VISIBLE_DEVICES` and
+    `CUDA_DEVICE_ORDER`, so indices need no translation.
     """
     properties = sys.modules["torch"].cuda.get_device_properties(device)
     for lookup, identifier in _identifiers(properties):
@@ -198,7 +198,7 @@ def _handle(nvml: Any, device: int) -> Any:
         except nvml.NVMLError:
             continue
         if _is_split(nvml, handle):
-            # The whole card in MIG mode: its processes are not those of the instance.
+            # This is the whole card in MIG mode, whose processes are not those of the instance.
             raise _NotReported("NVML knows the card but not the MIG instance")
         return handle
     raise _NotReported("NVML does not find the device by its UUID or PCI address")

@@ -30,20 +30,22 @@ def edges(obj: Any, kind: int, reader: autograd.NodeReader) -> list[Any]:
 
 
 def future_referents(future: Any) -> list[Any]:
-    """What a finished `torch.futures.Future` holds: its value is C++'s, and no collector sees it."""
+    """What a finished `torch.futures.Future` holds: C++ has its value, which no collector sees."""
     referents = gc.get_referents(future)
     try:
         if future.done():
             referents.append(sys.modules["torch"]._C.Future.value(future))
-    except Exception as error:  # a future that failed raises what failed it, of any type
+    except Exception as error:  # a failed future raises its error, of any type
         _forget_raise(error)
     return referents
 
 
 def _forget_raise(error: Exception) -> None:
-    """Remove what asking a failed future added to the traceback of its error, which the program raises again.
+    """Remove what reading a failed future added to the traceback of its error, which the program raises
+    again.
 
-    Each raise puts more entries before the error's traceback, and with them frames and all that they hold.
+    Each raise adds entries to the beginning of the error's traceback, and with them frames and what they
+    hold.
     """
     own = error.__traceback__
     entry = None if own is None else own.tb_next
@@ -69,7 +71,7 @@ def tensor_referents(tensor: Any) -> list[Any]:
         if is_sparse(tensor):
             referents += sparse_parts(tensor)
     except (RuntimeError, AttributeError, ReferenceError):
-        # functorch wrappers, deleted inference tensors: what gc sees is all there is
+        # functorch wrappers, deleted inference tensors: there is only what gc sees
         return referents
     return referents
 
@@ -77,9 +79,9 @@ def tensor_referents(tensor: Any) -> list[Any]:
 def hidden_attributes(tensor: Any) -> list[Any]:
     """What the Python object of a tensor holds: attributes and hooks.
 
-    Read where the collector shows nothing: in torch 2.8 it does not for a tensor that C++ holds as well, such
-    as a parameter that a graph leads to, and shows at least the class in torch 2.11 (both measured). Reading
-    the attributes makes their dict, as torch's own part of a collection did before C++ held the tensor.
+    Needed if the collector shows nothing. In torch 2.8 it shows nothing for a tensor that C++ also holds,
+    such as a parameter in a graph; in torch 2.11 it shows at least the class (both measured). Reading the
+    attributes makes their dict, as torch's own part of a collection did before C++ held the tensor.
     """
     held: list[Any] = [instance_dict(tensor)]
     held += [
@@ -96,9 +98,9 @@ _HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def sparse_parts(tensor: Any) -> list[Any]:
-    """The index and value tensors that a sparse tensor is made of: C++ holds them, no collector sees them.
+    """The index and value tensors of a sparse tensor: C++ holds them, and no collector sees them.
 
-    New Python objects at each call, of the same storages.
+    They are new Python objects at each call, with the same storages.
     """
     tensor = plain(tensor)
     names = _COO_PARTS if tensor.is_sparse else _COMPRESSED_PARTS
@@ -107,7 +109,7 @@ def sparse_parts(tensor: Any) -> list[Any]:
         for name in names:
             try:
                 parts.append(getattr(tensor, name)())
-            except RuntimeError:  # rows are compressed, or columns, never both
+            except RuntimeError:  # either rows or columns are compressed
                 continue
     return parts
 

@@ -1,7 +1,7 @@
 """Whether an exception comes from the watched program or is a failure of the watch itself.
 
-Whatever catches `Exception` around work of the watch in the program's threads has to let the program's
-through: a timeout that a signal handler raises, or what another thread sets with `PyThreadState_SetAsyncExc`.
+Code that catches `Exception` around work of the watch in the program's threads must not catch the program's:
+a timeout that a signal handler raises, or what another thread sets with `PyThreadState_SetAsyncExc`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from memtriage.observe.origin import CodeOrigin
 
 
 class WrappedHandler:
-    """A signal handler of the program inside one of the watch's.
+    """A signal handler of the watch that contains the program's.
 
     Attributes:
-        handler: the program's.
+        handler: the program's handler.
     """
 
     __slots__ = ("handler",)
@@ -30,17 +30,17 @@ class WrappedHandler:
 
 
 def programs_own(handler: Any) -> Any:
-    """Return the program's handler of what is installed."""
+    """Return the program's handler inside the installed one."""
     return handler.handler if isinstance(handler, WrappedHandler) else handler
 
 
 def is_programs_exception(error: BaseException) -> bool:
     """Whether an exception came into the watch's work from outside, not from what the work does.
 
-    So it is if a signal handler raised it that could not be held, or if no instruction raised it that could
-    have: `PyThreadState_SetAsyncExc` raises between two instructions. What the program's own code raises
-    because the watch has called it, by mistake, is a failure of the watch. So is what cannot be told: an
-    audit hook of the program may refuse whatever is asked for here.
+    It did if a signal handler that could not be held back raised it, or if the instruction at which it was
+    raised cannot raise: `PyThreadState_SetAsyncExc` raises between two instructions. If the watch calls the
+    program's code by mistake, what that raises is a failure of the watch. So is any exception that cannot be
+    classified: an audit hook of the program may refuse what is read here.
     """
     try:
         return _is_from_outside(error)
@@ -66,7 +66,7 @@ def _is_from_outside(error: BaseException) -> bool:
 
 
 def _codes_of_handlers() -> set[CodeType]:
-    """What runs when one of the installed signal handlers is called, as far as it is Python."""
+    """The Python code that runs when one of the installed signal handlers is called."""
     codes = set()
     for signum in signal.valid_signals():
         handler: Any = programs_own(signal.getsignal(signum))

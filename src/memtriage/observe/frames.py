@@ -1,15 +1,15 @@
-"""Local variables of running functions, read without leaving a trace in the frame.
+"""Read local variables of running functions without leaving a trace in the frame.
 
-Before Python 3.13 `frame.f_locals` of a running function fills a dict that the frame keeps, so every
-tensor in it lives on until the function returns; and `gc.get_referents(frame)` of a frame that still runs
-is empty (CPython 3.11 `frame_traverse` returns early unless the frame object owns its data). So:
+Before Python 3.13, `frame.f_locals` of a running function fills a dict that the frame keeps, so every tensor
+in it lives until the function returns. And `gc.get_referents(frame)` of a running frame is empty (CPython
+3.11 `frame_traverse` returns early unless the frame object owns its data). So:
 
 * 3.13 and newer: `frame.f_locals` is a write-through proxy (PEP 667) and keeps nothing.
 * 3.12: `PyFrame_GetVar` of the C API reads one variable without the dict.
 * 3.11: the interpreter frame's `localsplus` array is read in place; its layout is frozen for 3.11
   (`Include/internal/pycore_frame.h`).
 
-Where none of these can be had (another implementation), no locals are returned: unknown, never wrong.
+If none of these is available (another implementation), no locals are returned: unknown, never wrong.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from memtriage.process.stdlib import threading
 
 Ident = TypeVar("Ident", int, int | None)
 Wanted = Callable[[str], object]
-"""Says of a variable's name whether it is to be read (by truth)."""
+"""Returns, as a truth value, whether to read a variable of this name."""
 
 
 def frame_locals(frame: FrameType, wanted: Wanted | None = None) -> list[tuple[str, Any]]:
-    """Names and values of the local, cell and free variables that are bound in a running frame.
+    """Names and values of the bound local, cell and free variables of a running frame.
 
-    Empty for module and class bodies, whose variables live in a namespace dict of their own.
+    Empty for module and class bodies, whose variables are in a namespace dict.
 
     Args:
         frame: the frame.
@@ -53,25 +53,25 @@ def _every(name: str) -> bool:
 def current_frames() -> dict[int, FrameType]:
     """`sys._current_frames()`: the innermost frame of each thread, by its identifier.
 
-    Of the calling thread it is the one that called the function which asks. That function would meet its own
-    frame otherwise, in a variable of its own: a cycle, which keeps the variables of all its callers alive
-    until the collector comes.
+    For the calling thread it is the frame of the caller's caller. Otherwise the caller would have its own
+    frame in a variable: a cycle, which keeps the variables of all its callers alive until the next
+    collection.
 
     Automatic collection is off meanwhile. CPython before 3.11.9 and 3.12.3 holds a lock of the interpreter
-    while it makes the dict: a collection just then may hand the interpreter to a thread that needs that lock,
-    and the process hangs for ever (gh-106883).
+    while it makes the dict: a collection just then may switch to a thread that needs that lock, and the
+    process hangs forever (gh-106883).
     """
     with collector_paused():
         frames = sys._current_frames()
     asking = sys._getframe(1)
-    frames[threading.get_ident()] = asking.f_back or asking  # that of a module's body nobody has called
+    frames[threading.get_ident()] = asking.f_back or asking  # a module's body has no caller
     return frames
 
 
 def alike_named(threads: Mapping[Ident, str]) -> dict[Ident, str]:
-    """Names of threads, by identifier; those that differ in numbers alone have one name, with asterisks.
+    """Names of threads, by identifier; names that only differ in numbers become one, with asterisks.
 
-    What all of them hold is of one kind.
+    Such threads hold the same kind of things.
     """
     patterns = {ident: re.sub(r"\d+", "*", name) for ident, name in threads.items()}
     several = {pattern for pattern, number in Counter(patterns.values()).items() if number > 1}
@@ -81,11 +81,11 @@ def alike_named(threads: Mapping[Ident, str]) -> dict[Ident, str]:
 def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | None, FrameType]]:
     """(thread name or None, frame) of every running function, innermost first.
 
-    None stands for the main thread, and for the calling one: some frameworks (Ray Train) train in a thread of
-    their own, in which marks, and with them censuses, are then made.
+    None means the main thread or the calling one: some frameworks (Ray Train) train in a separate thread,
+    which then makes the marks and takes the censuses.
 
     Args:
-        skip_file: says of a code object's file name whether its frames are left out (memtriage's own).
+        skip_file: returns whether to leave out frames of a file (memtriage's own).
     """
     names = alike_named({t.ident: t.name for t in threading.enumerate()})
     programs_own = (threading.main_thread().ident, threading.get_ident())
@@ -99,7 +99,7 @@ def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | Non
 
 
 def _variable_names(code: CodeType) -> tuple[str, ...]:
-    """Names in `localsplus` order: arguments and locals, cells that are no arguments, free variables."""
+    """Names in `localsplus` order: arguments and locals, cells that are not arguments, free variables."""
     locals_ = code.co_varnames
     cells = tuple(name for name in code.co_cellvars if name not in locals_)
     return locals_ + cells + code.co_freevars
@@ -133,7 +133,7 @@ def _read_by_api(frame: FrameType, code: CodeType, wanted: Wanted) -> list[tuple
 
 @functools.cache
 def _frame_object_311(variables: int) -> Any:
-    """`struct _frame` of CPython 3.11, whose interpreter frame has so many variables."""
+    """`struct _frame` of CPython 3.11, whose interpreter frame has this many variables."""
     inner_fields = [
         ("f_func", ctypes.c_void_p),
         ("f_globals", ctypes.c_void_p),
@@ -162,14 +162,14 @@ def _read_localsplus(frame: FrameType, code: CodeType, wanted: Wanted) -> list[t
     names = _variable_names(code)
     outer = _frame_object_311(len(names)).from_address(id(frame))
     if not outer.f_frame or outer.f_frame.contents.f_code != id(code):
-        return []  # not the layout that this reader knows
+        return []  # the layout is unknown
     variables = []
     for index, name in enumerate(names):
         if not wanted(name):
             continue
         try:
-            # One expression without a call, in which no other thread gets the interpreter: if the frame is
-            # another thread's, its function may end or release the value at any other place.
+            # One expression without a call, in which no other thread can run: if the frame is another
+            # thread's, its function could end or release the value at any other point.
             value = outer.f_frame.contents.localsplus[index]
         except ValueError:  # not bound at this point of the function
             continue

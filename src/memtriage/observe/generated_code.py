@@ -1,4 +1,4 @@
-"""Machine code that the process generates at run time: how much there is. Reads `/proc`, Linux only."""
+"""How much machine code the process has generated at run time. Reads `/proc`, Linux only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Final
 
 _WRITABLE_CODE: Final = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .wx. \S+ \S+ 0\b", re.MULTILINE)
-"""Anonymous mappings that may be written and executed. Libraries are mapped from files; the closures of
-ctypes are never writable where they are executed."""
+"""Anonymous mappings that may be written and executed. Libraries are mapped from files; closures of ctypes
+are executed in mappings that are not writable."""
 
 
 def generated_code() -> int | None:
-    """Return the address space of generated code in bytes; None where it cannot be read.
+    """Return the address space of generated code in bytes; None if it cannot be read.
 
-    oneDNN's kernels lie there: a primitive for a shape that it has not met takes another mapping. Much of it
-    is never touched and is in no resident set. Takes a millisecond.
+    It includes oneDNN's kernels: a primitive for a new shape takes another mapping. Much of it is never
+    touched and so not resident. Takes a millisecond.
     """
     try:
-        # Not `open`: the program may have put a function of its own there.
+        # Not `open`: the program may have replaced it.
         matches = _WRITABLE_CODE.findall(Path("/proc/self/maps").read_bytes())
     except OSError:
         return None

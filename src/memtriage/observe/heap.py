@@ -1,10 +1,10 @@
 """One breadth-first walk over Python objects and autograd nodes, from ordered roots.
 
 The result is a `HeapGraph` that **holds every object it lists**: it must be dropped before anything is
-measured or the watched script goes on (`with HeapWalk() as graph:`). Nothing is called that could run user
-code, except attribute access on tensors, which is that of `torch.Tensor` itself (`observe.tensors.plain`).
+measured or the watched script continues (`with HeapWalk() as graph:`). Nothing is called that could run user
+code; attributes of tensors are read as `torch.Tensor` itself does (`observe.tensors.plain`).
 
-Roots, in this order; a later one never takes what an earlier one reached:
+The roots are in this order; what an earlier one reaches stays with it:
 
 1. the modules and classes of the user's program,
 2. the frames of all threads, the user's functions first,
@@ -33,15 +33,15 @@ from memtriage.process.collector import pause_collector, resume_collector
 
 
 class HeapWalk:
-    """`with HeapWalk() as graph:` walks the heap, gives the graph and drops it on exit.
+    """`with HeapWalk() as graph:` walks the heap, and drops the graph on exit.
 
     Automatic collection is off meanwhile: a collection in the middle would free cycles that the walk is
     about to report, and would run finalizers of the watched program at a moment it did not choose.
-    A class, not a `contextlib.contextmanager`: that one's frame would stand among the program's own.
+    It is a class, because the frame of a `contextlib.contextmanager` would be among the program's.
 
     Args:
         frames: frames that no longer run but whose variables are alive (an exception's traceback).
-        budget: when to stop; `walker.BUDGET` where none is given.
+        budget: when to stop; by default `walker.BUDGET`.
         wanted: given, only what leads to tensors is walked of the libraries, which are most of a heap. It is
             called with the growable containers that the program's own variables do not reach, and returns
             those to walk in addition; they are left out if too much leads to them. If too much leads to
@@ -103,7 +103,7 @@ def _walk_all(walker: HeapWalker, ended: Sequence[FrameType], wanted: WantedCont
 
 
 def _module_roots(walker: HeapWalker) -> list[tuple[str, ModuleType]]:
-    """Every loaded module but memtriage's, `__main__` first; their dicts are entered only as roots."""
+    """Every loaded module except memtriage's, `__main__` first; their dicts are only entered as roots."""
     roots: list[tuple[str, ModuleType]] = []
     for name, module in list(sys.modules.items()):
         if not issubclass(type(module), ModuleType):
@@ -120,7 +120,7 @@ def _module_roots(walker: HeapWalker) -> list[tuple[str, ModuleType]]:
 
 
 def _frames(walker: HeapWalker, ended: Sequence[FrameType]) -> list[tuple[ThreadFrame, bool]]:
-    """Return all threads' frames and ended ones, and which are the user's. None is entered from elsewhere."""
+    """Return all threads' frames and ended ones, and which are the user's. They are only entered as roots."""
     frames: list[ThreadFrame] = list(running_frames(walker.origin.is_own_file))
     frames += [(None, frame) for frame in ended]
     for _, frame in frames:

@@ -1,4 +1,4 @@
-"""What a walk over the heap reached: objects, how each was reached, and of what kind they are."""
+"""What a walk over the heap reached: objects, how each was reached, and their kinds."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from memtriage.process.stdlib import gc
 
 
 class HeapGraph:
-    """Objects reached by a walk. Index `i` stands for `objects[i]` everywhere.
+    """Objects reached by a walk. Index `i` means `objects[i]` everywhere.
 
     Attributes:
         objects: the objects, roots and what was reached from them, in order of discovery.
         parents: index of the object through which each was first reached; -1 for a root.
-        root_names: text for each root index.
+        root_names: names of roots, by index.
         not_searched: roots of a partial walk: what leads to them was not walked.
         tensors: indexes of tensors.
         nodes: indexes of autograd nodes.
         modules, optimizers: indexes of `nn.Module`s and of optimizers (torch's, and what looks like one).
         arrays: indexes of numpy arrays that own their data.
         first_own: objects from this index up to `first_unrooted` are memtriage's own.
-        first_unrooted: objects from this index on are held by C++ or by the interpreter only.
-        first_garbage: objects from this index on are held by nothing but each other.
-        cut: why the walk is partial; None when it is whole.
-        all_libraries: everything that library modules lead to was walked. Otherwise of their objects only
-            those were that lead to tensors, and the containers that were asked for.
+        first_unrooted: objects from this index on are only held by C++ or by the interpreter.
+        first_garbage: objects from this index on are only held by each other.
+        cut: why the walk is partial; None if it is whole.
+        all_libraries: everything that library modules lead to was walked. Otherwise only those of their
+            objects that lead to tensors, and the wanted containers.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class HeapGraph:
         return gc.get_referents(obj) if kind == PLAIN else edges(obj, kind, self.reader)
 
     def not_walked(self) -> list[Any]:
-        """Return the tracked objects that the walk has not reached, but for modules and its own lists."""
+        """Return the tracked objects that the walk has not reached, except modules and its own lists."""
         index = self.index
         namespaces = {id(variables_of(module)) for module in modules()}
         return [

@@ -1,11 +1,11 @@
 """Hooks that make marks: a wrapped `torch.autograd.backward` and the optimizers' global step hooks.
 
-Global module hooks are never installed: they take torch.compile from one graph to none. Nested backwards
-(reentrant checkpointing runs one inside another) are no micro-batches of their own; they are inferred from
-the engine's graph task, not from a depth counter, since on CUDA they run on the engine's threads.
+Global module hooks are never installed: with them, torch.compile compiles no graph. Nested backwards
+(reentrant checkpointing runs one inside another) are not separate micro-batches; they are recognized by the
+engine's graph task, not by a depth counter, because on CUDA they run on the engine's threads.
 
-What has no such hook makes no marks by itself: `torch.autograd.grad`, replayed CUDA graphs, optimizers that
-are no `torch.optim.Optimizer`. There `memtriage.step()` and `memtriage.mark()` do.
+Some things have no such hook and make no marks: `torch.autograd.grad`, replayed CUDA graphs, optimizers that
+are not a `torch.optim.Optimizer`. There, use `memtriage.step()` and `memtriage.mark()`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memtriage.process.stdlib import os
 class TrainingEvents(Protocol):
     """What the hooks call: the watch (`session/core.py`), or a trace (`prediction/watch.py`).
 
-    None of these may raise, none may keep what it is given.
+    None of these may raise or keep its arguments.
     """
 
     def backward_begins(self) -> None: ...
@@ -35,11 +35,11 @@ class TrainingEvents(Protocol):
 
 
 class TrainingHooks:
-    """Installs the hooks, at once or when the program imports torch, and takes them away again.
+    """Installs the hooks, at once or when the program imports torch, and removes them.
 
     Args:
-        events: who is notified.
-        attach: calls what attaches the hooks, which fails where a module called torch is another one.
+        events: gets the events.
+        attach: calls the function that attaches the hooks, which fails if the module `torch` is another one.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TrainingHooks:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Installs now if torch is there, else right after its import.
+        """Install now if torch is imported, else right after its import.
 
         torch is not imported early: scripts set `CUDA_VISIBLE_DEVICES`, `PYTORCH_CUDA_ALLOC_CONF` or
         `OMP_NUM_THREADS` before they import it.
@@ -61,7 +61,7 @@ class TrainingHooks:
         self._finder.install()
 
     def remove(self) -> None:
-        """Puts everything back as it was; hooks that others put around ours meanwhile stay theirs."""
+        """Restore everything; wrappers that others put around our hooks meanwhile stay."""
         if self._finder is not None:
             self._finder.remove()
             self._finder = None
@@ -110,7 +110,7 @@ class TrainingHooks:
                 own = error.__traceback__
                 error.__traceback__ = None if own is None else own.tb_next
                 del own
-                raise  # which adds no entry for this frame again
+                raise  # this adds no second entry for this frame
             finally:
                 # The arguments hold the loss: release it before the counters are read.
                 del args, kwargs
@@ -143,9 +143,9 @@ def inside_backward() -> bool:
 
 
 def inside_optimizer_step() -> bool:
-    """Whether the calling function runs inside the step of an optimizer: in a closure that was given to it.
+    """Whether the calling function runs inside the step of an optimizer: in its closure.
 
-    Decided by the frames below: a step that raises calls no hook at its end.
+    Decided by the calling frames, because a step that raises calls no hook at its end.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -169,7 +169,7 @@ class TorchImport(importlib.abc.MetaPathFinder):
         self._searching = False
 
     def install(self) -> None:
-        """Call back now if torch is there, else after its import."""
+        """Call back now if torch is imported, else after its import."""
         if "torch" in sys.modules:
             self._callback()
         else:
@@ -199,7 +199,7 @@ class TorchImport(importlib.abc.MetaPathFinder):
 
 
 class _CallingLoader(importlib.abc.Loader):
-    """The real loader, with a call back behind `exec_module`; leaves no trace on the module."""
+    """The real loader, with a callback after `exec_module`; leaves no trace in the module."""
 
     def __init__(self, loader: Any, finder: TorchImport) -> None:
         self._loader = loader

@@ -1,7 +1,7 @@
 """Memory of this process and its children as the kernel counts it: `/proc`, shared memory, pinned memory.
 
 Every size is in bytes. What the kernel or the platform does not report is None. Nothing here keeps a tensor
-alive, touches a page of the user's, or initializes CUDA.
+alive, touches a page of the program, or initializes CUDA.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rss: resident set.
         pss: resident set with each shared page divided by the number of processes that map it.
-        anon: resident private memory that no file backs.
-        file: resident pages of mapped files, libraries included.
-        shmem: resident shared memory; page-locked memory of `cudaHostAlloc` is in here.
+        anon: resident private memory without a file.
+        file: resident pages of mapped files, including libraries.
+        shmem: resident shared memory, including page-locked memory of `cudaHostAlloc`.
         swap: swapped out.
         peak_rss: highest resident set so far (`VmHWM`).
         locked: locked by `mlock`; `cudaHostAlloc` and `cudaHostRegister` do not count here.
@@ -56,13 +56,13 @@ class ChildSample(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pid: process id.
-        name: the kernel's name of it (torch names its loader workers `pt_data_worker`).
+        name: the kernel's name for it (torch names its loader workers `pt_data_worker`).
         command: start of its command line.
         rss: resident set; pages shared with the parent are counted in every process.
-        pss: resident set with shared pages divided among their users; this is what may be summed.
-        uss: pages that no other process maps: what its end would give back.
-        shared_anon: anonymous pages that it still shares with its parent or siblings. They become pages of
-            its own one by one as either side writes to them (copy on write).
+        pss: resident set with shared pages divided among their users; this figure may be summed.
+        uss: pages that no other process maps: what its end would free.
+        shared_anon: anonymous pages that it still shares with its parent or siblings. They become private one
+            by one as either side writes to them (copy on write).
         swap: swapped out.
     """
 
@@ -80,9 +80,9 @@ class ShmUse(msgspec.Struct, frozen=True):
     """Use of a shared-memory file system.
 
     Attributes:
-        total: its size, a limit of its own (64 MB in a default Docker container; overflow is SIGBUS).
-        used: bytes in use, by all processes that see it, files already unlinked included.
-        torch_files: files of torch that still have a name. Under the default sharing strategy
+        total: its size, which is a separate limit (64 MB in a default Docker container; overflow is SIGBUS).
+        used: bytes in use by all processes that see it, including unlinked files.
+        torch_files: files of torch that still have a name. With the default sharing strategy
             (`file_descriptor`) torch unlinks them at once, so 0 does not mean that none exist.
     """
 
@@ -95,10 +95,10 @@ class PinnedStats(msgspec.Struct, frozen=True, gc=False):
     """Torch's caching allocator of page-locked memory; sizes are after its rounding to powers of two.
 
     Attributes:
-        owned: all that it has from the driver: in blocks handed out and in free blocks that it keeps.
-        active: in blocks handed out, or waiting for a stream that used them. None before torch 2.13: it
-            did not subtract blocks that were freed (measured on 2.11; fixed by pytorch #171662).
-        cached: `owned - active`; None where `active` is.
+        owned: everything that it has from the driver, in blocks handed out and in free blocks.
+        active: bytes of blocks handed out, or waiting for a stream that used them. None before torch 2.13,
+            which did not subtract freed blocks (measured on 2.11; fixed by pytorch #171662).
+        cached: `owned - active`; None if `active` is None.
     """
 
     owned: int
@@ -107,10 +107,10 @@ class PinnedStats(msgspec.Struct, frozen=True, gc=False):
 
 
 def rss() -> int | None:
-    """Resident set of this process, at the cost of one `pread` on a descriptor that is kept open.
+    """Resident set of this process, at the cost of one `pread` on a descriptor that stays open.
 
-    The kernel batches this counter per processor: it may be off by some MiB where there are many.
-    `memory_classes` counts the pages themselves. Safe after a fork: a child opens a file of its own.
+    The kernel batches this counter per processor: with many processors it may be off by some MiB.
+    `memory_classes` counts the pages themselves. Safe after a fork: a child opens its own file.
     """
     if sys.platform != "linux":
         return _psutil_rss(os.getpid())
@@ -118,7 +118,7 @@ def rss() -> int | None:
 
 
 class InUse(NamedTuple):
-    """What limits on a process count, in bytes: mapped address space, resident set, data and stack."""
+    """Bytes that limits on a process count: mapped address space, resident set, data and stack."""
 
     mapped: int
     resident: int
@@ -126,7 +126,7 @@ class InUse(NamedTuple):
 
 
 def in_use() -> InUse | None:
-    """What this process has; as cheap as `rss`. None elsewhere than on Linux."""
+    """This process's figures; as cheap as `rss`. None outside Linux."""
     columns = [_STATM.column(number) for number in (0, 1, 5)] if sys.platform == "linux" else [None]
     known = [column for column in columns if column is not None]
     return InUse(*known) if len(known) == len(InUse._fields) else None
@@ -138,9 +138,9 @@ def shared() -> int | None:
 
 
 def host_sample(proc: Path = SELF) -> HostSample:
-    """One reading of `smaps_rollup` and `status`; elsewhere than on Linux only `rss` is known.
+    """One reading of `smaps_rollup` and `status`; outside Linux only `rss` is known.
 
-    Not for every mark: the kernel walks all resident pages, 0.3 ms at 16 MiB and 10 ms at 4 GiB.
+    Too slow for every mark: the kernel walks all resident pages, 0.3 ms at 16 MiB and 10 ms at 4 GiB.
     """
     status = kib_fields(text_of(proc / "status"))
     rollup = kib_fields(text_of(proc / "smaps_rollup"))
@@ -165,10 +165,10 @@ def host_peak(proc: Path = SELF) -> int | None:
 
 
 def memory_classes(proc: Path = SELF) -> MemoryClasses | None:
-    """Every mapping of the process with its class and resident bytes; None where there is no smaps.
+    """Every mapping of the process with its class and resident bytes; None if there is no smaps.
 
-    Costs 6 to 9 ms in a process that has imported torch, and 16 ms at 4 GiB resident: the kernel walks all
-    resident pages. It hands the file out piece by piece, so a change while it is read is seen or not.
+    Takes 6 to 9 ms in a process that has imported torch, and 16 ms at 4 GiB resident: the kernel walks all
+    resident pages. It returns the file in pieces, so a change meanwhile may be seen or not.
     """
     text = text_of(proc / "smaps")
     if not text:
@@ -179,8 +179,8 @@ def memory_classes(proc: Path = SELF) -> MemoryClasses | None:
 def children(pid: int | None = None) -> list[ChildSample]:
     """All living descendants of this process (or of `pid`) with their memory.
 
-    One that ends meanwhile, or has ended and was not waited for, is left out. Of a process of another
-    user only `rss` is known.
+    A process that ends meanwhile, or is a zombie, is left out. For a process of another user only `rss` is
+    known.
     """
     import psutil
 
@@ -197,21 +197,20 @@ def children(pid: int | None = None) -> list[ChildSample]:
 
 
 def has_children(proc: Path = SELF) -> bool:
-    """Whether this process has a child, at the cost of a small file for each thread.
+    """Whether this process has a child, at the cost of reading a small file per thread.
 
-    True where the kernel has no such list (no CONFIG_PROC_CHILDREN), so that callers look.
+    True if the kernel has no such list (no CONFIG_PROC_CHILDREN), so that callers look.
     """
     listings = [text_of(path) for path in proc.glob("task/*/children")]
     return not listings or any(text for text in listings)
 
 
 def resident(address: int, nbytes: int) -> int | None:
-    """Bytes of `[address, address + nbytes)` of this process that are in memory; None when not known.
+    """Resident bytes of `[address, address + nbytes)` of this process; None if unknown.
 
-    Memory that was allocated and never touched is not; nor is what was swapped out: like RSS, this counts
-    present pages only. Unlike RSS it also counts pages that were read but never written, which all map to
-    the kernel's one page of zeros (calloc memory, numpy's `zeros`). Reads `/proc/self/pagemap`, 2 MiB of
-    it per GiB asked for.
+    Like RSS, this only counts present pages: not memory that was never touched, nor what was swapped out.
+    Unlike RSS, it also counts pages that were read but never written, which all map to the kernel's page of
+    zeros (calloc memory, numpy's `zeros`). Reads `/proc/self/pagemap`, 2 MiB of it per GiB of the range.
     """
     if nbytes <= 0:
         return 0
@@ -230,7 +229,7 @@ def resident(address: int, nbytes: int) -> int | None:
 
 
 def dev_shm(path: Path = Path("/dev/shm")) -> ShmUse | None:
-    """Size and use of the shared-memory file system that torch uses; None where there is none."""
+    """Size and use of the shared-memory file system that torch uses; None if there is none."""
     try:
         space = os.statvfs(path)
         with os.scandir(path) as entries:
@@ -270,7 +269,7 @@ def pinned_stats(stats: Mapping[str, Any], active_is_counted: bool) -> PinnedSta
 
 
 class _Statm:
-    """`/proc/self/statm`, opened once a process: once open it describes the process that opened it."""
+    """`/proc/self/statm`, opened once per process: it describes the process that opened it."""
 
     def __init__(self) -> None:
         self._opened: tuple[int, Descriptor] | None = None
@@ -316,7 +315,7 @@ def _present_bytes(pagemap: int, start: int, end: int, page: int) -> int:
 
 
 _PAGEMAP_PIECE: Final = 1 << 20
-"""Pages a read: 8 MiB of pagemap, 4 GiB of memory."""
+"""Pages per read: 8 MiB of pagemap, 4 GiB of memory."""
 
 
 def _child(process: psutil.Process) -> ChildSample:
@@ -354,7 +353,7 @@ def _psutil_rss(pid: int) -> int | None:
 
 
 def kib_fields(text: str | None) -> dict[str, int]:
-    """Return the `Name:   123 kB` lines of a /proc file, in bytes; nothing where there is none."""
+    """Return the `Name:   123 kB` lines of a /proc file, in bytes; empty if there is no file."""
     return {match[1]: int(match[2]) << 10 for match in _KIB_FIELD.finditer(text or "")}
 
 

@@ -1,4 +1,4 @@
-"""The highest resident set during a call: the kernel's high-water mark, or samples where it can't be set."""
+"""The highest resident set during a call: the kernel's high-water mark, or samples if it cannot be reset."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from memtriage.process.threads import OwnThread
 
 _SAMPLED_EVERY_S: Final = 0.002
 _SLACK: Final = 64 << 20
-"""The mark must be this near the resident set after a reset, else the kernel did not do it. Counters of the
-resident set are batched per processor, so it is not exactly there."""
+"""After a reset the mark must be this near the resident set, else the kernel did not reset it. It need not be
+equal, because counters of the resident set are batched per processor."""
 
 
 class PeakMeter:
-    """Measures between `start` and `stop`. Meters may be nested: an inner one's reset hides no peak.
+    """Measures between `start` and `stop`. Meters may be nested: an inner reset does not hide a peak.
 
-    Resetting the mark (`5` to `/proc/self/clear_refs`) lowers `VmHWM` for everybody who reads it. Where that
-    is forbidden a thread samples the resident set.
+    Resetting the mark (writing `5` to `/proc/self/clear_refs`) lowers `VmHWM` for every reader. If that is
+    forbidden, a thread samples the resident set.
 
     Args:
         proc: the process's folder in `/proc`.
@@ -54,7 +54,7 @@ class PeakMeter:
         return self._highest
 
     def note(self, resident: int) -> None:
-        """Take a figure that was reached while this meter ran."""
+        """Note a figure that was reached while this meter ran."""
         self._highest = max(self._highest, resident)
 
     def _sample(self) -> None:
@@ -66,7 +66,7 @@ _running: Final[list[PeakMeter]] = []
 
 
 def _note_peak() -> None:
-    """Hand the kernel's mark to the meters that run, before it is reset."""
+    """Pass the kernel's mark to the running meters before it is reset."""
     highest = host_peak() or 0
     for meter in _running:
         if meter.source == "kernel":
@@ -74,7 +74,7 @@ def _note_peak() -> None:
 
 
 def _reset(proc: Path) -> bool:
-    """Set the kernel's high-water mark to the present resident set; whether that worked."""
+    """Set the kernel's high-water mark to the current resident set; return whether that worked."""
     try:
         (proc / "clear_refs").write_text("5")
     except OSError:

@@ -1,14 +1,14 @@
-"""Tokens that stay with an object or a storage while it lives, to know it again in the next walk.
+"""Tokens that stay with an object or a storage while it lives, to recognize it in the next walk.
 
-An address is no identity: what is freed may leave its address to the next object. Objects that take weak
-references are followed by one. Lists, dicts, tuples and running functions take none: they keep their token
-only while what is at the address still holds a storage that it held at the walk before. What cannot be shown
-to be the same object gets a new token.
+An address is not an identity: a new object may get the address of a freed one. Objects that support weak
+references are followed by one. Lists, dicts, tuples and running functions do not: they keep their token only
+while the object at the address still holds a storage that it held at the previous walk. An object that cannot
+be shown to be the same gets a new token.
 
 Storages are followed by weak references to their Python objects, which live as long as they do. (C++'s weak
 pointers would keep the records of dead storages, some hundred bytes each.) Only a few storages of each holder
-are followed: its witnesses. Tensors get no weak reference: `torch.utils.swap_tensors`, which `module.to()`
-may use, refuses tensors that have one.
+are followed: its witnesses. Tensors get no weak reference, because `torch.utils.swap_tensors`, which
+`module.to()` may use, refuses tensors that have one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from memtriage.observe.kinds import FrameLocals
 from memtriage.observe.tensors import plain
 
 _WITNESSES: Final = 16
-"""Storages that are followed of each holder: enough to tell whether most of them are still there."""
+"""Storages of each holder that are followed: enough to decide whether most of them are still there."""
 _takes_weak_references: Final = vars(type)["__weakrefoffset__"].__get__
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An object as the last walk saw it: its token, and how to know it again."""
+    """An object as the last walk saw it: its token, and how to recognize it."""
 
     token: int
     ref: weakref.ref[Any] | None
@@ -42,7 +42,7 @@ class _Known:
 class Identities:
     """Tokens of the objects that hold storages, from walk to walk. Keeps no object and no tensor alive.
 
-    Use one for all walks whose objects are to be compared, and drop it when no more follow.
+    Use one for all walks whose objects will be compared, and drop it after the last one.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class Identities:
         self._storages_now: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def begin(self) -> None:
-        """A walk begins: objects and storages that the walk before did not see are forgotten."""
+        """Begin a walk: forget objects and storages that the previous walk did not see."""
         self._before, self._now = self._now, {}
         self._storages_before, self._storages_now = self._storages_now, {}
 
     def witnesses(self, tensors: Sequence[Any]) -> frozenset[int]:
-        """Return tokens of some of the storages of a holder: of a few, and of all that were chosen before.
+        """Return tokens of some of a holder's storages: a few, and all those that were chosen before.
 
         Args:
             tensors: one of each storage.
@@ -77,7 +77,7 @@ class Identities:
         return frozenset(now[storage._cdata][0] for storage in storages if _same(now, storage))
 
     def token(self, obj: Any, witnesses: frozenset[int]) -> int:
-        """Return the object's token; ask once in a walk.
+        """Return the object's token; call it once per walk.
 
         Args:
             obj: what holds storages: a container, an instance, a module, a running function's variables.
@@ -98,7 +98,7 @@ class Identities:
         return next(self._tokens) if same is None else same.token
 
     def _key(self, obj: Any) -> Hashable:
-        """Where to look for an object: its address, or a function, of which several may run."""
+        """Where to look for an object: its address, or a function, which may run several times."""
         if type(obj) is not FrameLocals:
             return id(obj)
         keys = ((id(obj.code), obj.thread, number) for number in itertools.count())
@@ -108,8 +108,8 @@ class Identities:
 class Addresses(Identities):
     """Addresses as tokens, for one census that another process compares with others.
 
-    Nothing stays in this process. An address may have been given to another object between two censuses; that
-    the same holder keeps more at each of four in a row does not come about so.
+    Nothing stays in this process. Another object may get an address between two censuses, but then a holder
+    would not grow at each of four in a row.
     """
 
     def begin(self) -> None:
@@ -120,14 +120,14 @@ class Addresses(Identities):
         return frozenset(plain(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
     def token(self, obj: Any, witnesses: frozenset[int]) -> int:
-        """Return what stands for an object as long as it stays where it is."""
+        """Return the object's address, its token as long as it lives."""
         key = self._key(obj)
         self._now[key] = _Known(0, None, witnesses)
         return hash(key)
 
 
 def _same(followed: dict[int, tuple[int, weakref.ref[Any]]], storage: Any) -> bool:
-    """Whether this very storage is among those that are followed."""
+    """Whether this storage is one of those that are followed."""
     known = followed.get(storage._cdata)
     return known is not None and known[1]() is storage
 

@@ -1,7 +1,7 @@
-"""How large is the batch in work? Read off the local variables of the functions that train.
+"""Read the size of the current batch from the local variables of the functions that train.
 
-Shapes are not seen by hooks (global module hooks break compiled graphs), but the batch is a local variable of
-a function that calls the model or `backward`, nearly always under one of a few names.
+Hooks do not see shapes (global module hooks break compiled graphs). But the batch is a local variable of a
+function that calls the model or `backward`, nearly always with one of a few names.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _DEPTH = 12
 
 
 def batch_elements(frames: Iterator[FrameType]) -> int | None:
-    """Elements of the largest input tensor among the variables of some frames; None where none is seen.
+    """Elements of the largest input tensor among the variables of some frames; None if there is none.
 
-    Only tensors that no gradient flows through count, held by a variable with a batch's usual name, or one
-    level inside a dict, list or tuple of such a name.
+    Only tensors without a gradient count, in a variable with a usual name for a batch, or one level inside a
+    dict, list or tuple with such a name.
     """
     kind = _tensor_class()
     if kind is None:
@@ -44,7 +44,7 @@ def batch_elements(frames: Iterator[FrameType]) -> int | None:
 
 
 def batch_shapes(frames: Sequence[FrameType]) -> dict[str, int]:
-    """Sizes that a failed request may be a product of: the input's dimensions, and the model's sizes.
+    """Sizes that may be factors of a failed request: the input's dimensions, and the model's sizes.
 
     Names are `batch`, `sequence` (the first two dimensions of the largest input) and, from a variable named
     `config` or a model's `.config`, `vocabulary`, `hidden` and `heads`.
@@ -79,12 +79,12 @@ _CONFIG_SIZES = (
 
 
 def caller_frames(skip: int, *, depth: int | None = _DEPTH) -> Iterator[FrameType]:
-    """Frames of the calling thread, innermost first, `skip` of them left out; torch's own left out too.
+    """Frames of the calling thread, innermost first, without the first `skip` and without torch's own.
 
     Args:
-        skip: so many innermost ones.
-        depth: so many are looked at, torch's own among them; None for all. Within a block of a deep model
-            there are more than a few between it and the one that has the batch.
+        skip: number of innermost frames to leave out.
+        depth: number of frames to look at, including torch's own; None for all. Inside a deep model, many
+            frames may be between the current one and the one that has the batch.
     """
     frame: FrameType | None = sys._getframe(skip + 1)
     for _ in count() if depth is None else range(depth):
@@ -122,7 +122,7 @@ def _module_variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def _tensor_class() -> type | None:
-    """Return `torch.Tensor`; None while the program has put something else in torch's place."""
+    """Return `torch.Tensor`; None while the program has replaced the module `torch`."""
     tensor_class: type | None = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor_class
 

@@ -1,7 +1,7 @@
-"""How long the items of a data set are, read from what is in memory already.
+"""Read the lengths of a data set's items from what is already in memory.
 
-No code of the program runs: no `__getitem__`, `__len__` or property of a data set. Read are columns of
-lengths, lists of items that are tensors or lists themselves, and Arrow tables.
+No code of the program runs: no `__getitem__`, `__len__` or property of a data set. Columns of lengths, lists
+of items that are tensors or lists, and Arrow tables can be read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from memtriage.observe.tensors import undisturbed
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST_ITEMS: Final = 100_000
-"""Items that are looked at one by one: 0.1 us to 0.5 us each."""
+"""Most items that are read one by one: 0.1 us to 0.5 us each."""
 MOST_NUMBERS: Final = 2_000_000
-"""Numbers that are taken from a list or column: up to 0.1 us each."""
+"""Most numbers that are read from a list or column: up to 0.1 us each."""
 _LENGTHS: Final = re.compile(
     r"_?((seq|sequence|sample|item|token|text|src|tgt|source|target|audio)_?)?(lengths?|lens?|sizes)"
     r"|_?(num|n)_?tokens|length_(column|list)",
@@ -33,7 +33,7 @@ _ARROW_ITEMS: Final = "input_ids"
 
 
 def item_lengths(dataset: Any) -> Integers | None:
-    """Return the length of each item of a data set; None where it cannot be read without side effects."""
+    """Return the length of each item of a data set; None if it cannot be read without side effects."""
     with undisturbed():
         return _lengths(dataset)
 
@@ -62,7 +62,7 @@ def _lengths(dataset: Any) -> Integers | None:
 
 
 def numbers(column: Any) -> Integers | None:
-    """Return whole numbers as an array; None where a column is anything else."""
+    """Return whole numbers as an array; None if a column is anything else."""
     torch = sys.modules.get("torch")
     if torch is not None and type(column) is torch.Tensor and column.device.type == "cpu":
         column = column.detach().numpy()
@@ -80,7 +80,7 @@ def numbers(column: Any) -> Integers | None:
 
 
 def _of_items(items: Sequence[Any]) -> Integers | None:
-    """Return the lengths of items in memory; None where one has none, or there are too many."""
+    """Return the lengths of items in memory; None if one has none, or there are too many."""
     if not 1 < len(items) <= MOST_ITEMS:
         return None
     lengths = np.empty(len(items), np.int64)

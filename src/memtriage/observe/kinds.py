@@ -1,4 +1,4 @@
-"""How objects of each type are walked: decided by the type alone, never by asking an object."""
+"""How objects of each type are walked, decided by the type alone without touching an object."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from memtriage.observe.frames import frame_locals
 (ATOM, PLAIN, TENSOR, ARRAY, LOCALS, MODULE, FUTURE, SAVED, PLACEHOLDER, BOUNDARY, KLASS, NODE,
  OPTIMIZER) = range(13)  # fmt: skip
 """How an object is walked: not at all, by `gc.get_referents`, as a tensor, a numpy array, a frame's locals,
-an `nn.Module`, a future whose value C++ holds, a saved tensor outside of a node, a checkpoint's placeholder
-for one, never entered from elsewhere (modules and frames are roots of their own), a class, an autograd
-node, an optimizer. Graphs wait until all plain objects of the program are reached, optimizers until the
-graphs are: a parameter is known by its place in the model, not as what a loss's graph accumulates into, nor
-as a key of `optimizer.state`."""
+an `nn.Module`, a future whose value C++ holds, a saved tensor outside a node, a checkpoint's placeholder for
+one, only as a root (modules and frames), a class, an autograd node, an optimizer. Graphs wait until all plain
+objects of the program are reached, optimizers until the graphs are: a parameter is named by its place in the
+model, not as what a loss's graph accumulates into, nor as a key of `optimizer.state`."""
 
 _ATOMS: frozenset[type] = frozenset(
     [
@@ -46,8 +45,8 @@ class FrameLocals:
 class KindTable:
     """How objects of each type are walked; a type is classified once, when first met.
 
-    It keeps the types it knows alive, so it lives no longer than its graph. They are known by their
-    addresses: a metaclass may hash and compare its classes with code of its own, or not at all.
+    It keeps the types it knows alive, so it lives no longer than its graph. They are identified by their
+    addresses: a metaclass may hash and compare its classes with its own code, or not at all.
 
     Attributes:
         known: by the address of a type. A hot loop looks here first.
@@ -91,7 +90,7 @@ class KindTable:
         return kind
 
     def _classify(self, kind: type) -> int:
-        # By type, never isinstance: a weak proxy whose referent is gone raises ReferenceError there.
+        # By type, not by isinstance: a weak proxy whose referent is gone raises ReferenceError there.
         if self._tensor and issubclass(kind, self._tensor):
             return TENSOR
         if issubclass(kind, type):
@@ -110,7 +109,7 @@ class KindTable:
             return MODULE
         if (self._optimizer and issubclass(kind, self._optimizer)) or (
             "Optim" in name_of(kind) and declares(kind, "step") and declares(kind, "zero_grad")
-        ):  # DeepSpeed's and Apex's wrappers are no subclasses
+        ):  # DeepSpeed's and Apex's wrappers are not subclasses
             return OPTIMIZER
         if self._array and issubclass(kind, self._array):
             return ARRAY
@@ -118,12 +117,12 @@ class KindTable:
 
 
 def _is_own(module: str) -> bool:
-    """Whether a class belongs to the watching. What `treat` makes is the program's, such as its optimizer."""
+    """Whether a class belongs to the watch. What `treat` makes, such as an optimizer, is the program's."""
     first, second, *_ = [*module.split("."), "", ""]
     return first == "memtriage" and second != "treat"
 
 
 def _type_in(module: str, name: str) -> type | None:
-    """A class of a module that may not be loaded, or may not have it in this version."""
+    """A class of a module; None if the module is not loaded, or does not have it in this version."""
     value = getattr(sys.modules.get(module), name, None)
     return value if isinstance(value, type) else None

@@ -1,7 +1,7 @@
-"""Walk of the libraries only what leads to tensors, found by a search back from these.
+"""Walk only those objects of libraries that lead to tensors, found by searching backward from the tensors.
 
-Most of a heap is functions, classes and tables of libraries. A breadth-first walk from the same roots through
-none but the ancestors of what is sought gives the same paths.
+Most of a heap is functions, classes and tables of libraries. A breadth-first walk from the same roots, only
+through ancestors of what is sought, finds the same paths.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SearchLimits:
 
 LIMITS: Final = SearchLimits()
 _SOUGHT: Final = frozenset((TENSOR, NODE, FUTURE, SAVED, PLACEHOLDER))
-"""Kinds of objects that hold the memory of tensors: all that a library has of them is found."""
+"""Kinds of objects that hold memory of tensors: all of them in libraries are found."""
 
 
 def enter_holders_of_tensors(
@@ -85,7 +85,7 @@ def enter_holders_of_tensors(
     if of_containers is not None:
         sought += containers
         holders |= of_containers
-    del containers, of_containers  # more references would look like some from outside
+    del containers, of_containers  # these references would look like references from outside
     graph.all_libraries = False
     _enter_modules(walker, libraries, holders)
     _walk_within(walker, holders)
@@ -112,17 +112,17 @@ def _that_hold_tensors(walker: HeapWalker) -> list[Any]:
 def _ancestors(
     walker: HeapWalker, sought: list[Any], libraries: NamedModules, own: Sequence[Any] = ()
 ) -> dict[int, Any] | None:
-    """Return all objects through which roots lead to some objects, these included, by their ids.
+    """Return all objects through which roots lead to the sought objects, including these, by id.
 
     Args:
         walker: has what was reached.
-        sought: these objects.
+        sought: the objects to begin with.
         libraries: whose modules are roots.
-        own: what else of this search refers to objects of the program. It would be taken for a holder, and in
-            a dict that holds itself keep what it refers to alive until a collection.
+        own: other lists of this search that refer to objects of the program. They must not be taken for
+            holders: in a dict that contains itself, they would keep these objects alive until a collection.
 
     Returns:
-        None where there are too many.
+        None if there are too many.
     """
     index, kinds = walker.graph.index, walker.kinds
     roots = {id(variables_of(module)) for _, module in [*libraries, *own_modules()]}
@@ -135,7 +135,7 @@ def _ancestors(
             return ancestors
         if len(waiting) > LIMITS.targets or len(ancestors) > most:
             break
-        # A tuple that is passed on as it is: from CPython 3.13 on the call leaves out a copy of its own only.
+        # Pass this tuple on as it is: from CPython 3.13 on, the call itself only leaves out its own copy.
         targets = tuple(waiting)
         referrers = gc.get_referrers(*targets)
         waiting.clear()
@@ -155,7 +155,7 @@ def _ancestors(
 
 
 def _few_nodes(walker: HeapWalker, sought: list[Any]) -> list[Any]:
-    """Return these objects, but of each kind of node only a few."""
+    """Return these objects, but only a few of each kind of node."""
     seen: dict[type, int] = {}
     few = []
     for obj in sought:
@@ -179,7 +179,7 @@ def _enter_classes(walker: HeapWalker, holders: dict[int, Any]) -> None:
 
 
 def _walk_within(walker: HeapWalker, wanted: Container[int]) -> None:
-    """Walk on, but enter no other objects than these, and no classes, which are roots."""
+    """Continue the walk, but only enter wanted objects, and no classes, which are roots."""
     graph = walker.graph
     while walker.head < len(graph.objects):
         obj, position = graph.objects[walker.head], walker.head
@@ -192,7 +192,7 @@ def _walk_within(walker: HeapWalker, wanted: Container[int]) -> None:
 
 
 def _walk_below(walker: HeapWalker, sought: Sequence[Any]) -> None:
-    """Walk all that the objects lead to that were found so far."""
+    """Walk everything that the sought objects found so far lead to."""
     graph = walker.graph
     for obj in sought:
         position = graph.index.get(id(obj), -1)

@@ -1,6 +1,6 @@
-"""The modules that the process has loaded, read without running code of theirs.
+"""Read the loaded modules without running their code.
 
-Modules of one's own kind (lazy ones, `torch.ops`) may answer `module.__name__` with code.
+Modules of special classes (lazy ones, `torch.ops`) may run code for `module.__name__`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def own_modules() -> list[tuple[str, ModuleType]]:
 
 
 def module_variable(module: Any, name: str) -> str | None:
-    """Return a module's `__name__` or `__file__`; None if it is not set or no text, or `module` is none."""
+    """Return a module's `__name__` or `__file__`; None if it is not a text, or `module` is not a module."""
     value = variables_of(module).get(name) if issubclass(type(module), ModuleType) else None
     return value if isinstance(value, str) else None
 
 
 def is_user_module(module: ModuleType, origin: CodeOrigin) -> bool:
-    """Whether a module is the user's, and no library's."""
+    """Whether a module is the user's, not a library's."""
     name = module_variable(module, "__name__") or ""
     if name == "__main__":
         return True

@@ -1,7 +1,7 @@
-"""What a program's `DataLoader` will give: which items, in which batches, before they are made.
+"""Which items a program's `DataLoader` will return, in which batches, before they are made.
 
-The order of an epoch is read from the iterator of its sampler, which is not advanced: most samplers have all
-indices in one list. No code of the program runs, and no random number is drawn.
+The order of an epoch is read from its sampler's iterator without advancing it: most samplers have all indices
+in one list. No code of the program runs, and no random number is drawn.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _RANGE_ITERATOR: Final[type] = type(iter(range(0)))
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """What is known of the batches of an epoch.
+    """What is known about the batches of an epoch.
 
     Attributes:
-        lengths: of the items of the data set.
-        size: items of a batch, where the order is not known.
-        batches: of each batch in order how many items it has, and the longest item's length; None where a
-            sampler draws the order as it goes.
+        lengths: lengths of the items of the data set.
+        size: items of a batch, if the order is not known.
+        batches: the number of items and the longest item's length of each batch, in order; None if a sampler
+            draws the order as it goes.
     """
 
     lengths: Integers
@@ -60,11 +60,11 @@ class Epoch:
         return given if type(given) is int else None
 
     def is_of(self, other: Epoch) -> bool:
-        """Whether both are of one loader."""
+        """Whether both have the same loader."""
         return self._loader() is not None and self._loader() is other._loader()
 
     def plan(self) -> EpochPlan | None:
-        """Return what is known of the batches; None where it cannot be read without side effects."""
+        """Return what is known about the batches; None if it cannot be read without side effects."""
         batches = self._batches()
         if batches is None or not batches._auto_collation:
             return None
@@ -94,7 +94,7 @@ class LoaderHook:
         self._replaced: Replaced | None = None
 
     def install(self) -> None:
-        """Begin to report. torch has to be there."""
+        """Begin to report. torch must be imported."""
         from torch.utils.data import DataLoader
 
         begins, pid, original = self._begins, os.getpid(), DataLoader.__iter__
@@ -116,17 +116,17 @@ class LoaderHook:
         self._replaced.put(__iter__=iterate)
 
     def remove(self) -> None:
-        """Put the class back as it was."""
+        """Restore the class."""
         if self._replaced is not None:
             self._replaced.restore()
             self._replaced = None
 
 
 def _order(batches: Any) -> tuple[Integers, Integers] | None:
-    """Return the items of an epoch in order, and where in them each batch starts; None where unknown."""
+    """Return the items of an epoch in order, and where each batch starts; None if unknown."""
     from torch.utils.data import BatchSampler
 
-    # Workers are sent batches ahead of those that the program takes.
+    # Workers get batches ahead of those that the program takes.
     asked = getattr(batches, "_send_idx", batches._num_yielded)
     sampler = batches._sampler_iter
     if type(sampler) is GeneratorType and sampler.gi_code is BatchSampler.__iter__.__code__:
@@ -154,11 +154,11 @@ def _reads_indices(found: Any) -> bool:
 
 
 def _whole(iterator: Any, read: int) -> Sequence[Any] | None:
-    """Return all that an iterator gives from its beginning on; None where that is not known.
+    """Return everything that an iterator yields from its beginning; None if not known.
 
     Args:
-        iterator: of a list or a range, or a generator that passes on what one of these gives.
-        read: how much of it has been read. Where that is not so, it is not the only one of its epoch.
+        iterator: of a list or a range, or a generator that yields from one of these.
+        read: how much of it should have been read. If that is wrong, it is not the only one of its epoch.
     """
     while type(iterator) is GeneratorType:
         iterator = iterator.gi_yieldfrom

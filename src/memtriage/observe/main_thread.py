@@ -1,7 +1,7 @@
-"""Having the program's main thread call a function, wherever it is, between two instructions of its code.
+"""Make the program's main thread call a function, wherever it is, between two instructions of its code.
 
-That is the one instant at which a program can be looked at from within without a race: the main thread is not
-in the middle of anything but Python code, and does not go on until the function returns.
+Only at such an instant can a program be inspected from within without a race: the main thread is in the
+middle of Python code only, and does not continue until the function returns.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ T = TypeVar("T")
 class MainThreadCall(Generic[T]):
     """One call, which the interpreter makes as soon as the main thread runs Python code.
 
-    The call must not print: it interrupts the program at any place. What it raises, or what interrupts it
-    (Ctrl-C), is raised in the program at that place. The program's tracer and profiler do not see it.
+    The call must not print, because it may interrupt the program anywhere. What it raises, or what interrupts
+    it (Ctrl-C), is raised in the program there. The program's tracer and profiler do not see it.
 
     Args:
         function: what to call.
@@ -30,7 +30,7 @@ class MainThreadCall(Generic[T]):
 
     def __init__(self, function: Callable[[], T], then: Iterable[Callable[[], object]] = ()) -> None:
         self._function = function
-        self._claim = threading.Lock()  # whoever has it first: the call, or who no longer wants it
+        self._claim = threading.Lock()  # taken by the call or by `cancel`, whichever comes first
         self._done = threading.Event()
         self._result: T | None = None
         run = untraced(self._run, then)
@@ -39,40 +39,40 @@ class MainThreadCall(Generic[T]):
 
     @property
     def queued(self) -> bool:
-        """Whether the interpreter has still to come to it, or is in it, even if it is no longer wanted."""
+        """Whether the interpreter still has to make it, or is making it, even if it was canceled."""
         return _queue == [self] and self._unfinished() is not None
 
     def ask(self) -> bool:
-        """Ask for the call and do not wait for it.
+        """Ask for the call without waiting for it.
 
         Returns:
-            False where another call is queued, or the interpreter's queue is full. One call at a time: where
-            traced Python code begins in a call while another one is in its queue, CPython 3.11 hangs.
+            False if another call is queued, or the interpreter's queue is full. Only one call at a time: if
+            traced Python code begins in a call while another one is queued, CPython 3.11 hangs.
         """
         with _asking:
             if any(call.queued for call in _queue):
                 return False
             _queue[:] = [self]
-            # Not a callback of ctypes, which can raise nothing: `PyObject_IsTrue` has the signature of a
-            # pending call, and what `__bool__` raises gets into the program. False, its 0, is success.
+            # Not a callback of ctypes, which cannot raise: `PyObject_IsTrue` has the signature of a pending
+            # call, and what `__bool__` raises gets into the program. Its result 0, False, means success.
             if ctypes.pythonapi.Py_AddPendingCall(_IS_TRUE, ctypes.c_void_p(id(self._pending))) != 0:
                 _queue.clear()
                 return False
             return True
 
     def cancel(self) -> bool:
-        """No longer want the call; return whether it will not be made. False once it has begun."""
+        """Cancel the call; return whether it will not be made. False once it has begun."""
         return self._claim.acquire(blocking=False)
 
     def result(self, within_s: float, done_within_s: float | None = None) -> tuple[bool, T | None]:
-        """Ask for the call and wait for the main thread. Not to be called in the main thread.
+        """Ask for the call and wait for the main thread. Do not call this in the main thread.
 
         Args:
-            within_s: how long the main thread may take to come to the call; the call itself may take longer.
-            done_within_s: how long the call itself may take from then on; None for as long as it takes.
+            within_s: how long the main thread may take to get to the call; the call itself may take longer.
+            done_within_s: how long the call itself may take from then on; None for any time.
 
         Returns:
-            Whether the call was made, and what it returned; None when it is not done in time, or raised.
+            Whether the call was made, and what it returned; None if it is not done in time, or raised.
         """
         give_up_s = time.monotonic() + within_s
         while not self.ask():
@@ -94,9 +94,9 @@ class MainThreadCall(Generic[T]):
 
 
 class _Pending(list[Callable[[], bool]]):
-    """What the interpreter is given to call: an object whose truth it asks for, without code in Python.
+    """What the interpreter calls: an object whose truth value it reads, without Python code.
 
-    It holds the call until it is made. From then on only the interpreter does, to the call's very end.
+    It holds the call until it is made. Then only the interpreter holds it, until the call ends.
     """
 
     __bool__ = property(list.pop)
@@ -104,7 +104,7 @@ class _Pending(list[Callable[[], bool]]):
 
 _IS_TRUE: Final = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 _TURN_S: Final = 0.002
-"""How often to look whether another call is over."""
+"""How often to check whether another call is over."""
 _asking: Final = threading.Lock()
 _queue: Final[list[MainThreadCall[Any]]] = []
-"""The call that the interpreter has in its queue, or had last. What it will call must be there by then."""
+"""The call in the interpreter's queue, or the last one. What it will call must stay alive until then."""

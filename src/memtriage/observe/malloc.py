@@ -1,4 +1,4 @@
-"""What the C library's malloc and Python's own object allocator hold, as they themselves count it.
+"""What the C library's malloc and Python's own object allocator hold, by their own counters.
 
 CPU tensors of torch and numpy arrays come from malloc; Python's small objects (up to 512 bytes) come from
 arenas that Python maps itself, outside malloc.
@@ -23,16 +23,15 @@ class MallocInfo(msgspec.Struct, frozen=True, gc=False):
     """Counters of glibc's malloc over all arenas, in bytes (virtual: an untouched block counts in full).
 
     Attributes:
-        in_use: handed out to callers, in arenas and as mappings of their own (`uordblks + hblkhd`).
-            Chunks parked in per-thread caches count as in use.
-        free: free chunks inside arenas, top chunks included (`fordblks`). Pages that `malloc_trim` gave
-            back still count here: how much of it is resident, only the kernel knows.
-        mapped: the part of `in_use` that has a mapping of its own and goes back to the kernel when freed
-            (`hblkhd`).
+        in_use: handed out to callers, in arenas and as separate mappings (`uordblks + hblkhd`). Chunks in
+            per-thread caches count as in use.
+        free: free chunks inside arenas, including top chunks (`fordblks`). Pages that `malloc_trim` returned
+            still count here: only the kernel knows how much of it is resident.
+        mapped: the part of `in_use` in separate mappings, which return to the kernel when freed (`hblkhd`).
         from_kernel: obtained from the kernel: arenas and mappings (`arena + hblkhd`).
         releasable_top: free bytes at the top of the main arena (`keepcost`).
-        free_chunks: number of free chunks (`ordblks`). glibc walks them all to answer, so this is what
-            the next call costs: about 0.1 us each when they are not in the processor's cache.
+        free_chunks: number of free chunks (`ordblks`). glibc walks them all, so they determine the cost of
+            the next call: about 0.1 us each if they are not in the processor's cache.
     """
 
     in_use: int
@@ -46,9 +45,9 @@ class MallocInfo(msgspec.Struct, frozen=True, gc=False):
 def malloc_info() -> MallocInfo | None:
     """Read `mallinfo2()`. Well under 1 us of glibc's time plus a walk over the free chunks.
 
-    Takes each arena's lock in turn, so a thread inside malloc is waited for. None when there is no glibc
-    of 2.33 or newer (the older `mallinfo` counts in 32 bits and is wrong above 2 GiB), and when malloc is
-    another library's (jemalloc, tcmalloc, mimalloc preloaded): glibc's counters then say nothing.
+    Takes each arena's lock in turn, so it waits for threads inside malloc. None without glibc 2.33 or newer
+    (the older `mallinfo` counts in 32 bits and is wrong above 2 GiB), and if malloc is another library's
+    (jemalloc, tcmalloc, mimalloc preloaded), because glibc's counters then say nothing.
     """
     read = _mallinfo2()
     if read is None:
@@ -66,7 +65,7 @@ def malloc_info() -> MallocInfo | None:
 
 
 def trim() -> bool:
-    """Give the free pages of all arenas back to the kernel; False where malloc is not glibc's.
+    """Return the free pages of all arenas to the kernel; False if malloc is not glibc's.
 
     Takes each arena's lock while it walks the arena. Other Python threads run meanwhile.
     """
@@ -77,17 +76,17 @@ def trim() -> bool:
 
 
 def has_own_mapping(address: int, nbytes: int) -> bool | None:
-    """Whether a block of memory is a chunk of glibc's malloc with a mapping of its own; None if unreadable.
+    """Whether a block of memory is a chunk of glibc's malloc with its own mapping; None if unreadable.
 
-    Such a chunk begins at a page's start, or after padding where an alignment was asked for; the two words
-    before the block are that padding and the chunk's length, with the bit `IS_MMAPPED` (malloc.c).
-    Memory that a program maps itself (`mmap`, tensors made over it) has no such words. Read through
-    `/proc/self/mem`, where an address that is gone meanwhile is an error and no crash.
+    Such a chunk begins at a page's start, or after padding if an alignment was requested; the two words
+    before the block are that padding and the chunk's length, with the bit `IS_MMAPPED` (malloc.c). Memory
+    that a program maps itself (`mmap`, tensors made over it) has no such words. They are read through
+    `/proc/self/mem`, where an address that is no longer mapped is an error, not a crash.
     """
     header_bytes = 2 * _WORD
     header = address - header_bytes
     present = resident(header, header_bytes)
-    if not present:  # malloc has written its header; reading a page that is not there would bring it in
+    if not present:  # malloc has written its header; reading an absent page would make it resident
         return None if present is None else False
     words = _read_memory(header, header_bytes)
     if words is None:
@@ -99,7 +98,7 @@ def has_own_mapping(address: int, nbytes: int) -> bool | None:
 
 
 def _has_mapping(address: int, nbytes: int, padding: int, length: int) -> bool:
-    """Whether the two words before a block say that its chunk fills whole pages of its own."""
+    """Whether the two words before a block say that its chunk fills whole pages."""
     if not length & _IS_MMAPPED:
         return False
     page = os.sysconf("SC_PAGE_SIZE")
@@ -116,7 +115,7 @@ _CHUNK_FLAGS: Final = 7
 
 
 def _read_memory(address: int, count: int) -> bytes | None:
-    """Bytes of this process's memory; fewer, or none, where nothing is mapped. None when forbidden."""
+    """Bytes of this process's memory; fewer, or none, if parts are not mapped. None if forbidden."""
     try:
         memory = os.open("/proc/self/mem", os.O_RDONLY)
     except OSError:
@@ -130,11 +129,11 @@ def _read_memory(address: int, count: int) -> bytes | None:
 
 
 def python_arenas() -> int | None:
-    """Bytes of the arenas that Python's object allocator has mapped; None when it does not say.
+    """Bytes of the arenas that Python's object allocator has mapped; None if it does not say.
 
-    It does not say under `PYTHONMALLOC=malloc` and in free-threaded builds. Arenas are filled from one
-    end, so all of it is resident but for the unused part of the newest arena (1 MiB since Python 3.10).
-    Costs about a tenth of a millisecond; reads the text behind `sys._debugmallocstats`.
+    It does not say with `PYTHONMALLOC=malloc` and in free-threaded builds. Arenas are filled from one end, so
+    all of it is resident, except the unused part of the newest arena (1 MiB since Python 3.10). Takes about
+    0.1 ms; reads the text that `sys._debugmallocstats` prints.
     """
     if sys.platform != "linux" or sys.implementation.name != "cpython":
         return None
@@ -183,19 +182,19 @@ class _DlInfo(ctypes.Structure):
 
 
 _PROBE: Final = 33 << 20
-"""Above glibc's highest mmap threshold (32 MiB, `DEFAULT_MMAP_THRESHOLD_MAX`), so freeing it moves none."""
+"""Above glibc's highest mmap threshold (32 MiB, `DEFAULT_MMAP_THRESHOLD_MAX`), so freeing it changes none."""
 
 
 @functools.cache
 def _mallinfo2() -> Callable[[], _MallInfo2] | None:
-    """glibc's `mallinfo2`, or None when it is missing or does not count what this process allocates."""
+    """glibc's `mallinfo2`; None if it is missing or does not count what this process allocates."""
     if sys.platform != "linux":
         return None
-    # PyDLL keeps the GIL: giving it up at every mark would let another thread keep it for a switch interval.
+    # PyDLL keeps the GIL: released at every mark, another thread could keep it for a switch interval.
     libc = ctypes.PyDLL(None)
     try:
         function = libc.mallinfo2
-        # gperftools' tcmalloc exports a mallinfo2 of its own, in which most fields are 0.
+        # gperftools' tcmalloc exports its own mallinfo2, in which most fields are 0.
         if _object_of(libc, "mallinfo2") != _object_of(libc, "gnu_get_libc_version"):
             return None
     except AttributeError:  # musl, or glibc before 2.33
@@ -203,14 +202,14 @@ def _mallinfo2() -> Callable[[], _MallInfo2] | None:
     function.restype = _MallInfo2
     function.argtypes = []
     read: Callable[[], _MallInfo2] = function
-    # Another thread may free as much between the two readings, but hardly each time.
+    # Another thread may free as much between two readings, but hardly each time.
     return read if any(_counts(libc, read) for _ in range(3)) else None
 
 
 def _counts(libc: ctypes.PyDLL, read: Callable[[], _MallInfo2]) -> bool:
-    """Whether a block from `malloc`, whoever provides it, appears in the counters. Touches no page of it.
+    """Whether a block from `malloc`, of whatever library, appears in the counters. Touches no page of it.
 
-    The address of the symbol `malloc` does not answer that: in a Python that is not position-independent it
+    The address of the symbol `malloc` does not show that: in a Python that is not position-independent it
     resolves into the program's own jump table.
     """
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
@@ -232,7 +231,7 @@ def _object_of(libc: ctypes.PyDLL, symbol: str) -> int | None:
 
 
 def written_text(write: Callable[[ctypes.c_void_p], object]) -> bytes | None:
-    """What a C function writes to the stream it is given, kept in memory; None without `open_memstream`."""
+    """Return what a C function writes to a stream; None without `open_memstream`."""
     libc = ctypes.PyDLL(None)
     try:
         open_memstream, close, free = libc.open_memstream, libc.fclose, libc.free

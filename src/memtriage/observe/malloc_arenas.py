@@ -19,10 +19,9 @@ class MallocArena(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         number: its place in malloc's list.
         from_kernel: address space that it has opened.
-        free: in free chunks, the top one included.
-        chunks: how many these are.
-        trimmable: whole pages inside free chunks, so what `malloc_trim(0)` gives back, as far as it has not
-            been given back already.
+        free: bytes in free chunks, including the top one.
+        chunks: number of free chunks.
+        trimmable: whole pages inside free chunks: what `malloc_trim(0)` returns, unless already returned.
     """
 
     number: int
@@ -33,7 +32,7 @@ class MallocArena(msgspec.Struct, frozen=True, gc=False):
 
 
 def malloc_arenas() -> tuple[MallocArena, ...]:
-    """Every arena, from `malloc_info(3)`; empty where malloc is not glibc's.
+    """Every arena, from `malloc_info(3)`; empty if malloc is not glibc's.
 
     It walks all free chunks, as `mallinfo2` does, and takes each arena's lock in turn.
     """
@@ -46,10 +45,10 @@ def malloc_arenas() -> tuple[MallocArena, ...]:
 
 
 def parse_arenas(text: bytes, page: int) -> tuple[MallocArena, ...]:
-    """Read the XML of `malloc_info(3)`; empty when it is not that.
+    """Read the XML of `malloc_info(3)`; empty if it is something else.
 
-    A free chunk of `n` bytes at an address that says nothing contains `n - page` bytes in whole pages on
-    average (none below a page). Bins of large chunks are given by their smallest, largest, number and sum.
+    On average, a free chunk of `n` bytes at an unknown address contains `n - page` bytes in whole pages (none
+    below a page). Bins of large chunks are described by their smallest, largest, number and sum.
     """
     try:
         root = ElementTree.fromstring(_CONTROL.sub(b"", text))
@@ -60,7 +59,7 @@ def parse_arenas(text: bytes, page: int) -> tuple[MallocArena, ...]:
 
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _MINIMUM_TOP: Final = 32
-"""`MINSIZE` of malloc.c on 64-bit machines: a trim leaves so much at the top."""
+"""`MINSIZE` of malloc.c on 64-bit machines: a trim leaves this many bytes at the top."""
 
 
 def _arena(heap: ElementTree.Element, page: int) -> MallocArena:
@@ -68,7 +67,7 @@ def _arena(heap: ElementTree.Element, page: int) -> MallocArena:
     system = {element.get("type"): element for element in heap.findall("system")}
     rest, fast = totals.get("rest"), totals.get("fast")
     binned = [*heap.findall("sizes/size"), *heap.findall("sizes/unsorted")]
-    # `rest` counts the bins and the top chunk; `sizes` has the fast bins besides, whose chunks stay small.
+    # `rest` counts the bins and the top chunk; `sizes` also has the fast bins, whose chunks stay small.
     in_bins = sum(_number(element, "total") for element in binned) - _number(fast, "size")
     top = max(_number(rest, "size") - in_bins, 0)
     pages = sum(max(_number(element, "total") - page * _number(element, "count"), 0) for element in binned)

@@ -1,7 +1,7 @@
-"""Modes of the interpreter and of torch that a recording borrows, unseen by the program.
+"""Modes of the interpreter and of torch that a recording uses unseen by the program.
 
-The program may read, set and leave each of them meanwhile as it would without the recording: its own setting
-counts, and is what remains. Forked children have the program's setting.
+Meanwhile the program may read and set each of them as without the recording: its own setting counts, and
+remains afterwards. Forked children have the program's setting.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from memtriage.process.replaced import Replaced
 
 
 class Tracing:
-    """`tracemalloc`, which the program finds off while only the watch has it on.
+    """`tracemalloc`, which the program sees as off while only the watch has it on.
 
-    Starting it takes it over: what was traced until then is dropped, as the program does not expect it.
+    If the program starts it, it takes it over: what was traced until then is dropped, because the program
+    does not expect it.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Tracing:
 
     @property
     def borrowed(self) -> bool:
-        """Whether it is on for the watch alone."""
+        """Whether it is only on for the watch."""
         return self._borrowed and self._is_tracing()
 
     def install(self) -> None:
@@ -56,7 +57,7 @@ class Tracing:
         )
 
     def remove(self) -> None:
-        """Put the functions back, and tracing off if it is the watch's."""
+        """Restore the functions, and switch tracing off if it is the watch's."""
         self.stop()
         self._functions.restore()
 
@@ -75,7 +76,7 @@ class Tracing:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Let the functions of `tracemalloc` speak of what the watch has traced."""
+        """In this block, the functions of `tracemalloc` return what the watch has traced."""
         self._reading = True
         try:
             yield
@@ -97,11 +98,11 @@ class Tracing:
 class AnomalyMode:
     """Autograd's anomaly mode without its NaN check: every node remembers the stack of its forward call.
 
-    Off while a backward runs, where it would tie new nodes to those they came from. Once the program has
-    switched the mode on itself, its setting alone counts.
+    It is off while a backward runs, where it would make new nodes refer to those they came from. If the
+    program switches the mode itself, only its setting counts from then on.
 
     The stacks have no source lines. torch calls `format_stack` of `torch.fx.traceback` inside an operation of
-    the program, and that one reads files: it would fail there where the program has replaced `os.stat`.
+    the program. That function reads files, which would fail if the program has replaced `os.stat`.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class AnomalyMode:
 
     @property
     def borrowed(self) -> bool:
-        """Whether it is on for the watch, or would be but for a backward."""
+        """Whether it is on for the watch, or only off during a backward."""
         return self._set is not None and not self._programs[0]
 
     def start(self) -> bool:
@@ -124,7 +125,7 @@ class AnomalyMode:
             return self.borrowed
         self._set = torch.set_anomaly_enabled
         self._programs = (False, torch.is_anomaly_check_nan_enabled())
-        # Not an attribute of torch: the import system looks for a loaded module by its full name first.
+        # Not as an attribute of torch: the import system first looks up a loaded module by its full name.
         self._stacks = Replaced(importlib.import_module("torch.fx.traceback"))
         self._functions = Replaced(torch)
         self._functions.put(
@@ -136,12 +137,12 @@ class AnomalyMode:
         return True
 
     def in_backward(self, inside: bool) -> None:
-        """A backward begins or has ended."""
+        """Switch it off inside a backward, and on after it."""
         self._inside_backward = inside
         self._apply()
 
     def stop(self) -> None:
-        """Leave the mode as the program has it. May be called twice."""
+        """Restore the mode that the program has set. May be called twice."""
         if self._functions is not None and self._set is not None and self._stacks is not None:
             self._functions.restore()
             self._stacks.restore()

@@ -1,4 +1,4 @@
-"""The Python objects of the process, as the cyclic collector lists them."""
+"""The Python objects of the process that the cyclic collector lists."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from memtriage.process.stdlib import gc
 def tracked_objects() -> list[Any]:
     """Return every object that the collector tracks. The list keeps them all alive: drop it soon.
 
-    Known limitations: objects that `gc.freeze()` has put aside are not tracked, nor is what can hold no other
-    object, such as texts, numbers and the dicts and tuples of only those.
+    Known limitations: objects frozen by `gc.freeze()` are not tracked, nor are objects that cannot refer to
+    others, such as texts, numbers and the dicts and tuples of only those.
     """
     return gc.get_objects()
 
 
 class Listing:
-    """Objects in order, and answers about them that are found in C: a heap has some hundred thousands.
+    """Objects in order, with queries that run in C, because a heap has some hundred thousand.
 
-    An object's type is looked up by its id: a metaclass may hash its classes with code of its own.
+    An object's type is looked up by its id, because a metaclass may hash its classes with its own code.
 
     Args:
-        objects: those that are listed; the listing keeps them alive.
+        objects: the objects; the listing keeps them alive.
     """
 
     def __init__(self, objects: list[Any]) -> None:
         self.objects = objects
-        # Once for all questions: reading each object's type takes longer than anything that is done with it.
+        # Once for all queries: reading each object's type takes longer than anything that is done with it.
         self._types = list(map(id, map(type, objects)))
         self._ids = list(map(id, objects))
 
@@ -57,11 +57,11 @@ class Listing:
 
 
 def tuple_items(value: tuple[Any, ...]) -> list[Any]:
-    """Return the items of a tuple in order; of one still being built, those that are there, in no order.
+    """Return the items of a tuple in order; if it is still being built, its present items in no order.
 
-    `tuple(generator)` makes the tuple, which the collector tracks from then on, before the generator fills
-    its places. Reading an empty place in any other way crashes the interpreter (bpo-15108); the collector
-    passes over it. A subclass's own methods are not asked.
+    `tuple(generator)` makes the tuple, which the collector then tracks, before the generator fills its slots.
+    Reading an empty slot in any other way crashes the interpreter (bpo-15108); the collector skips it.
+    Methods of subclasses are not called.
     """
     if type(value) is tuple:
         present = gc.get_referents(value)
@@ -76,11 +76,11 @@ def instances(is_wanted: Callable[[type], bool]) -> Iterator[Any]:
     All tracked objects stay alive until the iteration ends.
 
     Args:
-        is_wanted: is asked once of each type. Ask it of types only: `isinstance` asks the object as well,
-            and a weak proxy without its referent raises.
+        is_wanted: called once per type. It must not use the objects: `isinstance` on a weak proxy whose
+            referent is gone raises.
     """
     # A class of the usual metaclass is hashed by its address. Another metaclass may hash and compare its
-    # classes with code of its own, so that their addresses are looked up. Not for all: the number that `id`
+    # classes with its own code, so these are looked up by address. Not all are, because the number that `id`
     # makes for each object would take 10 us while tracemalloc follows every allocation.
     usual: dict[type, bool] = {}
     others: dict[int, bool] = {}

@@ -1,4 +1,4 @@
-"""Whose code a file is in this process. `model/code_origin.py` judges a path alone."""
+"""Whose code a file is in this process. `model/code_origin.py` judges by the path alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _library_folders() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1 << 12)
 def _real_folder(name: str) -> str:
-    """Return an absolute folder, links resolved: thousands of files are in a few hundred of them."""
+    """Return an absolute folder with links resolved, cached: thousands of files are in a few hundred."""
     return os.path.realpath(name)
 
 
@@ -44,7 +44,8 @@ def _is_below(name: str, folders: tuple[str, ...]) -> bool:
 class CodeOrigin:
     """Separates the user's files from libraries', by the folders of this interpreter.
 
-    Answers are cached: those about absolute paths as long as the process runs, others as long as the object.
+    Results are cached: for absolute paths as long as the process runs, for others as long as the object
+    lives.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class CodeOrigin:
             return False
         known = self._known.get(name)
         if known is None:
-            # A relative path means another file in another working directory.
+            # A relative path may mean different files in different working directories.
             is_below = _is_below if os.path.isabs(name) else _is_below.__wrapped__
             known = self._known[name] = not is_below(name, self._folders)
         return known

@@ -1,4 +1,4 @@
-"""Containers with very many Python objects: what forked workers un-share by merely reading them."""
+"""Containers with very many Python objects, which forked workers un-share merely by reading them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _LEAST_ENTRIES: Final = 20_000
 """Containers with fewer entries are not data sets: 20,000 objects of 100 bytes are 2 MB."""
 _SAMPLED: Final = 16
 _IMMORTAL: Final = 1 << 29
-"""No object has so many references. From CPython 3.12 on it marks those that are never freed, such as
-interned strings: nobody counts their references, so reading them writes nothing."""
+"""No object has this many references. From CPython 3.12 on, such a count marks objects that are never freed,
+such as interned strings: their references are not counted, so reading them writes nothing."""
 
 
 def largest_population(graph: HeapGraph) -> tuple[int, int, int] | None:
     """The container of the program with most bytes in Python objects: (position, entries, bytes).
 
-    Bytes are estimated from a few entries spread over it. Tensors and arrays are left out: reading them
-    writes nothing but their own small header. Immortal objects are left out, too. None when no container is
+    Bytes are estimated from a few entries spread over it. Tensors and arrays are left out, because reading
+    them only writes their own small header; immortal objects are left out, too. None if no container is
     large.
     """
     best: tuple[int, int, int] | None = None
-    # From `first_own` on come memtriage's own objects; then what only an evaluation stack leads to, as to the
-    # loader in `for batch in DataLoader(...)`.
+    # From `first_own` on there are memtriage's own objects, then what only an evaluation stack leads to, such
+    # as the loader in `for batch in DataLoader(...)`.
     reachable = chain(range(graph.first_own), range(graph.first_unrooted, graph.first_garbage))
     for position in reachable:
         obj = graph.objects[position]

@@ -1,6 +1,6 @@
-"""The order in which a walk over a heap enters its roots: the same for this process and for others.
+"""The order in which a walk over a heap enters its roots, the same for this process and for others.
 
-A later root never takes what an earlier one reached, so this order decides by which holder a tensor is named.
+What an earlier root reaches stays with it, so this order decides which holder names a tensor.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ ClassT = TypeVar("ClassT")
 
 
 class Walker(Protocol[ModuleT, FrameT, ClassT]):
-    """Enters roots of one heap. What was entered before is left alone.
+    """Enters roots of one heap, except those that were entered before.
 
     Attributes:
-        library_classes: classes of libraries that were met on the way.
+        library_classes: classes of libraries that were met so far.
     """
 
     library_classes: list[ClassT]
@@ -32,10 +32,10 @@ class Walker(Protocol[ModuleT, FrameT, ClassT]):
         """Enter a class."""
 
     def exhaust(self) -> None:
-        """Walk on until nothing is left but graphs and optimizers."""
+        """Continue the walk until only graphs and optimizers are left."""
 
     def release(self) -> None:
-        """Walk these, too."""
+        """Walk graphs and optimizers, too."""
 
 
 def enter_program(
@@ -45,8 +45,8 @@ def enter_program(
 ) -> None:
     """Walk the program's own modules, then the frames of all threads, the user's functions first.
 
-    All that the user's functions lead to goes by their names: a library function that happens to run (an
-    optimizer's step) has a shorter path to nearly everything.
+    What the user's functions lead to is named by them: a library function that happens to run (an optimizer's
+    step) has a shorter path to nearly everything.
 
     Args:
         walker: has entered nothing yet.

@@ -1,15 +1,15 @@
-"""Where things were allocated, recorded only while a suspicion is being followed.
+"""Where things were allocated, recorded only while a suspicion is followed.
 
-Three recorders of others are switched on for a few steps and put back as they were:
+Three existing recorders are switched on for a few steps, and then restored:
 
 * the CUDA allocator's history, for device memory;
 * `tracemalloc`, for Python objects: a tensor's Python object is made on the line that called the operation,
-  and numpy's buffers and Python's own data are recorded too;
-* autograd's anomaly mode without its NaN check, which has every node remember the stack of its forward
-  call: that names the line of a tensor that only the graph holds.
+  and numpy's buffers and Python's own data are recorded, too;
+* autograd's anomaly mode without its NaN check, in which every node remembers the stack of its forward call:
+  that gives the line of a tensor that only the graph holds.
 
-None of them changes what the program computes, and it does not see them (`observe.modes`). They slow those
-few steps down.
+None of them changes what the program computes, and the program does not see them (`observe.modes`). They slow
+down those few steps.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from memtriage.observe.tensors import plain, storage_facts
 
 _FRAMES = 24
 _MALLOC_EACH = (1.6, 2.2)
-"""Least and most bytes of malloc's for a byte of tracemalloc's tables: 1.73 to 1.97 were measured with glibc.
-Beyond these bounds another thread has taken or freed memory during the measurement."""
+"""Least and most bytes that malloc takes per byte of tracemalloc's tables: 1.73 to 1.97 were measured with
+glibc. Outside these bounds, another thread has allocated or freed memory during the measurement."""
 _OWN_FOLDER = package_folder()
 _STACK_LINE = re.compile(r'File "(?P<filename>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 
@@ -69,7 +69,7 @@ class SiteRecorder:
 
     @property
     def recording(self) -> bool:
-        """Whether a recorder that takes host memory itself is on."""
+        """Whether a recorder that itself takes host memory is on."""
         return self._tracing.borrowed or self._anomaly.borrowed
 
     @property
@@ -78,15 +78,15 @@ class SiteRecorder:
         return self.recording or self._history.borrowed
 
     def tables(self) -> int:
-        """Bytes that tracemalloc counts for its own tables; 0 where it is not on for the watch."""
+        """Bytes that tracemalloc counts for its own tables; 0 if it is not on for the watch."""
         return tracemalloc.get_tracemalloc_memory() if self._tracing.borrowed else 0
 
     def in_malloc(self, tables: int) -> int:
-        """Bytes of malloc's counter for so many bytes of tables, as measured when they were last freed."""
+        """Bytes that these tables add to malloc's counter, as measured when tables were last freed."""
         return round(tables * self._malloc_each)
 
     def install(self) -> None:
-        """Make ready to record unseen. Called before the program runs."""
+        """Prepare to record unseen. Called before the program runs."""
         self._tracing.install()
 
     def remove(self) -> None:
@@ -103,15 +103,15 @@ class SiteRecorder:
         self._tracing.start(_FRAMES)
 
     def trace_nodes(self) -> None:
-        """Note what tracemalloc knows, then have autograd nodes remember where they were made.
+        """Note what tracemalloc knows, then make autograd nodes remember where they were made.
 
-        One after the other: tracemalloc would follow every string of the stacks.
+        Not at the same time: tracemalloc would follow every string of the stacks.
         """
         self._note_objects()
         self._anomaly.start()
 
     def in_backward(self, inside: bool) -> None:
-        """Switch anomaly mode off while a backward runs: it would tie new nodes to those they came from."""
+        """Switch anomaly mode off while a backward runs: it would make new nodes refer to their origins."""
         self._anomaly.in_backward(inside)
 
     def collect(self) -> None:
@@ -127,7 +127,7 @@ class SiteRecorder:
     def _note_objects(self) -> None:
         """Sites of the tensors, nodes and other memory that were made since `trace_objects`."""
         if not self._tracing.borrowed:
-            return  # not begun, or the program has its own by now
+            return  # not begun, or the program traces itself by now
         with self._tracing.reading():
             self._read_traces()
         self._stop_tracing()
@@ -141,11 +141,11 @@ class SiteRecorder:
                 with suppress(TypeError):  # nodes of C++ take no weak reference
                     self._objects[id(obj)] = weakref.ref(obj), trace
         for stat in tracemalloc.take_snapshot().statistics("traceback"):
-            # No names yet: they are in the source, which takes long to parse, and few are ever asked for.
+            # No names yet: they are in the source, which takes long to parse, and few are needed.
             frames = _frames([(frame.filename, frame.lineno) for frame in reversed(stat.traceback)])
             own = next((at for at, frame in enumerate(frames) if _OWN_FOLDER in frame["filename"]), None)
             blamed = blamed_frame(frames[:own], self._root)
-            # What memtriage calls is its own work, such as an estimate, unless a user's line is inside it.
+            # What memtriage calls is its own work, such as an estimate, unless it calls a user's line.
             if blamed is not None and (own is None or is_of_user(blamed, self._root)):
                 line = blamed["filename"], blamed["line"]
                 self._live[line] = self._live.get(line, 0) + stat.size
@@ -157,7 +157,7 @@ class SiteRecorder:
         self._blocks = None
 
     def stop(self) -> None:
-        """Put everything back as it was. May be called twice."""
+        """Restore everything. May be called twice."""
         self._stop_tracing()
         self._anomaly.stop()
         self._history.stop()
@@ -185,9 +185,9 @@ class SiteRecorder:
             if stack:
                 return allocation_site(list(reversed(_parsed(stack))), self._root)
         if is_older:
-            return None  # the block comes from before the recording: the object is another view of it
+            return None  # the block is older than the recording: the object is a new view of it
         noted = self._objects.get(id(obj))
-        # What was noted may be gone by now, and its address another object's.
+        # The noted object may be gone by now, and another one may have its address.
         return self.named(noted[1]) if noted is not None and noted[0]() is obj else None
 
     def live_by_line(self) -> dict[SourceLine, int]:
@@ -195,7 +195,7 @@ class SiteRecorder:
         return dict(self._live)
 
     def named(self, trace: SiteTrace) -> str | None:
-        """`file.py:line in function` of the line to blame; None for an object that the census itself made."""
+        """`file.py:line in function` of the responsible line; None for an object that the census made."""
         return allocation_site(_frames(trace), self._root)
 
     def _block_sites(self) -> dict[int, str]:
@@ -216,7 +216,7 @@ def _frames(trace: SiteTrace) -> list[dict[str, Any]]:
 
 
 class _LineFrame(dict[str, Any]):
-    """A frame of tracemalloc's, which knows no function names: looked up when asked for, in the source."""
+    """A frame of tracemalloc, which has no function names: they are looked up in the source when needed."""
 
     def __missing__(self, key: str) -> str:
         if key != "name":
@@ -230,8 +230,8 @@ class _LineFrame(dict[str, Any]):
 def _object_trace(obj: Any) -> SiteTrace | None:
     """tracemalloc's trace of an object.
 
-    `tracemalloc.get_object_traceback` of CPython 3.11 looks 16 bytes before the object, but the memory of
-    one with a managed `__dict__` (tensors have it) begins 32 bytes before. The C function that it calls
+    `tracemalloc.get_object_traceback` of CPython 3.11 looks 16 bytes before the object. But the memory of an
+    object with a managed `__dict__`, such as a tensor, begins 32 bytes before. The C function that it calls
     takes the address itself.
     """
     object_traceback = tracemalloc.get_object_traceback(obj)
@@ -264,7 +264,7 @@ def _parsed(stack: list[str]) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=4096)
 def enclosing_function(filename: str, line: int) -> str:
-    """Name of the innermost function around a line (`<module>` outside of any)."""
+    """Name of the innermost function around a line (`<module>` outside any)."""
     best, start = "<module>", 0
     for first, last, name in _functions(filename):
         if first <= line <= last and first > start:

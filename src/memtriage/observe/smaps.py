@@ -1,4 +1,4 @@
-"""`/proc/PID/smaps`: every mapping of the address space, with its class and what of it is in memory.
+"""`/proc/PID/smaps`: every mapping of the address space, with its class and its resident bytes.
 
 Every size is in bytes.
 """
@@ -33,7 +33,7 @@ class MemoryMapping(msgspec.Struct, frozen=True, gc=False):
         start, end: addresses; `end` is the first byte after it.
         kind: its class.
         rss: resident bytes.
-        anonymous: the part of `rss` that no file backs; in a private file mapping, pages copied on write.
+        anonymous: the part of `rss` without a file; in a private file mapping, pages copied on write.
         name: path or label of `/proc/self/smaps`, empty for unnamed anonymous memory.
     """
 
@@ -51,8 +51,8 @@ class MemoryClasses(msgspec.Struct, frozen=True):
     Classes: `library` (files with an executable mapping, and shared objects), `file` (other mapped
     files), `shared` (tmpfs such as /dev/shm, memfd, System V), `shared anonymous` (shared mappings
     without a file, `/dev/zero (deleted)`: where `cudaHostAlloc` memory is), `heap` (brk heap, and glibc's
-    arenas of other threads), `anonymous`, `stack` (main thread; other threads' stacks only where glibc
-    names them, else they are anonymous), `device` (/dev/nvidia* and others), `other` (vdso and the like).
+    arenas of other threads), `anonymous`, `stack` (main thread; other threads' stacks only if glibc names
+    them, else they are anonymous), `device` (/dev/nvidia* and others), `other` (vdso and the like).
 
     Attributes:
         total: sum of `Rss` over all mappings. Pages of hugetlbfs are not part of RSS, nor of this.
@@ -67,7 +67,7 @@ class MemoryClasses(msgspec.Struct, frozen=True):
         return sum(mapping.rss for mapping in self.mappings if mapping.kind == kind)
 
     def copied(self, kind: MappingClass) -> int:
-        """Resident bytes of one class that are private copies, so not reclaimable without swap."""
+        """Resident bytes of one class that are private copies, which cannot be reclaimed without swap."""
         return sum(mapping.anonymous for mapping in self.mappings if mapping.kind == kind)
 
     def covering(self, start: int, end: int) -> Iterator[tuple[int, int, MemoryMapping]]:
@@ -170,8 +170,8 @@ def _kind(region: _SmapsEntry, programs: set[tuple[str, int]], tmpfs: frozenset[
 def _is_arena(region: _SmapsEntry, following: list[_SmapsEntry]) -> bool:
     """Whether a mapping is a glibc arena of a thread: aligned, used from its start, the rest reserved.
 
-    `new_heap` of glibc's arena.c maps 64 MiB at a multiple of 64 MiB without access and opens it from the
-    front. An arena that is full to its end, or merged with memory mapped just below, is not recognized.
+    `new_heap` of glibc's arena.c maps 64 MiB at a multiple of 64 MiB without access, and opens it from the
+    start. A full arena, or one merged with memory mapped just below it, is not recognized.
     """
     if region.name or not region.permissions.startswith("rw-p") or region.start % _ARENA_ALIGNMENT:
         return False

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Final
 
 _WARNS: Final = SyntaxWarning if sys.version_info >= (3, 12) else DeprecationWarning
-"""What the parser warns with, such as of an escape sequence that is none."""
+"""The category of the parser's warnings, such as for an invalid escape sequence."""
 _SILENT: Final = ("ignore", None, _WARNS, None, 0)
-"""A filter of `warnings`: what Python has to say of a file, it said when the program imported it."""
+"""A filter of `warnings`: Python already warned about a file when the program imported it."""
 _LARGEST: Final = 2_000_000
-"""Bytes of source that are parsed."""
+"""Most bytes of a source file that is parsed."""
 
 
 def parse_file(filename: str) -> ast.Module | None:
-    """Return what a file says; None where it cannot be read or is too large.
+    """Return a parsed file; None if it cannot be read or is too large.
 
-    `warnings.catch_warnings` would make the program's own warnings appear a second time.
+    `warnings.catch_warnings` is not used: it would make the program's own warnings appear again.
     """
     warnings.filters.insert(0, _SILENT)  # type: ignore[attr-defined]
     try:

@@ -1,4 +1,4 @@
-"""When the optimizers of torch make their states: `_init_group`, in their first step, does nothing else."""
+"""When torch's optimizers make their states: in `_init_group` of their first step, which only does that."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _METHOD: Final = "_init_group"
 
 
 class StateMaking:
-    """Runs what makes the states of optimizers inside a context.
+    """Makes the states of optimizers inside a context.
 
-    Only of optimizers that have no states yet, and not where the step is compiled. The hook is global, as
-    optimizers may be made at any time; the method of an optimizer is wrapped for its first step, until it was
+    Only for optimizers without states, and not if the step is compiled. The hook is global, because
+    optimizers may be made at any time. For its first step, an optimizer's method is wrapped until it has been
     called for each group of parameters.
 
     Args:
-        begins: called before the first step of such an optimizer; returns the context, or None for none.
+        begins: called before the first step of such an optimizer; returns the context, or None for no
+        context.
         ends: called when its states are made; `remove` may be called here.
     """
 
@@ -39,7 +40,7 @@ class StateMaking:
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def remove(self) -> None:
-        """Leave no hook behind. Not to be called in a hook of a step: torch goes through them then."""
+        """Remove the hook. Do not call it in a hook of a step: torch is iterating over these then."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -84,7 +85,7 @@ _MARK: Final = "_memtriage"
 
 
 def parameter_bytes(optimizer: Any) -> int:
-    """Bytes of all parameters of an optimizer: states that have been predicted are for as many."""
+    """Bytes of all parameters of an optimizer, by which predicted states are matched to it."""
     return sum(
         parameter.numel() * parameter.element_size()
         for group in optimizer.param_groups

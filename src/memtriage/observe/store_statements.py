@@ -1,9 +1,9 @@
 """Statements of a source file that store under a name.
 
 These are `append` and the like, functions such as `heapq.heappush`, assignments to an item, an attribute or
-the variable, updates in place, `setattr` and `register_buffer`. Another name that a function gives the
-container (`store = self.seen`) counts as its own, and so does a call of a function that returns it. What only
-makes an empty container, or takes a part of what is there, is left out.
+the variable, updates in place, `setattr` and `register_buffer`. If a function gives the container another
+name (`store = self.seen`), that name counts, too, as does a call of a function that returns the container.
+Statements that only make an empty container, or take a part of its contents, are left out.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _GROWS: Final = frozenset(
     + ("add", "update", "put", "put_nowait", "setdefault")
 )
 _FILLS: Final = frozenset(("heappush", "insort", "insort_left", "insort_right"))
-"""Functions that add their second argument to the list that is their first."""
+"""Functions that add their second argument to their first, a list."""
 _SETS: Final = frozenset(("register_buffer", "register_parameter", "add_module", "register_module"))
 _ADDS: Final = frozenset(("setattr", "register_parametrization"))
-"""Functions and methods that store under a name that one of their first two arguments gives. Those of `_ADDS`
-may keep what was there before."""
+"""Functions and methods that store under a name in one of their first two arguments. Those of `_ADDS` may
+keep the previous value."""
 _CONSTRUCTORS: Final = frozenset(("__init__", "__new__", "__post_init__"))
 _EMPTY: Final = frozenset(
     ("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "Queue")
 )
 _VARIABLES: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.CONTEXT_VARIABLE))
 _LONGEST: Final = 60
-"""Characters of a stored value that a sentence can show."""
+"""Most characters of a stored value that is shown in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Store:
 
     Attributes:
         filename, line: where it is.
-        value: source of what it stores; None where it is long, or no single expression.
-        itself: the value is made of what was stored before (`params = step(params)`).
-        constructs: it gives a new object its attribute.
+        value: source of what it stores; None if it is long, or not a single expression.
+        itself: the value is computed from the previous one (`params = step(params)`).
+        constructs: it sets an attribute of a new object.
     """
 
     filename: str
@@ -61,13 +61,13 @@ class StoreTarget:
 
     Attributes:
         segment: the last name of the holder path.
-        before: the name before it; None where there is none.
-        function: of whose variables it is one; None where it is no variable of a function.
-        shared: other functions refer to the variable too.
+        before: the name before it; None if there is none.
+        function: the function whose variable it is; None if it is not a function's variable.
+        shared: other functions refer to the variable, too.
         module: it is a variable of a module.
-        inside: it is a container of a library, and what the path names is inside: only what adds counts.
+        inside: it is a container of a library, and the path names something inside: only additions count.
         getters: functions of the file that return it.
-        aliases: other names that the function around a statement gives it.
+        aliases: other names for it in the function around a statement.
     """
 
     segment: PathSegment
@@ -84,7 +84,7 @@ parsed = lru_cache(maxsize=16)(parse_file)
 
 
 def stores_into(filename: str, target: StoreTarget) -> Iterator[tuple[int, Store]]:
-    """(0 for what adds or 1 for what replaces, the statement) of each that stores into the target."""
+    """Each statement that stores into the target, after 0 if it adds or 1 if it replaces."""
     tree = parsed(filename)
     if tree is None:
         return
@@ -98,7 +98,7 @@ def stores_into(filename: str, target: StoreTarget) -> Iterator[tuple[int, Store
             aliases[around] = frozenset(_aliases(around, target))
         for rank, value in _stored_by(node, replace(target, aliases=aliases[around])):
             if isinstance(value, ast.Subscript) and _matches(value.value, target):
-                continue  # a part of what is there
+                continue  # a part of the present contents
             itself = value is not None and _carries(value, target, around)
             line = getattr(node, "lineno", 0)
             itself = itself and not _begins_anew(tree, line, target)
@@ -116,7 +116,7 @@ def _getters(tree: ast.AST, target: StoreTarget) -> Iterator[str]:
 
 
 def _aliases(function: ast.AST, target: StoreTarget) -> Iterator[str]:
-    """Yield other names that a function gives the target, or what `setdefault` returns of it."""
+    """Yield other names that a function gives the target, or a result of its `setdefault`."""
     for node in _own_nodes(function):
         if isinstance(node, ast.Assign) and (
             _matches(node.value, target) or (_is_default(node.value) and _holds_in(node.value, target))
@@ -125,9 +125,10 @@ def _aliases(function: ast.AST, target: StoreTarget) -> Iterator[str]:
 
 
 def _carries(value: ast.AST, target: StoreTarget, function: ast.AST) -> bool:
-    """Whether a value is made of the target: of an attribute also by way of variables of the function.
+    """Whether a value is computed from the target; for an attribute, also through variables of the function.
 
-    Variables are not followed to a variable: a loss depends on the loss before, by way of the gradients.
+    For a variable, other variables are not followed: a loss depends on the previous loss through the
+    gradients.
     """
     if any(_matches(each, target) for each in ast.walk(value)):
         return True
@@ -152,7 +153,7 @@ def _names(value: ast.AST) -> set[str]:
 
 
 def _begins_anew(tree: ast.AST, line: int, target: StoreTarget) -> bool:
-    """Whether the loop around a line gives the target a value of its own in each iteration."""
+    """Whether the loop around a line gives the target a new value in each iteration."""
     loops = [
         node
         for node in ast.walk(tree)
@@ -187,7 +188,7 @@ def _with_functions(
 
 
 def _in_scope(functions: tuple[_Function, ...], target: StoreTarget) -> bool:
-    """Whether the target's variable goes by its name there."""
+    """Whether the name means the target's variable there."""
     if target.segment.kind not in _VARIABLES:
         return True
     name = target.segment.name
@@ -199,7 +200,7 @@ def _in_scope(functions: tuple[_Function, ...], target: StoreTarget) -> bool:
     if target.function in names:
         inner = functions[names.index(target.function) + 1 :]
         return not any(_binds(function, name) for function in inner)
-    # A variable of a function around the one that the path names, which others in it use, too.
+    # A variable of an outer function of the one that the path names, which other inner functions use, too.
     binder = next((function for function in reversed(functions) if _binds(function, name)), None)
     return target.shared and binder is not None and target.function in map(_name_of, ast.walk(binder))
 
@@ -241,7 +242,7 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def _stored_by(node: ast.AST, target: StoreTarget) -> Iterator[tuple[int, ast.expr | None]]:
-    """(0 for what adds or 1 for what replaces, the value) for each store into the target by a node."""
+    """The value of each store into the target by a node, after 0 if it adds or 1 if it replaces."""
     if isinstance(node, ast.Call):
         yield from _stored_by_call(node, target)
     elif isinstance(node, ast.AugAssign) and not target.inside:
@@ -282,7 +283,7 @@ def _parts(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _matches(node: ast.AST | None, target: StoreTarget) -> bool:
-    """Whether an expression goes by the target's name."""
+    """Whether an expression is the target's name."""
     segment = target.segment
     if isinstance(node, ast.Call) and called(node.func) in target.getters:
         return True
@@ -340,14 +341,14 @@ def _holds(value: ast.expr) -> bool:
 
 
 def called(function: ast.expr) -> str:
-    """Return the name of a function or method; "" where it has none."""
+    """Return the name of a function or method; "" if it has none."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
 
 
 def _text(value: ast.expr) -> str | None:
-    """A string's text, with numbers and what an f-string puts in as `*`."""
+    """A string's text, with numbers and the values of an f-string as `*`."""
     if isinstance(value, ast.Constant) and isinstance(value.value, str):
         return value.value
     if isinstance(value, ast.JoinedStr):
@@ -357,7 +358,7 @@ def _text(value: ast.expr) -> str | None:
 
 
 def short_source(value: ast.expr | None) -> str | None:
-    """Return the source of an expression that a sentence can show."""
+    """Return the source of an expression if it is short enough for a sentence."""
     if value is None:
         return None
     text = ast.unparse(value)

@@ -1,10 +1,10 @@
 """The line of the program that stores into a holder, found in the source.
 
-The holder path names a container or a variable, and says in which function, class or module it is. The
-statements of the program's own files that store under this name are collected (`store_statements`). Only
-where one line is left is it told.
+The holder path names a container or a variable, and its function, class or module. The statements in the
+program's own files that store under this name are collected (`store_statements`). A line is only reported if
+it is the only one left.
 
-Known limitations: names that are passed on as arguments, and what is stored by libraries, are not found.
+Known limitations: stores through arguments, and stores by libraries, are not found.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _NAMES: Final = frozenset(
 
 
 def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None = None) -> Store | None:
-    """Find the one statement that stores into the holder; None where there are none or several.
+    """Find the only statement that stores into the holder; None if there are none or several.
 
     Args:
-        anchor: what the program itself holds, as the census has it.
-        files: source files of the program in which the holder's function, class or module is.
-        allocated: `file.py:line in function` where what is stored was made: decides between several.
+        anchor: what the program itself holds, from the census.
+        files: source files of the program with the holder's function, class or module.
+        allocated: `file.py:line in function` where the stored value was made, to decide between several.
     """
     if any(segment.kind is SegmentKind.LRU_CACHE for segment in anchor):
         return _definition(next(s.name for s in anchor if s.kind is SegmentKind.LRU_CACHE), files)
-    # What keeps the variables of functions that have failed is what keeps the exception.
+    # The variables of a failed function are kept by what keeps the exception.
     kinds = [segment.kind for segment in anchor]
     if SegmentKind.TRACEBACK in kinds[1:]:
         anchor = anchor[: kinds.index(SegmentKind.TRACEBACK, 1)]
@@ -49,7 +49,7 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
         target = replace(target, inside=len(holder) < len(_containing(anchor)))
         ranked = [store for file in files for store in stores_into(file, target)]
         if _is_part_of_entry(holder):
-            # A constructor makes the entry. What keeps it is the line that adds it.
+            # A constructor makes the entry, but the line that adds it keeps it.
             made = made or _only_one([one for one in ranked if one[1].constructs], allocated)
             ranked = [one for one in ranked if not one[1].constructs]
         if not ranked:
@@ -62,7 +62,7 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
 
 
 def _only_one(ranked: Sequence[tuple[int, Store]], allocated: str | None) -> Store | None:
-    """Return the one statement of the lowest rank; of several, the one that allocates."""
+    """Return the only statement of the lowest rank; if there are several, the one that allocates."""
     best = min((rank for rank, _ in ranked), default=0)
     left = {(store.filename, store.line): store for rank, store in ranked if rank == best}
     if len(left) > 1 and allocated is not None:
@@ -72,7 +72,7 @@ def _only_one(ranked: Sequence[tuple[int, Store]], allocated: str | None) -> Sto
 
 
 def pack_hook(files: Sequence[str]) -> Store | None:
-    """Find the one `saved_tensors_hooks(pack, unpack)` of the program; its value is `pack`."""
+    """Find the only `saved_tensors_hooks(pack, unpack)` of the program; its value is `pack`."""
     hooks = [
         Store(file, node.lineno, short_source(node.args[0]))
         for file in dict.fromkeys(files)
@@ -84,9 +84,9 @@ def pack_hook(files: Sequence[str]) -> Store | None:
 
 
 def making_line(anchor: HolderPath, files: Sequence[str]) -> Store | None:
-    """Find the one call of the program that makes what a library keeps; None where there are none or several.
+    """Find the only call of the program that makes what a library keeps; None if there are none or several.
 
-    That is a thread, or an object of the class that keeps something of each of its objects.
+    It makes a thread, or an object of a class that keeps something for each of its objects.
 
     Args:
         anchor: as for `storing_line`.
@@ -128,10 +128,10 @@ def _definition(function: str, files: Sequence[str]) -> Store | None:
 
 
 def _containers(anchor: HolderPath, files: Sequence[str]) -> Iterator[HolderPath]:
-    """The path, and those of the containers that its last items are in: a key need not be in the source.
+    """The path, and the paths of the containers of its last items, because a key need not be in the source.
 
-    What an entry is made of need not be, either: of `players[*].weight` a library stores `weight`, and the
-    program the player. The same goes for a container of a library, such as `cache.data` of a weak dictionary.
+    Parts of an entry need not be, either: for `players[*].weight` a library stores `weight`, and the program
+    the player. The same applies to a library's container, such as `cache.data` of a weak dictionary.
     """
     outermost = _containing(anchor)
     yield from (anchor[:end] for end in range(len(anchor), len(outermost) - 1, -1))
@@ -154,7 +154,7 @@ def _varies(segment: PathSegment) -> bool:
 
 
 def _is_part_of_entry(holder: HolderPath) -> bool:
-    """Whether the last name of a path is of a part of what a container gets more of."""
+    """Whether the last name of a path is a part of the entries of a container."""
     named = max((at for at, segment in enumerate(holder) if not _varies(segment)), default=0)
     return any(map(_varies, holder[:named]))
 

@@ -21,7 +21,7 @@ class StorageFacts:
 
 
 class _Plain:
-    """A tensor's attributes as `torch.Tensor` has them, whatever its subclass makes of these names."""
+    """A tensor's attributes as `torch.Tensor` defines them, whatever its subclass does with these names."""
 
     __slots__ = ("_tensor",)
 
@@ -34,9 +34,9 @@ class _Plain:
 
 
 def plain(tensor: Any) -> Any:
-    """Return what to read a tensor's attributes from: no property or method of a subclass runs.
+    """Return an object from which to read a tensor's attributes without running code of a subclass.
 
-    Call it, and what it gives, inside `undisturbed()`.
+    Use it inside `undisturbed()`.
     """
     kind = type(tensor)
     is_plain = kind is _Plain or any(kind is plain_type for plain_type in _plain_types())
@@ -67,17 +67,17 @@ _device_names: dict[Any, str] = {}
 
 
 def storage_facts(tensor: Any) -> StorageFacts | None:
-    """The tensor's storage, or None where there is none to speak of.
+    """The tensor's storage, or None if it has none of its own.
 
-    None for meta and fake tensors, wrapper subclasses (their inner tensors carry the bytes), sparse
-    layouts (their index and value tensors are walked on their own), and functorch's batched wrappers.
-    Call it inside `undisturbed()`.
+    None for meta and fake tensors, wrapper subclasses (their inner tensors have the bytes), sparse layouts
+    (their index and value tensors are walked separately), and functorch's batched wrappers. Call it inside
+    `undisturbed()`.
     """
     try:
         storage = plain(tensor).untyped_storage()
-        device = storage.device  # where it really is: a fake tensor names the device that it plays
+        device = storage.device  # the real one: a fake tensor names the device that it pretends to be on
         if device.type == "meta":
-            return None  # torch warns when one asks for the address
+            return None  # torch warns if the address is read
         address = storage.data_ptr()
         nbytes = storage.nbytes()
     except (RuntimeError, NotImplementedError, AttributeError, ReferenceError):
@@ -91,10 +91,10 @@ def storage_facts(tensor: Any) -> StorageFacts | None:
 
 
 def end_bytes(tensor: Any, facts: StorageFacts, count: int, *, last: bool = False) -> bytes | None:
-    """Return the first or the last bytes of a tensor's storage; None where they cannot be read.
+    """Return the first or the last bytes of a tensor's storage; None if they cannot be read.
 
-    Of device memory it makes a host copy, which waits for the current stream; during the capture of a CUDA
-    graph it gives None.
+    Device memory is copied to the host, which waits for the current stream; None during the capture of a CUDA
+    graph.
     """
     count = min(count, facts.nbytes)
     start = facts.nbytes - count if last else 0
@@ -114,7 +114,7 @@ def end_bytes(tensor: Any, facts: StorageFacts, count: int, *, last: bool = Fals
 
 
 def is_pinned(tensor: Any) -> bool:
-    """Whether a CPU tensor is page-locked; False where torch cannot tell. Never initializes CUDA."""
+    """Whether a CPU tensor is page-locked; False if torch cannot say. Never initializes CUDA."""
     import torch
 
     if not torch.cuda.is_initialized():

@@ -14,8 +14,8 @@ from memtriage.process.stdlib import gc
 def enter_unrooted(walker: HeapWalker) -> None:
     """Enter what no root reaches: first what something invisible refers to, then garbage cycles.
 
-    An object with more references than this walk can account for is held from C++, by another
-    interpreter structure or by an evaluation stack; the others are kept only by each other.
+    If an object has more references than this walk can account for, C++, an interpreter structure or an
+    evaluation stack holds it. The others only hold each other.
     """
     graph = walker.graph
     graph.first_unrooted = len(graph.objects)
@@ -44,7 +44,7 @@ def _enter_with_children(walker: HeapWalker, obj: Any) -> None:
 
 
 def _plain_gradients(left: list[Any], kinds: KindTable) -> frozenset[int]:
-    """Return the ids of the gradients of `left`'s tensors that carry no graph.
+    """Return the ids of the gradients without a graph of the tensors in `left`.
 
     They lead nowhere: each belongs to its tensor, whatever keeps that alive.
     """
@@ -53,11 +53,11 @@ def _plain_gradients(left: list[Any], kinds: KindTable) -> frozenset[int]:
 
 
 def _held_from_outside(left: list[Any], kinds: KindTable, gradients: frozenset[int]) -> list[Any]:
-    """Objects among `left` that something besides `left` refers to, containers first.
+    """Objects in `left` that something outside `left` refers to, containers first.
 
-    Only references that the cyclic collector sees count as from within: a cycle that leads through C++
-    (output -> grad_fn -> ctx -> output) is nothing that it will ever free, and is held by C++. So does the
-    reference that a tensor has to its gradient, where that carries no graph (`gradients`).
+    Only references that the cyclic collector sees count as inside: it never frees a cycle through C++ (output
+    -> grad_fn -> ctx -> output), so C++ holds it. A tensor's reference to its gradient also counts as inside,
+    if the gradient has no graph (`gradients`).
     """
     count: dict[int, int] = {key: int(key in gradients) for key in map(id, left)}
     _count_references(left, count)
@@ -69,8 +69,8 @@ def _held_from_outside(left: list[Any], kinds: KindTable, gradients: frozenset[i
     tensors = [obj for obj in outside if kinds[type(obj)] == TENSOR]
     nodes = [obj for obj in outside if kinds[type(obj)] == NODE]
     others = [obj for obj in outside if kinds[type(obj)] not in (TENSOR, NODE)]
-    # A tensor in a list that C++ holds is named by the list; a leaf with a gradient leads on to the graph
-    # that the gradient carries; a custom Function's node says more than an anonymous tensor.
+    # The list names a tensor in a list that C++ holds; a leaf with a gradient leads to the gradient's graph;
+    # a custom Function's node says more than an anonymous tensor.
     leaves = [tensor for tensor in tensors if _carries_gradient(tensor)]
     return others + leaves + nodes + [tensor for tensor in tensors if not _carries_gradient(tensor)]
 
@@ -80,13 +80,13 @@ def _reference_counts(objects: list[Any]) -> list[int]:
 
 
 _COUNTING: Final = _reference_counts([object()])[0]
-"""Its count of an object that only the list refers to; versions of Python differ."""
+"""The count of an object that only the list refers to; it differs between versions of Python."""
 
 
 def _count_references(objects: list[Any], count: dict[int, int]) -> None:
-    """Add to `count`, by id, how often these objects refer to each that is in it.
+    """Add to `count`, by id, how often these objects refer to each object in it.
 
-    In a function of its own: its variables go with it, and are no references to the last objects.
+    A separate function, so that no variable still refers to the last objects afterwards.
     """
     for obj in objects:
         for child in gc.get_referents(obj):

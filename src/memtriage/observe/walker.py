@@ -1,6 +1,6 @@
-"""The steps of one breadth-first walk: enter roots, go on to what they lead to, stop at the budget.
+"""The steps of one breadth-first walk: enter roots, follow what they lead to, stop at the budget.
 
-Which roots, and in which order, is decided by `heap.py` and `library_search.py`.
+`heap.py` and `library_search.py` decide which roots are entered, and in which order.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ class CensusBudget:
 
 
 ThreadFrame: TypeAlias = tuple[str | None, FrameType]
-"""A frame, and the name of its thread where that is not the main one."""
+"""A frame, and the name of its thread if that is not the main one."""
 
 BUDGET = CensusBudget()
 _LOOK_AT_CLOCK_EVERY: Final = 4096
 
 
 class HeapWalker:
-    """Fills a graph. Each method that enters something leaves alone what was entered or fenced before.
+    """Fills a graph. No method enters an object again, or one that was fenced.
 
     Args:
         graph: an empty one.
-        budget: when to stop; `BUDGET` where none is given.
+        budget: when to stop; by default `BUDGET`.
 
     Attributes:
         everything: the tracked objects, as they were before the walk.
-        library_classes: classes of libraries that were met: roots for later.
+        library_classes: classes of libraries that were met, as roots for later.
     """
 
     def __init__(self, graph: HeapGraph, budget: CensusBudget | None = None) -> None:
@@ -95,7 +95,7 @@ class HeapWalker:
             self.fence(own)
 
     def fence(self, obj: Any) -> None:
-        """Keep the walk from entering an object: it is a root of its own, or not wanted at all."""
+        """Keep the walk from entering an object that is a separate root, or not wanted."""
         self.graph.index.setdefault(id(obj), -1)
 
     def root(self, obj: Any, name: str) -> None:
@@ -124,7 +124,7 @@ class HeapWalker:
         self.root(klass, name)
 
     def exhaust(self) -> None:
-        """Walk on until the queue is empty. The hot loop: local names only, one dict probe per edge."""
+        """Continue until the queue is empty. The hot loop: only local names, one dict probe per edge."""
         graph, kinds = self.graph, self.kinds
         objects, parents, index, known = graph.objects, graph.parents, graph.index, kinds.known
         referents = gc.get_referents
@@ -183,7 +183,7 @@ class HeapWalker:
         return graph.cut is not None
 
     def enter_wide(self) -> None:
-        """Walk the containers that were put off because they have very many entries."""
+        """Walk the containers that were postponed because they have very many entries."""
         self.widest = sys.maxsize
         graph = self.graph
         if self.wide:
@@ -198,7 +198,7 @@ class HeapWalker:
         self.release()
 
     def enter_children(self, children: Iterable[Any], position: int) -> None:
-        """Enter what the object at a position leads to, or let it wait."""
+        """Enter what the object at a position leads to, now or later."""
         for child in children:
             kind = self.kinds[type(child)]
             if kind in (ATOM, BOUNDARY) or id(child) in self.graph.index:
@@ -222,7 +222,7 @@ class HeapWalker:
     def rescue(self) -> None:
         """Enter the tensors, modules and optimizers that a partial walk has not reached.
 
-        So the sizes are complete, as far as tensors have Python objects, where the holders are not.
+        So the sizes are complete for tensors that have Python objects, although the holders are not.
         """
         graph, kinds = self.graph, self.kinds
         wanted = frozenset((TENSOR, MODULE, OPTIMIZER))
@@ -240,7 +240,7 @@ class HeapWalker:
         self.everything.clear()
 
     def release(self) -> None:
-        """Enter what has waited, graphs before optimizers, and walk what they lead to."""
+        """Enter what has waited, graphs before optimizers, and walk what it leads to."""
         graph = self.graph
         while self.waiting_nodes or self.waiting_optimizers:
             waiting = self.waiting_nodes or self.waiting_optimizers
