@@ -1,7 +1,7 @@
-"""What priming comes to: blocks are allocated and freed, then a program's requests are simulated.
+"""Simulate priming: allocate and free blocks, then simulate a program's requests.
 
-The allocator takes the smallest free block that fits and never merges blocks of different segments. So the
-segments that are there at the beginning decide how well the rest packs.
+The allocator takes the smallest free block that fits, and never merges blocks of different segments. So the
+first segments determine how well the rest packs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memtriage.allocator.simulator import Simulator
 from memtriage.model.blocks import DEFAULT_POOL
 
 Blocks = tuple[int, ...]
-"""Sizes of the blocks to allocate, the largest first; each gets a segment of its own."""
+"""Sizes of the blocks to allocate, the largest first; each gets a separate segment."""
 _OUT_OF_REACH: Final = 1 << 62
 
 
@@ -36,12 +36,12 @@ def prime(simulator: Simulator, blocks: Blocks) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Circumstance:
-    """What nobody can foretell of a run, and a choice has to bear.
+    """Unpredictable circumstances of a run that a choice must tolerate.
 
     Attributes:
         addresses: seed of `OtherAddresses`; None for falling addresses, which were recorded most often.
-        unpredicted: bytes of a block that is there from the beginning and was not predicted, such as
-            the workspace of a library.
+        unpredicted: bytes of a block that exists from the beginning and was not predicted, such as the
+            workspace of a library.
     """
 
     addresses: int | None = None
@@ -49,7 +49,7 @@ class Circumstance:
 
 
 class OtherAddresses(Driver):
-    """Hands out addresses in another order than `Driver`: before torch 2.13 they decide which of two free
+    """Returns addresses in another order than `Driver`: before torch 2.13 they decide which of two free
     blocks of equal size is taken.
 
     Args:
@@ -63,7 +63,7 @@ class OtherAddresses(Driver):
         self._given: set[int] = set()
 
     def place(self, size: int) -> int:
-        """An address that was not given before."""
+        """Return an address that was not returned before."""
         if self._random is None:
             self._count += 1
             return self._count << _SLOT
@@ -75,11 +75,11 @@ class OtherAddresses(Driver):
 
 
 _SLOT: Final = 44
-"""Bits between such addresses: more than any segment has, less than a position in a block's key has."""
+"""Bits between such addresses: more than in any segment, fewer than a position has in a block's key."""
 
 
 class PackingTrial:
-    """Primes with blocks, then simulates requests; the settings are the allocator's.
+    """Primes with blocks, then simulates requests, under the allocator's settings.
 
     Attributes:
         simulated: requests so far.
@@ -96,7 +96,7 @@ class PackingTrial:
         limit: int = _OUT_OF_REACH,
         under: Circumstance | None = None,
     ) -> int | None:
-        """Most bytes of segments that these requests make after blocks were primed; None above `limit`."""
+        """Peak of reserved bytes with these requests after priming with blocks; None above `limit`."""
         addresses = None if under is None else under.addresses
         simulator = Simulator(self._settings, driver=None if addresses is None else OtherAddresses(addresses))
         prime(simulator, blocks)
@@ -126,12 +126,12 @@ class PackingTrial:
 def peak_reserved(
     requests: Sequence[Request], settings: AllocatorSettings, blocks: Blocks = (), limit: int = _OUT_OF_REACH
 ) -> int | None:
-    """Most bytes of segments that these requests make; None above `limit`."""
+    """Peak of reserved bytes with these requests; None above `limit`."""
     return PackingTrial(settings).run(requests, blocks, limit)
 
 
 def compressed(requests: Sequence[Request]) -> list[Request]:
-    """Requests in which an allocation that is freed at once is one of `_PASSING`: it only needs room."""
+    """Replace each allocation that is freed at once by one of `_PASSING`, which only needs room."""
     found: list[Request] = []
     at = 0
     while at < len(requests):
@@ -146,9 +146,9 @@ def compressed(requests: Sequence[Request]) -> list[Request]:
 
 
 def most_alive(requests: Sequence[Request]) -> dict[int, int]:
-    """By size of the segment that a block gets of its own: how many such blocks are alive at once at most.
+    """How many blocks with a separate segment are alive at once at most, by segment size.
 
-    Only of blocks that get a segment of just that size.
+    Only blocks whose segment has just their size are counted.
     """
     sizes: dict[int, int] = {}
     alive: dict[int, int] = {}
@@ -167,11 +167,11 @@ def most_alive(requests: Sequence[Request]) -> dict[int, int]:
 
 
 _PASSING: Final = -2
-"""The block of a request that is freed at once."""
+"""The block number of a request that is freed at once."""
 
 
 def peak_live(requests: Sequence[Request]) -> int:
-    """Most bytes of these requests that are alive at once."""
+    """Peak of the live bytes of these requests."""
     sizes: dict[int, int] = {}
     live = peak = 0
     for block, size in requests:

@@ -1,8 +1,8 @@
-"""Finds the blocks that, allocated and freed before a program begins, make its memory pack closely.
+"""Find the blocks that, allocated and freed before a program begins, make its memory pack closely.
 
-A few large segments, of the right sizes, leave less free memory between live blocks than many that were made
-one by one. What sizes are right is found by trying: each choice goes through the simulator, and where asked
-for, under other settings of the allocator.
+A few large segments of the right sizes leave less free memory between live blocks than many that were made
+one by one. The right sizes are found by trial: each choice goes through the simulator and, if requested, also
+under other settings of the allocator.
 """
 
 from __future__ import annotations
@@ -117,16 +117,16 @@ class PrimingPolicy:
 
 POLICY: Final = PrimingPolicy()
 BRIEF: Final = PrimingPolicy(requests=1_000_000, patience=400_000, grid=40)
-"""A search of a second or two: a recording may have a million requests, and a plan has many programs."""
+"""A search of one or two seconds: a recording may have a million requests, and a plan has many programs."""
 POOLS: Final = "states in pools"
-"""The name of what is tried with pools."""
+"""The name of the trial with pools."""
 _SEED: Final = 0
-"""A search gives the same blocks each time."""
+"""So that a search finds the same blocks each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedTrace:
-    """What blocks come to on one trace, or under some settings: bytes of large segments without and with."""
+    """The result of blocks on one trace, or under some settings: bytes of large segments without and with."""
 
     name: str
     before: int
@@ -135,11 +135,11 @@ class CheckedTrace:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """A program of which a part is made in pools of its own.
+    """A program with a part in separate pools.
 
     Attributes:
-        requests: the rest.
-        pools: bytes of the pools: they count from the beginning.
+        requests: the requests of the rest.
+        pools: bytes of the pools, which count from the beginning.
     """
 
     requests: Requests
@@ -151,13 +151,13 @@ class PrimingChoice:
     """What a search found.
 
     Attributes:
-        blocks: to allocate and free; empty where nothing helps.
+        blocks: to allocate and free; empty if nothing helps.
         settings: the name of the other settings that they are for; empty for the program's own.
         apart: whether they are for a part of the program, with pools for the rest.
-        without_pools: bytes of segments of the first check if no pool can be made; 0 if none is wanted.
+        without_pools: bytes of segments in the first check if no pool can be made; 0 if none is wanted.
         checks: the traces that it was checked on.
-        tried: what the best blocks come to under the program's settings (without a name), under the others
-            and with `POOLS`; where none pass the checks, `after` is that of the program as it is.
+        tried: the result of the best blocks under the program's settings (without a name), under the others
+            and with `POOLS`. If no blocks pass the checks, `after` is the figure of the unchanged program.
         rejected: choices that were better on the trace itself, but failed a check.
     """
 
@@ -177,15 +177,15 @@ def choose(
     others: Mapping[str, AllocatorSettings] = MappingProxyType({}),
     apart: Apart | None = None,
 ) -> PrimingChoice:
-    """The blocks that help most, checked on traces like this one; none where nothing helps.
+    """Find the blocks that help most, checked on similar traces; none if nothing helps.
 
     Args:
-        requests: of the program; with several steps where they are known.
+        requests: of the program; with several steps if known.
         settings: the allocator's.
         policy: how much is tried.
-        others: settings that the blocks may be chosen for instead, by name. They are tried in their order as
-            long as memory does not pack closely.
-        apart: the same with pools, which are tried after that, under the program's settings.
+        others: other settings for which blocks may be chosen, by name. They are tried in order until memory
+            packs closely.
+        apart: the program with pools, which is tried after that, under the program's settings.
     """
     checks = _checks(requests, policy)
     trial = PackingTrial(_unlimited(settings))
@@ -200,7 +200,7 @@ def choose(
     tried: list[CheckedTrace] = []
 
     def search(name: str, found_by: _BlockSearch, most: int) -> bool:
-        """Keep what it finds if that is better by enough; returns whether nothing else need be tried."""
+        """Keep the result if it is better by enough; return whether nothing else needs to be tried."""
         nonlocal best
         if name:
             found_by.try_no_blocks()
@@ -236,7 +236,7 @@ def choose(
 
 
 def _as_before(parts: list[_Traced], whole: Sequence[_Traced]) -> list[_Traced]:
-    """Traces of a part of a program, compared with the whole program without blocks."""
+    """Make traces of a part of a program compare with the whole program without blocks."""
     for part, each in zip(parts, whole, strict=True):
         part.before = each.before
     return parts
@@ -251,7 +251,7 @@ class _Check:
     """A trace that a choice must pass.
 
     Attributes:
-        against: what a choice is compared with; the trace itself by default.
+        against: what a choice is compared with; by default the trace itself.
         before: bytes of segments that this makes without blocks, under the program's settings.
     """
 
@@ -263,14 +263,14 @@ class _Check:
 
 
 def _searched(requests: Requests, policy: PrimingPolicy) -> Requests:
-    """What a search looks at: steps that differ show only over several rounds what they leave behind."""
+    """The requests that a search simulates: different steps only show over several rounds what they leave."""
     if len(requests.steps) > 2 and not settled(requests):
         return repeated(requests, 3 * policy.searched_steps)
     return requests.first(policy.searched_steps)
 
 
 def _checks(requests: Requests, policy: PrimingPolicy) -> list[_Check]:
-    """What a choice must pass; first the program itself."""
+    """The checks that a choice must pass; first the program itself."""
     longer = repeated(requests, policy.horizon)
     checks = [_Check(f"{len(longer.steps)} steps" if longer.steps else "as recorded", longer.all())]
     few = repeated(requests, 2 * policy.searched_steps)
@@ -298,8 +298,8 @@ class _TriedTrace:
     """A trace that each choice is tried on.
 
     Attributes:
-        weight: how much what is reserved counts.
-        against: as of `_Check`.
+        weight: weight of the reserved bytes.
+        against: as for `_Check`.
         before: bytes of segments that this makes without blocks, under the program's settings.
     """
 
@@ -311,10 +311,10 @@ class _TriedTrace:
 
 
 def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
-    """What each choice is tried on; first the program as predicted.
+    """The traces that each choice is tried on; first the program as predicted.
 
-    With shorter batches or other workspaces and in another order a choice must only not be worse. A search
-    that did not look at them found choices that none of its checks let pass.
+    With shorter batches, other workspaces or another order, a choice only must not be worse. A search without
+    them found choices that failed every check.
     """
     searched = _searched(requests, policy)
     own = compressed(searched.all())
@@ -338,17 +338,17 @@ _Traced = TypeVar("_Traced", _TriedTrace, _Check)
 
 
 class _BlockSearch:
-    """Single blocks of many sizes first; then several, changed at random from the best; then blocks for the
-    largest sizes, with the rest divided evenly, and changes of the best of these.
+    """Tries single blocks of many sizes first; then several, changed at random from the best; then blocks for
+    the largest sizes, with the rest divided evenly, and changes of the best of these.
 
-    A change is kept if it is better, or worse by little: by less and less as the search continues. A trial
-    ends as soon as it reserves more than could be kept. What is better than the best must pass the checks; if
-    it does not, the search still continues from it, and checks all that it finds there.
+    A change is kept if it is better, or only a little worse: less and less as the search continues. A trial
+    ends as soon as it reserves more than could be kept. A choice that is better than the best must pass the
+    checks; if it does not, the search still continues from it, and checks everything that it finds there.
 
     Args:
-        cases: what choices are tried on.
-        settings: under which.
-        checks: what a choice must pass.
+        cases: the traces that choices are tried on.
+        settings: the allocator's settings for them.
+        checks: the checks that a choice must pass.
         pools: bytes of segments that count in addition.
     """
 
@@ -381,21 +381,21 @@ class _BlockSearch:
 
     @property
     def peak(self) -> int:
-        """Most bytes that are alive at once, with pools."""
+        """Peak of live bytes, with pools."""
         return self._peak
 
     @property
     def packs_closely(self) -> bool:
-        """Whether what was found is good enough."""
+        """Whether the best choice is good enough."""
         return self._lowest <= self._enough
 
     def without_blocks(self) -> int:
-        """Bytes of segments of the first check."""
+        """Bytes of segments in the first check, without blocks."""
         check = self._checks[0]
         return (self._checking.run(check.requests, (), under=check.under) or 0) + self._pools
 
     def try_no_blocks(self) -> None:
-        """Settings alone may save enough."""
+        """Try the settings alone, which may save enough."""
         self._try((), self._leading)
 
     def run(self, most: int) -> PrimingChoice:
@@ -421,8 +421,8 @@ class _BlockSearch:
         return self._peak * (1 + self._policy.near)
 
     def _try(self, blocks: Blocks, limit: float) -> float | None:
-        """What choices are compared by: bytes of segments, weighted, and what they are worse by; None above
-        the limit."""
+        """The value by which choices are compared: weighted bytes of segments, and by how much they are
+        worse; None above the limit."""
         value = 0.0
         rest = 1.0
         passes = True
@@ -433,7 +433,7 @@ class _BlockSearch:
             most = allowed + left / (case.weight if left < 0 else case.weight + self._policy.excess)
             outcome = self._trial.run(case.requests, blocks, int(most) - self._pools, case.under)
             if outcome is None:
-                if at > 1:  # what fails is tried earlier the next time
+                if at > 1:  # try a failing case earlier the next time
                     self._cases.insert(at - 1, self._cases.pop(at))
                 return None
             outcome += self._pools
@@ -489,9 +489,11 @@ class _BlockSearch:
                 now, value = self._leader, self._leading
 
     def _divided(self, more: int) -> None:
-        """Best fit takes the smallest block that is large enough. So while the rest has small blocks, large
-        ones stay whole for what is large and comes late, such as the first layers' backward pass. Without
-        them, gradients of later layers are between what was freed.
+        """Try blocks for the largest sizes, with the rest divided evenly.
+
+        Best fit takes the smallest block that is large enough. So while the rest uses small blocks, large
+        ones stay whole for large requests that come late, such as in the first layers' backward pass.
+        Otherwise gradients of later layers would split the freed memory.
         """
         begun, leading = self._trial.simulated, self._leading
         self._most = begun + more // 2
@@ -507,12 +509,12 @@ class _BlockSearch:
             self._several()
 
     def _give_room(self) -> None:
-        """Enlarge the block of the best choice that then keeps most from being reserved in addition."""
+        """Enlarge that block of the best choice which then saves most additional reserved bytes."""
         room = max(1, int(self._policy.room * self._peak) // SEGMENT_STEP) * SEGMENT_STEP
         requests = self._cases[0].requests
 
         def reserved(blocks: Blocks, unpredicted: int) -> int:
-            """Bytes of segments, whichever of two equal blocks is taken first."""
+            """Bytes of segments, in the worst case of which of two equal blocks is taken first."""
             under = (Circumstance(None, unpredicted), Circumstance(0, unpredicted))
             return self._pools + max(self._trial.run(requests, blocks, under=each) or 0 for each in under)
 
@@ -534,7 +536,7 @@ class _BlockSearch:
                 self._best, self._after = found, after
 
     def _evenly(self) -> Blocks:
-        """Some blocks of the largest sizes, and equal ones for the rest of what may be reserved."""
+        """Some blocks of the largest sizes, and equal blocks for the rest of what may be reserved."""
         random = self._random
         least = random.choice(self._sizes)
         large = [
@@ -579,10 +581,10 @@ class _BlockSearch:
 
 
 _MOST_SIZES: Final = 12
-"""The largest sizes that the program asks for are tried as blocks."""
+"""This many of the largest sizes that the program requests are tried as blocks."""
 _MOST_PARTS: Final = 30
 _RETURN: Final = 0.002
-"""How likely a failed change sends the search back to the best choice: about once in 500."""
+"""Probability that a failed change sends the search back to the best choice: about once in 500."""
 
 
 def _up(size: int) -> int:

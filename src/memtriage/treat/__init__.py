@@ -1,4 +1,4 @@
-"""Remedies: what memtriage can do about memory once it is known where it is.
+"""Remedies: what memtriage can do about memory.
 
-Everything is reversible, and a failure leaves all values as they were.
+Everything is reversible, and after a failure all values are as before.
 """

@@ -1,8 +1,8 @@
-"""What a phase needs of a device, learned from its earlier rounds, and priming for the next one.
+"""Learn how much of a device a phase needs from its earlier rounds, and prime memory for the next one.
 
-A phase that begins on an emptied device gets segments of the sizes that it happens to ask for first. What
-comes later and stays (optimizer states, caches that are filled again) splits the large ones, and the next
-large request takes a new segment. In two large segments, free blocks stay next to each other.
+When a phase begins on an emptied device, the sizes of segments depend on what it happens to request first.
+Later allocations that stay (optimizer states, refilled caches) split the large ones, and the next large
+request takes a new segment. In two large segments, free blocks stay next to each other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from memtriage.observe import cuda
 from memtriage.treat.priming import BlockSource, CudaBlocks
 
 SPARE: Final = 8
-"""An eighth of what the phase makes is added. With a sixteenth some steps of cases/fp8_refit reserve more."""
+"""1/8 of what the phase makes is added. With 1/16, some steps of cases/fp8_refit reserve more."""
 _LEFT_FREE: Final = 16
-"""A sixteenth of the device stays free: for NCCL and others that do not allocate from torch."""
+"""1/16 of the device stays free for NCCL and others that do not allocate from torch."""
 _LEAST: Final = 256 * MIB
 """Priming with less is not worth it."""
 
@@ -29,10 +29,10 @@ class Need:
     """What one phase needs of one device, in bytes.
 
     Attributes:
-        made: the most that it allocated besides what was there when it began, or parked then and to come
-            back; None where that is not known.
-        primed: what the present round was primed with.
-        returned: whether what was primed went back at the end of every round so far.
+        made: most bytes that it allocated in addition to what was allocated at its beginning, or parked then
+            and coming back; None if not known.
+        primed: bytes primed in the current round.
+        returned: whether the primed memory was returned at the end of every round so far.
     """
 
     made: int | None = None
@@ -42,26 +42,26 @@ class Need:
     _peak: int = 0
 
     def begin(self, allocated: int, peak: int, coming: int) -> None:
-        """A round begins.
+        """Begin a round.
 
         Args:
             allocated: bytes of live blocks.
-            peak: the most that they have been.
+            peak: their highest value so far.
             coming: parked bytes that come back during the phase.
         """
         self._expected, self._peak = allocated + coming, peak
         self.primed = 0
 
     def blocks(self, reserved: int, free: int, memory: int) -> list[int]:
-        """Sizes of the blocks to allocate and free, one after the other; empty where priming is no use.
+        """Sizes of the blocks to allocate and free, one after the other; empty if priming does not help.
 
-        They are two so that each is smaller than what the phase allocates: priming raises no peak. The second
-        one does not fit into the segment of the first.
+        There are two, so that each is smaller than what the phase allocates and priming does not raise the
+        peak. The second one does not fit into the segment of the first.
 
         Args:
             reserved: bytes of segments.
             free: bytes that the allocator can still get.
-            memory: of the device.
+            memory: bytes of the device.
         """
         if self.made is None or not self.returned:
             return []
@@ -73,8 +73,8 @@ class Need:
         """Learn from a round that ends, before anything leaves the device.
 
         Args:
-            peak: the most that was allocated until now. If the phase has not raised it, the phase needed no
-                more; if it is lower than at the beginning, the counter was reset meanwhile.
+            peak: highest allocated bytes until now. If the phase has not raised it, it needed no more; if it
+                is lower than at the beginning, the counter was reset meanwhile.
         """
         made = max(0, peak - self._expected)
         if peak > self._peak:
@@ -86,26 +86,26 @@ class Need:
         """Note what the end could not return: priming must not make that worse.
 
         Args:
-            stranded: reserved bytes that are free, after everything was returned that can be.
+            stranded: reserved bytes that are still free after everything possible was returned.
         """
         if self.primed and stranded > self.primed // SPARE:
             self.returned = False
 
 
 _needs: Final[dict[tuple[str, int], Need]] = {}
-"""By phase and device."""
+"""The needs, by phase and device."""
 
 
 def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Need]:
-    """A phase begins: prime each device in use for what it is known to need.
+    """Begin a phase: prime each device in use for its known needs.
 
     Args:
         phase: its name.
-        coming: by device, parked bytes that come back during the phase.
-        prime: False only learns.
+        coming: parked bytes that come back during the phase, by device.
+        prime: False to only learn.
 
     Returns:
-        What is to be learned at its end, by device.
+        Its needs by device, to be updated at its end.
     """
     if cuda.capturing() or cuda.backend() != "native" or not _packs():
         return {}
@@ -125,12 +125,12 @@ def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Ne
 
 
 def _packs() -> bool:
-    """Whether a large free block serves what comes: its size is fixed, and it is split for small requests."""
+    """Whether later requests can use a large free block: segments are not expandable, and it may be split."""
     return not cuda.expandable_segments() and cuda.splits_any_block()
 
 
 def end(needs: Mapping[int, Need]) -> None:
-    """A phase ends, before anything leaves the devices. Argument: what `begin` returned."""
+    """Learn at the end of a phase, before anything leaves the devices. `needs` is the result of `begin`."""
     for device, need in needs.items():
         peak = cuda.counters(device).peak_allocated
         if peak is not None:
@@ -138,7 +138,7 @@ def end(needs: Mapping[int, Need]) -> None:
 
 
 def left(needs: Mapping[int, Need]) -> None:
-    """Everything has left the devices that can. Argument: what `begin` returned."""
+    """Note what is left after everything possible has left the devices. `needs` is the result of `begin`."""
     for device, need in needs.items():
         now = cuda.counters(device)
         if now.allocated is not None and now.reserved is not None:
@@ -146,9 +146,9 @@ def left(needs: Mapping[int, Need]) -> None:
 
 
 def in_turn(sizes: list[int], source: BlockSource) -> int:
-    """Allocate and free blocks one after the other; returns their bytes, 0 where memory does not suffice.
+    """Allocate and free blocks one after the other; return their bytes, 0 if memory does not suffice.
 
-    Then all is given back.
+    In that case all memory is returned.
     """
     try:
         for size in sizes:

@@ -1,4 +1,4 @@
-"""Pools for the states of optimizers, made while they are: states pin no segment of what comes and goes."""
+"""Make the states of optimizers in separate pools, so that they do not pin segments of temporary memory."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from memtriage.model.priming import StatePool
 from memtriage.observe.states import Around, StateMaking, parameter_bytes
 
 DROPPED: Final[set[tuple[int, int]]] = set()
-"""Ids of pools that nobody can allocate from any more: what leaves them can go back to the driver."""
+"""Ids of pools from which nothing allocates any more: freed segments of theirs can return to the driver."""
 
 
 class PoolSource(Protocol):
     """What pools are made by."""
 
     def make(self, size: int) -> Any:
-        """A pool with one free segment of this size; None where it cannot be had now."""
+        """A pool with one free segment of this size; None if it cannot be made now."""
 
     def inside(self, pool: Any) -> AbstractContextManager[object]:
-        """What this thread allocates inside comes from the pool."""
+        """A context in which this thread allocates from the pool."""
 
 
 class CudaPools:
     """Pools of PyTorch's allocator on a device.
 
-    Nobody but the states uses such a pool. When it is dropped, its states stay where they are, and their
-    segment is given back once they are gone and the cache is emptied.
+    Only states are in such a pool. When it is dropped, they stay where they are, and their segment is
+    returned once they are freed and the cache is emptied.
     """
 
     def __init__(self, device: int) -> None:
@@ -49,7 +49,7 @@ class CudaPools:
         try:
             with self.inside(pool):
                 cuda.caching_allocator_delete(cuda.caching_allocator_alloc(size, self._device, 0))
-        except RuntimeError:  # also torch.OutOfMemoryError: in a pool, nothing is flushed for it
+        except RuntimeError:  # also torch.OutOfMemoryError: nothing is flushed for a pool
             return None
         DROPPED.add(pool.id)
         return pool
@@ -70,15 +70,15 @@ def pools_possible() -> bool:
 
 
 class StatePools:
-    """Makes the states of the optimizers that were predicted in pools of their own.
+    """Makes the states of the predicted optimizers in separate pools.
 
-    An optimizer is known again by the bytes of its parameters: states of others might not fit. The hook is
-    gone when the last of them has its states.
+    An optimizer is recognized by the bytes of its parameters, because states of others might not fit. The
+    hook is removed when the last of them has its states.
 
     Args:
-        pools: one for each optimizer.
+        pools: one per optimizer.
         source: makes them.
-        missed: called with a pool that could not be made: its states are made as ever.
+        missed: called with a pool that could not be made: then its states are made as usual.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class StatePools:
         self._making.install()
 
     def remove(self) -> None:
-        """Wait no longer. Not to be called in a hook of a step."""
+        """Stop waiting. Do not call this in a hook of a step."""
         self._making.remove()
 
     def _begins(self, optimizer: Any) -> Around | None:

@@ -1,4 +1,4 @@
-"""TransformerEngine #1935: the list `ctx.tensor_objects` is emptied as soon as backward has read it."""
+"""TransformerEngine #1935: empty the list `ctx.tensor_objects` as soon as backward has read it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ _MARK: Final = "_memtriage_original"
 
 
 class EmptyAfterRestore:
-    """Wraps TransformerEngine's `restore_from_saved`, so that quantized tensors go when backward is done.
+    """Wraps TransformerEngine's `restore_from_saved`, so that quantized tensors are freed after backward.
 
         with EmptyAfterRestore():
             train()
 
     or `apply()` and `undo()`. `restore_from_saved(ctx.tensor_objects, ctx.saved_tensors)` writes the saved
-    tensors back into the objects of the list; the list stays on the autograd node, and with it the tensors,
-    until the next iteration rebinds the loss; under checkpointing the tensors of all layers gather. Here the
-    list is emptied once its objects were returned. TransformerEngine does the like from 2.15 on (#2772).
+    tensors back into the objects of the list. The list, and so the tensors, stay on the autograd node until
+    the next iteration rebinds the loss; with checkpointing the tensors of all layers accumulate. The wrapper
+    empties the list when its objects are returned. TransformerEngine does something similar from 2.15 on
+    (#2772).
 
-    The result of training is the same to the bit: what backward reads is what it read before. A backward that
-    keeps its graph (retain_graph=True, create_graph=True) keeps the list, for the next one reads it.
+    Results of training are bit-identical, because backward reads the same values. A backward that keeps its
+    graph (retain_graph=True, create_graph=True) keeps the list, because the next one reads it.
 
     Args:
-        package: whose modules have the function.
+        package: the package whose modules have the function.
 
     Raises:
-        RuntimeError: on applying, when the library is not loaded, has no such function, or is wrapped
-            already; the text says which.
+        RuntimeError: when applied, if the library is not loaded, has no such function, or is wrapped already;
+            the text says which.
 
     Limits: an import of the function under another name is not seen. Modules that are imported later get the
-    wrapped function, and `undo()` finds them too.
+    wrapped function, and `undo()` finds them, too.
     """
 
     def __init__(self, package: str = "transformer_engine") -> None:
@@ -65,7 +66,7 @@ class EmptyAfterRestore:
         return self
 
     def undo(self) -> None:
-        """Put the library's own function back. Does nothing when it is not in place."""
+        """Restore the library's own function. Does nothing if the wrapper is not in place."""
         wrapper, self._wrapper = self._wrapper, None
         if wrapper is None:
             return
@@ -103,5 +104,5 @@ def _emptying(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _graph_is_kept() -> bool:
-    """Whether the backward that runs in this thread keeps its graph; True outside of any."""
+    """Whether the backward that runs in this thread keeps its graph; True outside a backward."""
     return bool(sys.modules["torch"]._C._autograd._get_current_graph_task_keep_graph())

@@ -1,4 +1,4 @@
-"""The thread of a compaction that calls the driver, while the calling thread searches storages."""
+"""The thread of a compaction that calls the driver while the calling thread searches storages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from memtriage.treat.device.layout import DeviceLayout
 from memtriage.treat.device.protocol import is_out_of_memory
 
 Draft = tuple[DeviceLayout, CompactionPlan]
-"""What is to be done if all blocks can move."""
+"""A layout, and the plan for it if all blocks can move."""
 Job = tuple[CompactionPlan, Mover]
-"""What is to be done, and what does it."""
+"""A plan, and what carries it out."""
 
 
 class DriverThread:
-    """Makes all calls of the allocator that a compaction needs, in one thread.
+    """Makes all allocator calls of a compaction in one thread.
 
-    It starts at once, and gives back what is free. Then the caller passes it a draft (`make_bins`) and the
-    plan (`move`), and ends it with `finish`, in any case. No `wait_until_...` outlives the thread.
+    It starts at once, by returning free memory. Then the caller passes it a draft (`make_bins`) and the plan
+    (`move`), and always ends it with `finish`. No `wait_until_...` lasts longer than the thread.
 
     Args:
-        prepared: of the device.
+        prepared: the bins of the device.
     """
 
     def __init__(self, prepared: Prepared) -> None:
@@ -40,11 +40,11 @@ class DriverThread:
     # Called by the thread that searches.
 
     def make_bins(self, layout: DeviceLayout, draft: CompactionPlan) -> None:
-        """Begin to make the bins of a plan whose storages are not known yet."""
+        """Begin to make the bins of a plan before its storages are known."""
         self._drafts.put((layout, draft))
 
     def move(self, plan: CompactionPlan, mover: Mover) -> None:
-        """Begin to carry a plan out. Bins of another draft are released first."""
+        """Begin to carry out a plan. Bins of another draft are released first."""
         self._jobs.put((plan, mover))
 
     def wait_until_started(self) -> None:
@@ -52,15 +52,15 @@ class DriverThread:
         self._started.wait()
 
     def wait_until_emptying(self) -> None:
-        """Wait until the driver takes segments back, which takes long and leaves the interpreter free."""
+        """Wait until the driver frees segments, which takes long and does not need the interpreter."""
         self._emptying.wait()
 
     def wait_until_moved(self) -> None:
-        """Wait until all moves are done: only segments are left to be given back."""
+        """Wait until all moves are done, and only segments have to be freed."""
         self._moved.wait()
 
     def finish(self) -> tuple[MoveProgress, str | None]:
-        """Wait for the end, also without draft or plan: what was moved, and why it ended early.
+        """Wait for the end, even without draft or plan; return what was moved, and why it ended early.
 
         Raises:
             BaseException: what an operation raised, or a signal handler meanwhile.
@@ -72,12 +72,12 @@ class DriverThread:
     # Called in the driver's thread.
 
     def announce_emptying(self) -> None:
-        """Say that the driver is about to take segments back: see `wait_until_emptying`."""
+        """Say that the driver is about to free segments: see `wait_until_emptying`."""
         self._emptying.set()
 
     def _run(self) -> tuple[MoveProgress, str | None]:
         try:
-            # What the caller has entered does not hold in another thread.
+            # Contexts that the caller has entered do not apply to another thread.
             with self._prepared.device.entered():
                 return self._compact()
         finally:
@@ -107,7 +107,7 @@ class DriverThread:
         return moved, stopped
 
     def _give_back_emptied(self) -> None:
-        """Give back the segments that the moves have emptied."""
+        """Free the segments that the moves have emptied."""
         self._prepared.drop()
         self._prepared.device.synchronize()
         self._moved.set()
@@ -116,7 +116,7 @@ class DriverThread:
 
 
 def _carry_out(plan: CompactionPlan, mover: Mover) -> str | None:
-    """Carry a plan out, and return why that ended early; None if it did not."""
+    """Carry out a plan; return why that ended early, or None."""
     try:
         mover.run(plan)
     except (RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Holding free memory, so that what is allocated meanwhile goes elsewhere."""
+"""Hold free memory, so that allocations meanwhile go elsewhere."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from memtriage.treat.device.layout import DeviceLayout, divides
 from memtriage.treat.device.protocol import Device, is_out_of_memory
 
 HOLD_TRIES: Final = 4
-"""How many free blocks of one size are asked for until the one meant is among them."""
+"""How many free blocks of one size are allocated to get a particular one."""
 
 
 def largest_request(size: int, settings: AllocatorSettings) -> int:
-    """The most bytes to ask for that a free block of some size can serve: rounding may go up."""
+    """The largest request that fits a free block of some size, considering that requests are rounded up."""
     if settings.round_size(size) <= size:
         return size
     return bisect_right(range(size), size, key=settings.round_size) - 1
 
 
 def release_all(device: Device, addresses: list[int]) -> None:
-    """Release blocks and forget them. One that fails keeps no other, and hides no error under way."""
+    """Release blocks and forget them. A failure neither keeps other blocks nor hides a current error."""
     failures: list[BaseException] = []
     while addresses:
         try:
@@ -46,14 +46,14 @@ class Holds:
         self._held: list[int] = []
 
     def take(self, address: int, size: int) -> None:
-        """Hold the free block at an address, if best fit hands it out; it is free no more otherwise."""
+        """Hold the free block at an address, if best fit returns it; otherwise it is no longer free."""
         while size > 0:
-            # Blocks come in the sizes that plain rounding gives: there is nothing to work out.
+            # With plain rounding the sizes of blocks are requests: there is nothing to compute.
             asked = size if self._plain else largest_request(size, self._settings)
             if not self._took(address, asked):
                 return
             taken = asked if self._plain else self._settings.round_size(asked)
-            # A rest this small the allocator leaves with the block.
+            # The allocator leaves such a small rest with the block.
             if size - taken <= SMALL_LIMIT:
                 return
             address, size = address + taken, size - taken
@@ -78,13 +78,13 @@ class Holds:
         return False
 
     def take_holes(self, layout: DeviceLayout, islands: Sequence[Island], at_least: int = 0) -> None:
-        """Hold the free blocks of islands, or those of at least some size."""
+        """Hold the free blocks of islands that have at least some size."""
         addresses, sizes = holes_of(layout, islands, at_least)
         for address, size in zip(addresses.tolist(), sizes.tolist(), strict=True):
             self.take(address, size)
 
     def let_go(self, islands: Sequence[Island]) -> None:
-        """Release what is in some islands."""
+        """Release the held blocks in some islands."""
         for island in islands:
             inside = [address for address in self._held if island.start <= address < island.end]
             for address in inside:

@@ -1,8 +1,8 @@
-"""What of a device's memory stands or falls together: islands.
+"""Islands: parts of a device's memory that can only be returned as a whole.
 
-An island is a segment with something alive in it; of an expandable segment, a run of pages that live blocks
-connect. When every live block of an island has gone elsewhere, all of it can go back to the driver: so its
-free bytes are what moving them gains, and the live ones what it costs.
+An island is a segment with live blocks; in an expandable segment, a run of pages that live blocks connect.
+When every live block of an island has moved elsewhere, the whole island can return to the driver: its free
+bytes are the gain, and its live bytes the cost.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Island(NamedTuple):
         place: the segment.
         start, end: the range.
         live: bytes of its blocks that are alive or await a stream.
-        blocks: indices of those in the layout.
-        around: the first and, exclusive, the last index of all blocks in the range, in whole or in part.
+        blocks: indices of these blocks in the layout.
+        around: the first and, exclusive, the last index of all blocks that are wholly or partly in the range.
     """
 
     place: SegmentPlace
@@ -37,12 +37,12 @@ class Island(NamedTuple):
 
     @property
     def stranded(self) -> int:
-        """Bytes that are free and cannot be given back."""
+        """Free bytes that cannot be returned."""
         return self.end - self.start - self.live
 
 
 def holes_of(layout: DeviceLayout, islands: Sequence[Island], at_least: int = 0) -> tuple[Int64s, Int64s]:
-    """Addresses and sizes of the free blocks, of some size, that are in islands, in whole or in part."""
+    """Addresses and sizes of the free blocks of at least some size that are wholly or partly in islands."""
     free = np.flatnonzero((layout.state == FREE) & (layout.size >= at_least))
     if not len(free):
         return layout.address[free], layout.size[free]
@@ -59,7 +59,7 @@ def islands_of(layout: DeviceLayout) -> list[Island]:
     used = layout.state != FREE
     live = _sums(np.where(used, layout.size, 0), layout.first)
     index = np.flatnonzero(used)
-    # Plain lists: segments are many and small, and an array operation costs more than a segment's blocks.
+    # Plain lists: segments are many and small, and an array operation takes longer than a segment's blocks.
     in_use, upto = index.tolist(), np.searchsorted(index, layout.first).tolist()
     first = layout.first.tolist()
     islands: list[Island] = []
@@ -77,7 +77,7 @@ def islands_of(layout: DeviceLayout) -> list[Island]:
 
 
 def _sums(values: Int64s, first: Int64s) -> list[int]:
-    """Of the values from each of some indices up to the next."""
+    """Sums of the values from each of some indices up to the next."""
     passed = np.concatenate([[0], np.cumsum(values)])
     sums: list[int] = (passed[first[1:]] - passed[first[:-1]]).tolist()
     return sums
@@ -86,7 +86,7 @@ def _sums(values: Int64s, first: Int64s) -> list[int]:
 def _runs(
     layout: DeviceLayout, place: SegmentPlace, blocks: tuple[int, ...], around: tuple[int, int]
 ) -> Iterator[Island]:
-    """The islands of an expandable segment. Pages count from its first mapped byte, which begins one."""
+    """The islands of an expandable segment. Its first mapped byte begins a page."""
     page = SMALL_SEGMENT if place.small else layout.settings.large_segment_size
     used = np.array(blocks)
     low = (layout.address[used] - place.address) // page

@@ -16,7 +16,7 @@ class Keep(Protocol):
     """A copy of the values of some storages, one after the other at the given offsets."""
 
     def save(self, addresses: Int64s) -> None:
-        """Copy from the device's addresses; what the stream is given next comes after it."""
+        """Copy from the device's addresses; later work on the stream comes after it."""
         ...
 
     def load(self, addresses: Int64s) -> None:
@@ -29,14 +29,14 @@ class Keep(Protocol):
 
 
 class OnDevice:
-    """In one block of device memory.
+    """A copy in one block of device memory.
 
     Args:
-        device: which.
+        device: the device.
         offsets, sizes: of the values.
-        stream: whose allocations it and the values are: so whoever gets memory of either, once it is free,
-            writes to it after the copy, and `save` need not wait. The driver waits before it takes any back.
-        page: what segments are made in multiples of.
+        stream: the stream of both the copy's and the values' allocations. Whatever gets this memory later
+            writes to it after the copy, so `save` need not wait. The driver waits before it frees any.
+        page: segment sizes are multiples of this.
 
     Raises:
         RuntimeError, MemoryError: there is no room for it.
@@ -45,7 +45,7 @@ class OnDevice:
     def __init__(self, device: Device, offsets: Int64s, sizes: Int64s, stream: int, page: int) -> None:
         self._device = device
         self._offsets, self._sizes = offsets, sizes
-        # Whole segments: a rest after the copy would attract storages, and they would pin it.
+        # Whole segments: storages would be allocated in a rest after the copy, and pin it.
         whole = -(-int(offsets[-1] + sizes[-1]) // page) * page
         self._stream = stream
         self._address = device.allocate(max(whole, OWN_SEGMENT), stream)
@@ -60,20 +60,20 @@ class OnDevice:
         self._device.synchronize()
 
     def drop(self) -> None:
-        """Free it; may be called again."""
+        """Free it. Repeatable."""
         address, self._address = self._address, 0
         if address:
             self._device.release(address)
 
     def to_host(self) -> OnHost:
-        """The same values on the host; these stay."""
+        """Copy the values to the host; this copy stays."""
         copied = OnHost(self._device, self._offsets, self._sizes)
         copied.save(self._address + self._offsets)
         return copied
 
 
 class OnHost:
-    """In pageable host memory."""
+    """A copy in pageable host memory."""
 
     def __init__(self, device: Device, offsets: Int64s, sizes: Int64s) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Carries a plan out on a device."""
+"""Carry out a plan on a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memtriage.treat.device.layout import FREE, DeviceLayout
 from memtriage.treat.device.protocol import Device, Storage, is_out_of_memory
 
 SPARE: Final = 64 * MIB
-"""Device memory that is left alone: libraries take some without asking the allocator."""
+"""Device memory that stays free: libraries take some without the allocator."""
 NO_ROOM: Final = (RuntimeError, MemoryError)
 
 
@@ -31,11 +31,11 @@ Moving = tuple[MoveBatch, int]
 
 @dataclass(slots=True)
 class MoveProgress:
-    """What was done, so far.
+    """What was done so far.
 
     Attributes:
-        bytes, storages: moved, each counted once.
-        through_host: bytes of them that went through host memory.
+        bytes, storages: what was moved, each counted once.
+        through_host: the part of `bytes` that went through host memory.
     """
 
     bytes: int = 0
@@ -47,11 +47,11 @@ class Mover:
     """Moves storages of one device.
 
     Args:
-        device: which.
-        layout: as the plan was made from.
+        device: the device.
+        layout: the layout that the plan was made from.
         storages: of the blocks to move, by index in the layout.
-        prepared: bins that are there already.
-        emptying: called when the driver is about to take emptied segments back, which may take long.
+        prepared: bins that are made already.
+        emptying: called when the driver is about to free emptied segments, which may take long.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Mover:
         self.moved = MoveProgress()
 
     def prepare(self, plan: CompactionPlan) -> None:
-        """To be called before `run`, by any thread: nothing is asked of the device."""
+        """Call this before `run`, in any thread: it does not use the device."""
         for number, group in enumerate(plan.groups):
             if group.way == "scratch":
                 self._ready[number] = self._moving(group.blocks)
 
     def run(self, plan: CompactionPlan) -> None:
-        """Do all groups; the cache is left to the caller to empty.
+        """Move all groups; the caller empties the cache.
 
         Raises:
             CompactionError: see there.
@@ -86,7 +86,7 @@ class Mover:
         for index, group in enumerate(plan.groups):
             if group.way == "direct":
                 if index:
-                    # Scratch of the group before must not draw this one's storages.
+                    # Storages of this group must not be allocated in the previous group's scratch.
                     self._device.empty_cache()
                 self._direct(index, group)
             elif sum(island.live for island in group.islands) <= self._device.available() - SPARE:
@@ -111,7 +111,7 @@ class Mover:
             self._in_batches(group, [island for island in group.islands if left.intersection(island.blocks)])
 
     def _move_into(self, group: Group, one: Bin, holds: Holds) -> Sequence[int]:
-        """Move a bin's blocks; returns those for which there was no room."""
+        """Move a bin's blocks; return those for which there was no room."""
         storages = list(map(self._storages.__getitem__, one.blocks))
         index = np.array(one.blocks, np.int64)
         addresses, sizes = self._layout.address[index].tolist(), self._layout.size[index].tolist()
@@ -121,7 +121,7 @@ class Mover:
             for storage, address, size in zip(storages, addresses, sizes, strict=True):
                 self._device.resize((storage,), (storage.nbytes(),), group.stream)
                 moved += 1
-                # What it left must not draw the next one.
+                # The next block must not be allocated where this one was.
                 holds.take(address, size)
         except NO_ROOM as error:
             if not is_out_of_memory(error):
@@ -131,7 +131,7 @@ class Mover:
         return one.blocks[moved:]
 
     def _open_bin(self, number: int, group: Group, index: int, holds: Holds) -> bool:
-        """Have a free block of the bin's size; False if there is no memory for it."""
+        """Make a free block of the bin's size; False if there is no memory for it."""
         size = group.bins[index].size
         address = self._prepared.take(number, index)
         if address is not None:
@@ -166,7 +166,7 @@ class Mover:
     # Together, by way of a copy.
 
     def _in_batches(self, group: Group, islands: Sequence[Island]) -> None:
-        """As many islands at a time as a copy of them has room for; what has none goes through the host."""
+        """Move as many islands at a time as fit into a copy on the device; the rest goes through the host."""
         room = self._room(group)
         batches = list(_batches(islands, room))
         for at, batch in enumerate(batches):
@@ -193,18 +193,18 @@ class Mover:
         """Empty whole islands and fill their storages elsewhere.
 
         Args:
-            group: which.
-            islands: to be emptied.
-            moving: what is in them, in the order in which it is to be allocated.
-            bins: to take it in.
-            number: the group's in the plan, if some of its bins may have been made.
+            group: their group.
+            islands: the islands to empty.
+            moving: their storages, in the order in which to allocate them.
+            bins: where to allocate them.
+            number: the group's number in the plan, if some of its bins may have been made.
             on_host: copy to the host.
         """
         batch, nbytes = moving
         storages, sizes = batch.storages, batch.sizes
         with Holds(self._device, group.stream, self._layout.settings) as holds:
-            # A copy in a segment that is to go would keep it. An expandable one also grows from any hole at
-            # its end.
+            # A copy in a segment that should be freed would pin it. An expandable segment also grows from any
+            # hole at its end.
             if not group.small:
                 holds.take_holes(self._layout, islands, at_least=0 if group.expandable else sum(sizes))
             relocation = self._relocation(group, batch, on_host)
@@ -225,7 +225,7 @@ class Mover:
                 self._device.resize(storages[done:until], sizes[done:until], group.stream)
                 done = until
 
-        # Small ones: the segments just emptied take them in again, packed; what is left over goes back.
+        # Small ones: they are packed into the segments just emptied; the remaining segments are returned.
         relocation.run(None if group.small and not group.expandable else refill)
         self._count(len(storages), nbytes)
         if isinstance(relocation.keep, OnHost):
@@ -247,7 +247,7 @@ class Mover:
         return Relocation(self._device, batch, group.stream, on_host=True)
 
     def _room(self, group: Group) -> int:
-        """Bytes that a copy on the device may have: new memory, or the largest hole there is."""
+        """Bytes that a copy on the device may take: new memory, or the largest hole."""
         layout = self._layout
         holes = [
             int(layout.size[first:last][layout.state[first:last] == FREE].max(initial=0))
@@ -263,7 +263,7 @@ class Mover:
 
 
 def _batches(islands: Sequence[Island], room: int) -> Iterator[list[Island]]:
-    """Islands whose live bytes fit together; one that does not fit alone is a batch of its own."""
+    """Batches of islands whose live bytes fit together; one that does not fit at all is a separate batch."""
     batch: list[Island] = []
     total = 0
     for island in islands:

@@ -29,11 +29,11 @@ IN_FLIGHT: Final = "freed, but a stream that uses it has not finished"
 Find = Callable[[DeviceLayout, Sequence[int]], Movable]
 """Finds the storages of blocks; may be called again for other blocks."""
 StorageSearch = Callable[[], AbstractContextManager[Find]]
-"""Lists the storages that exist from now on; leaving it releases the list."""
+"""Lists the storages that exist when it is entered; on exit the list is released."""
 
 
 def compact_device(device: Device, search: StorageSearch) -> DeviceCompaction:
-    """Look, plan, move, and give back what that frees.
+    """Look, plan, move, and return the freed memory.
 
     Raises:
         CompactionError: values are in the error.
@@ -59,17 +59,17 @@ def _compact(device: Device, find: Find, before: Use, began: float) -> DeviceCom
     try:
         driver = DriverThread(prepared)
         try:
-            # What follows holds the interpreter for long: not before the driver has begun its work.
+            # What follows keeps the interpreter busy for long: wait until the driver has begun its work.
             driver.wait_until_started()
             layout = read()
             survey = look(layout)
-            # A draft for the case that all can move: the driver makes room while storages are searched.
+            # A draft in case all can move: the driver makes room while storages are searched.
             plan = draft = make_plan(layout, survey.open, None, before.allocated)
             driver.make_bins(layout, draft)
             if draft.groups:
                 movable = find(layout, draft.blocks)
             if movable.reasons:
-                # Some must stay: now it matters what all others may do.
+                # Some must stay, so all others must be searched, too.
                 rest = find(layout, survey.unasked(layout, draft.blocks))
                 movable.storages.update(rest.storages)
                 movable.reasons.update(rest.reasons)
@@ -77,7 +77,7 @@ def _compact(device: Device, find: Find, before: Use, began: float) -> DeviceCom
             mover = Mover(device, layout, movable.storages, prepared, driver.announce_emptying)
             mover.prepare(plan)
             driver.move(plan, mover)
-            # The rest of this thread's work is done while the driver takes segments back.
+            # The rest of this thread's work is done while the driver frees segments.
             driver.wait_until_emptying()
             del read
             if draft.groups and plan is draft:
@@ -106,7 +106,7 @@ def _compact(device: Device, find: Find, before: Use, began: float) -> DeviceCom
 
 
 def predict_device(device: Device, search: StorageSearch) -> DeviceCompaction:
-    """Compact a simulated device of the same layout, and return what that comes to."""
+    """Compact a simulated device with the same layout, and return the result."""
     began = time.perf_counter()
     before = device.use()
     with device.entered():
@@ -139,7 +139,7 @@ class Survey:
 
     Attributes:
         islands: all.
-        fixed: why nothing of an island may move, by the island's start.
+        fixed: why nothing in an island may move, by the island's start.
         open: the islands without such a reason.
     """
 
@@ -148,15 +148,15 @@ class Survey:
     open: list[Island]
 
     def unasked(self, layout: DeviceLayout, known: Iterable[int]) -> list[int]:
-        """Return the blocks of open islands whose storages are yet to be searched.
+        """Return the blocks of open islands whose storages have not been searched.
 
-        Freed blocks that await a stream have no storage any more.
+        Freed blocks that await a stream no longer have a storage.
         """
         excluded = self._waiting(layout).union(known)
         return [block for island in self.open for block in island.blocks if block not in excluded]
 
     def refusals(self, layout: DeviceLayout, reasons: Mapping[int, str]) -> tuple[NotMoved, ...]:
-        """Return a row per reason. Stranded bytes count once, for the reason with most of the island."""
+        """Return one row per reason. Stranded bytes count once, for the reason with most of the island."""
         reasons = {**reasons, **dict.fromkeys(self._waiting(layout), IN_FLIGHT)}
         if not self.fixed and not reasons:
             return ()
@@ -182,14 +182,14 @@ class Survey:
 
 
 def look(layout: DeviceLayout) -> Survey:
-    """Find the islands of a device, and which of them may not be touched."""
+    """Find the islands of a device, and those that must not be touched."""
     islands = islands_of(layout)
     fixed = {island.start: reason for island in islands if (reason := _fixed(island)) is not None}
     return Survey(islands, fixed, [island for island in islands if island.start not in fixed])
 
 
 def _fixed(island: Island) -> str | None:
-    """Return why nothing of an island may move, whatever its storages; None if it may."""
+    """Return why nothing in an island may move, whatever its storages; None if they may."""
     if island.place.pool != DEFAULT_POOL:
         return PRIVATE
     return REGISTERED if island.place.registered else None

@@ -1,16 +1,16 @@
-"""Which storages move, how, and what that comes to. Pure: a layout and what is movable in, a plan out.
+"""Decide which storages move, how, and what that frees. Pure: from a layout and what is movable to a plan.
 
-Islands (see `islands`) are taken in order of what moving frees: bytes stranded for each byte moved. Two ways:
+Islands (see `islands`) are emptied in order of stranded bytes per byte moved. There are two ways:
 
 *direct*, for few and large blocks. `resize_` to the same size allocates, copies and frees, one storage at a
-time. Where it lands is steered: the holes of the islands that are to go are held meanwhile.
+time. To control where it allocates, the holes of islands to be emptied are held meanwhile.
 
-*scratch*, for everything else. Small blocks come by the thousand, and best fit would put each back into the
-hole that it came from: they are copied out in one launch, all released, and allocated again, packed. Of the
-islands of small blocks the densest stay, and take in what they have room for.
+*scratch*, for everything else. There are thousands of small blocks, and best fit would put each back into the
+hole that it came from. So they are copied out in one launch, all released, and allocated again, packed. The
+densest islands of small blocks stay, and take in what they have room for.
 
-In the large pool both go to *bins*: segments made as large as what is to be in them, which best fit then
-cuts up without waste.
+In the large pool both go to *bins*: segments of exactly the size of their blocks, which best fit then splits
+without waste.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ LEFT_SHARE: Final = 0.01
 LEFT_BYTES: Final = 32 * MIB
 """Stranded bytes that may stay: this share of what is allocated, and this much."""
 LEAST_RATIO: Final = 0.02
-"""Stranded bytes for each byte moved below which moving is not worth it."""
+"""Moving is not worth it for fewer stranded bytes per byte moved."""
 FILL: Final = 0.9
-"""Share of the room in holes that small blocks are taken to fill."""
+"""Share of the room in holes that small blocks are assumed to fill."""
 FILL_SHARE: Final = 0.75
 """Share of what may stay that small blocks may claim for holes that they do not fill."""
 BIN: Final = 1 << 30
-"""Largest bin. A bin goes back to the driver only when all in it is gone, so it should not be everything."""
+"""Largest bin. A bin only returns to the driver when all its blocks are freed, so it should not be huge."""
 
 DIRECT_FROM: Final = 8 * MIB
-"""Mean size of blocks from which on they move one by one: a copy of its own then runs near the full rate."""
+"""Blocks of at least this mean size move one by one: a separate copy then runs near the full rate."""
 
 Way = Literal["direct", "scratch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A segment to be made, and what is to be in it.
+    """A segment to make, and its blocks.
 
     Attributes:
-        size: bytes to ask for; 0 where the blocks find room without.
-        blocks: indices in the layout, in the order in which they are to be allocated.
+        size: bytes to request; 0 if the blocks find room without a new segment.
+        blocks: indices in the layout, in the order in which to allocate them.
     """
 
     size: int
@@ -72,9 +72,9 @@ class Group:
 
     Attributes:
         way: how the storages move.
-        stream: handle of the stream whose allocations they are.
+        stream: handle of the stream of their allocations.
         expandable: new memory comes from expandable segments.
-        islands: what is emptied.
+        islands: the islands to empty.
         bins: the blocks to move, biggest first.
         small: of the small pool.
     """
@@ -88,7 +88,7 @@ class Group:
 
     @property
     def blocks(self) -> list[int]:
-        """Indices of all blocks to move, in the order in which they are to be allocated."""
+        """Indices of all blocks to move, in the order in which to allocate them."""
         return [block for target in self.bins for block in target.blocks]
 
 
@@ -97,8 +97,8 @@ class CompactionPlan:
     """What to do.
 
     Attributes:
-        groups: in the order in which they are to be done.
-        freed: bytes of the islands emptied, less what their blocks will need again.
+        groups: in the order in which to do them.
+        freed: bytes of the emptied islands, less what their blocks will need again.
     """
 
     groups: tuple[Group, ...] = ()
@@ -112,7 +112,7 @@ class CompactionPlan:
 
 @dataclass(slots=True)
 class Movable:
-    """What may move, and why the rest may not. Holds the storages: drop it when done.
+    """What may move, and why the rest may not. It holds the storages: drop it when done.
 
     Attributes:
         storages: by index of their block in a layout.
@@ -135,13 +135,13 @@ def make_plan(
     allocated: int,
     bin_limit: int = BIN,
 ) -> CompactionPlan:
-    """Decide.
+    """Make a plan.
 
     Args:
         layout: segments and blocks.
-        islands: those of the layout, of default pools alone.
-        movable: indices of the blocks that may be moved; None for all that are in use. An island with another
-            one stays.
+        islands: the layout's islands in default pools.
+        movable: indices of the blocks that may be moved; None for all that are in use. If an island has any
+            other live block, it stays.
         allocated: bytes allocated on the device.
         bin_limit: largest bin.
     """
@@ -170,7 +170,7 @@ def make_plan(
 
 
 def _able(layout: DeviceLayout, islands: Iterable[Island], movable: Collection[int] | None) -> list[Island]:
-    """Islands all of whose blocks may be moved."""
+    """Islands in which all blocks may be moved."""
     if movable is None:
         # Few, if any, await a stream.
         hindered = frozenset(np.flatnonzero(layout.state == AWAITING).tolist())
@@ -186,19 +186,19 @@ def _able(layout: DeviceLayout, islands: Iterable[Island], movable: Collection[i
 def _worst(
     islands: list[Island], settings: AllocatorSettings, share: int, most: int
 ) -> tuple[list[Island], int]:
-    """Islands of one stream and size class to be emptied: the most stranded bytes for each live one first.
+    """Islands of one stream and size class to empty, those with most stranded bytes per live byte first.
 
-    Small blocks fit into the holes of islands that stay: then only as many go as those have room for, and the
-    densest stay untouched.
+    Small blocks fit into the holes of islands that stay: then only as many islands are emptied as those have
+    room for, and the densest stay untouched.
 
     Args:
         islands: of one stream and size class.
         settings: the allocator's.
-        share: stranded bytes of theirs that may stay.
-        most: those of all kinds that are still to be looked at.
+        share: stranded bytes that may stay in these islands.
+        most: stranded bytes that may still stay in total.
 
     Returns:
-        The islands, and the bytes that will be stranded still.
+        The islands, and the bytes that will remain stranded.
     """
     islands = sorted(islands, key=lambda island: (-island.stranded / island.live, island.start))
     left = sum(island.stranded for island in islands)
@@ -245,7 +245,7 @@ def _plan_kind(
     if place.small or expandable:
         bins = [Bin(0, tuple(blocks))]
         page = SMALL_SEGMENT if place.small else settings.large_segment_size
-        # Small blocks find room in most holes; the pages of expandable segments are counted again.
+        # Small blocks fit into most holes; the pages of expandable segments are counted again.
         room = 0 if expandable else sum(holes)
         needed = -(-max(0, total - room) // page) * page
         way: Way = "scratch"
@@ -268,7 +268,7 @@ def _plan_kind(
 def _bins(
     blocks: Sequence[int], sizes: Sequence[int], holes: Iterable[int], settings: AllocatorSettings, limit: int
 ) -> list[Bin]:
-    """What finds room in holes that stay, then bins for the rest."""
+    """The blocks that fit into holes that stay, then bins for the rest."""
     most = settings.max_split_size
     if most is not None:
         limit = min(limit, most - SEGMENT_STEP)
@@ -305,7 +305,7 @@ def _take_hole(free: list[int], size: int, most: int | None) -> bool:
 
 
 def by_size(layout: DeviceLayout, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Blocks, the biggest first so that the last ones fill what is left over, and the sizes they need."""
+    """Blocks and the sizes that they need, the biggest first, so that the last ones fill what is left."""
     index = np.array(blocks, np.int64)
     needs = layout.needs_of(index)
     order = np.lexsort((index, -needs))
@@ -313,7 +313,7 @@ def by_size(layout: DeviceLayout, blocks: Sequence[int]) -> tuple[list[int], lis
 
 
 def bins_for(layout: DeviceLayout, blocks: Sequence[int], sizes: Sequence[int]) -> list[Bin]:
-    """Bins for blocks of the large pool, without a look at holes."""
+    """Bins for blocks of the large pool, without using holes."""
     return _bins(blocks, sizes, (), layout.settings, BIN)
 
 

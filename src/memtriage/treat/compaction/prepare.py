@@ -1,6 +1,6 @@
-"""What can be done for a plan before the storages of its blocks are known: driver calls, during the search.
+"""Make driver calls for a plan while the storages of its blocks are searched.
 
-Both take about as long, and the driver's calls need no Python.
+Both take about equally long, and the driver calls do not need Python.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from memtriage.treat.device.layout import DeviceLayout
 from memtriage.treat.device.protocol import Device, is_out_of_memory
 
 Bins = dict[tuple[int, int], int]
-"""Addresses of bins that are held, by index of their group in the plan and of the bin in its group."""
+"""Addresses of held bins, by index of the group in the plan and of the bin in the group."""
 
 
 @dataclass(slots=True)
 class Prepared:
-    """Bins that are held for a plan; each is to be released once.
+    """Bins that are held for a plan; each must be released once.
 
     Attributes:
-        device: where.
-        reserved: bytes of segments when what was free had been given back, and nothing made yet.
-        bins: those held.
+        device: their device.
+        reserved: bytes of segments after free memory was returned, and before any bin was made.
+        bins: the held bins.
     """
 
     device: Device
@@ -31,18 +31,18 @@ class Prepared:
     bins: Bins = field(default_factory=dict)
 
     def take(self, group: int, index: int) -> int | None:
-        """The address of a bin, which is the caller's from now on; None if there is none."""
+        """Pass a bin to the caller: its address; None if there is none."""
         return self.bins.pop((group, index), None)
 
     def drop(self) -> None:
-        """Release what nobody took."""
+        """Release the bins that were not taken."""
         addresses = list(self.bins.values())
         self.bins.clear()
         release_all(self.device, addresses)
 
 
 def give_back(prepared: Prepared) -> None:
-    """Give back what is free."""
+    """Return free memory to the driver."""
     prepared.device.empty_cache()
     prepared.reserved = prepared.device.use().reserved
 
@@ -51,13 +51,13 @@ def make_bins(prepared: Prepared, layout: DeviceLayout, plan: CompactionPlan, sp
     """Make all bins if there is memory for all at once.
 
     Args:
-        prepared: takes the bins in as they are made.
-        layout: as the plan was made from.
-        plan: what is to be done.
-        spare: device memory to leave alone.
+        prepared: gets the bins.
+        layout: the layout that the plan was made from.
+        plan: the plan.
+        spare: device memory to leave free.
     """
     wanted = sum(target.size for group in plan.groups for target in group.bins)
-    # A scratch copy takes as much again.
+    # A scratch copy takes the same amount.
     if wanted == 0 or prepared.device.available() < 2 * wanted + spare:
         return
     try:
@@ -74,7 +74,7 @@ def _make_bins(prepared: Prepared, layout: DeviceLayout, number: int, group: Gro
     if not sizes:
         return
     with Holds(prepared.device, group.stream, layout.settings) as holds:
-        # A bin in what is to go would keep it.
+        # A bin in an island that should be emptied would pin it.
         holds.take_holes(layout, group.islands, at_least=min(sizes.values()))
         for index, size in sizes.items():
             prepared.bins[number, index] = prepared.device.allocate(size, group.stream)

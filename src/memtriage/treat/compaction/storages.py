@@ -1,8 +1,8 @@
-"""Finds the storages of chosen blocks, and says of the others why they cannot move.
+"""Find the storages of chosen blocks, and say why the others cannot move.
 
-Two stages. First the tensors and storages that Python's collector knows: one pass of C code over its list,
-and addresses compared in numpy. Only for blocks without a storage by then, what Python does not see is
-looked up: gradients, what autograd nodes saved for backward, futures, the parts of sparse tensors.
+There are two stages. First come the tensors and storages that Python's collector knows: one pass of C code
+over its list, with addresses compared in numpy. Then, only for blocks without a storage, what Python does not
+see: gradients, what autograd nodes saved for backward, futures, the parts of sparse tensors.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _HANDLE: Final = attrgetter("_cdata")
 
 
 class StorageFinder:
-    """Finds the storages of blocks, inside `with`, for one compaction.
+    """A context manager that finds the storages of blocks, for one compaction.
 
-    Python's heap is listed when it is entered and not again; until it is left every tensor is kept alive.
+    Python's heap is listed once, on entry; every tensor is kept alive until exit.
 
     Args:
-        keep: must not move.
+        keep: what must not move.
     """
 
     def __init__(self, keep: Iterable[torch.Tensor | torch.UntypedStorage] = ()) -> None:
@@ -64,7 +64,7 @@ class StorageFinder:
         self._objects = self._heap = None
 
     def __call__(self, layout: DeviceLayout, blocks: Sequence[int]) -> Movable:
-        """The storages of some live blocks, and why the others may not move.
+        """Return the storages of some live blocks, and why the others may not move.
 
         Args:
             layout: where the blocks are.
@@ -72,7 +72,7 @@ class StorageFinder:
         """
         if not blocks:
             return Movable()
-        # No code of a subclass or of a mode is to run.
+        # No code of a subclass or of a mode may run.
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             return self._find(_StorageSearch(layout, np.array(sorted(blocks), np.int64)))
 
@@ -83,7 +83,7 @@ class StorageFinder:
             assert objects is not None, "it has not been entered"
             self._heap = _Heap(objects)
         else:
-            self._objects = None  # Not when the first question is answered: releasing them takes a while.
+            self._objects = None  # Not after the first search: releasing them takes a while.
         if self._heap.captured:
             movable.reasons = dict.fromkeys(search.blocks.tolist(), GRAPH)
             return movable
@@ -97,13 +97,13 @@ class StorageFinder:
 
 
 class _Heap:
-    """What Python's collector knows of tensors, storages and CUDA graphs.
+    """The tensors, storages and CUDA graphs that Python's collector knows.
 
     Args:
-        objects: all that it lists.
+        objects: everything that it lists.
 
     Attributes:
-        captured: a CUDA graph can be replayed; nothing else is looked up then.
+        captured: a CUDA graph can be replayed; then nothing else is looked up.
         met: tensors and storages.
     """
 
@@ -126,7 +126,7 @@ class _Heap:
         """Tensors that only tensors, autograd nodes and futures lead to.
 
         Args:
-            objects: all that the collector lists, where they are at hand.
+            objects: everything that the collector lists, if available.
         """
         if self._hidden is None:
             others = _with_referents_of_their_own(tracked_objects() if objects is None else objects)
@@ -136,14 +136,14 @@ class _Heap:
 
 @dataclass(frozen=True, slots=True)
 class _ByAddress:
-    """Tensors, or storages, in order of their first bytes. In order they are found faster, and what is found
-    mostly need not be sorted again.
+    """Tensors, or storages, in order of their first bytes. So they are found faster, and the results rarely
+    need sorting.
 
     Attributes:
         objects: in any order.
         order: indices of them.
         address: of the objects in that order.
-        storage_of: gives the storage of one.
+        storage_of: returns the storage of one.
     """
 
     objects: list[Any]
@@ -180,22 +180,22 @@ class _FreezeProbe:
 
 
 class _Frozen:
-    """What `gc.freeze()` was called on: the collector lists it no more, and nothing joins it until the next
-    call. It is looked up once, by a walk of the heap, and known weakly from then on."""
+    """The objects frozen by `gc.freeze()`: the collector does not list them, and no others are added until
+    the next call. They are looked up once, by a walk of the heap; then there are weak references to them."""
 
     def __init__(self) -> None:
         self._marker: _FreezeProbe | None = None
         self._known: list[weakref.ref[Any]] = []
 
     def objects(self, markers: Sequence[Any], listed: Sequence[Any], kinds: Set[type]) -> list[Any]:
-        """Those of some classes that are alive.
+        """Return the live objects of some classes.
 
         Args:
-            markers: those that the collector lists now.
-            listed: objects of the classes that it lists now, too: there is no need to look them up.
+            markers: the markers that the collector lists now.
+            listed: objects of these classes that it lists now: they need no look-up.
             kinds: the classes.
         """
-        # How many are frozen is counted one by one, so that is asked a single time.
+        # `gc.get_freeze_count` counts them one by one, so it is called once.
         frozen = gc.get_freeze_count() > 0 if self._marker is None else self._marker not in markers
         if frozen:
             met = set(map(id, listed))
@@ -212,7 +212,7 @@ _frozen: Final = _Frozen()
 
 
 class _StorageSearch:
-    """Storages by block, as objects are met. In columns: there may be tens of thousands."""
+    """Storages by block, as objects are met; in columns, because there may be tens of thousands."""
 
     def __init__(self, layout: DeviceLayout, blocks: Int64s) -> None:
         self.blocks = blocks[np.argsort(layout.address[blocks])]
@@ -225,11 +225,11 @@ class _StorageSearch:
         self._storage: list[torch.UntypedStorage] = []
 
     def missing(self) -> bool:
-        """True if a block has no storage yet."""
+        """Whether a block has no storage yet."""
         return not self._met.all()
 
     def meet(self, some: _ByAddress) -> None:
-        """Take those in that are in one of the blocks."""
+        """Add those that are in one of the blocks."""
         at = np.searchsorted(self._start, some.address, side="right") - 1
         inside = (at >= 0) & (some.address < self._end[at])
         position = at[inside]
@@ -265,7 +265,7 @@ class _StorageSearch:
         owned = getattr(torch._C, "_has_Standard_Deleter", None)
         if owned is not None:
             ours &= np.fromiter(map(owned, handle.tolist()), bool, count)
-        # What is the allocator's own, and is met where a block begins, begins there.
+        # A storage of the allocator that was met at the start of a block begins there.
         if owned is None or (address != start).any():
             base = np.fromiter(map(_Storage.data_ptr, storages), np.uint64, count).astype(np.int64)
         ours &= base == start
@@ -288,7 +288,7 @@ class _StorageSearch:
 
 
 def _classes_below(root: type) -> set[type]:
-    """A class and all that derive from it."""
+    """A class and all its subclasses."""
     classes: set[type] = set()
     todo = [root]
     for kind in todo:
@@ -299,7 +299,7 @@ def _classes_below(root: type) -> set[type]:
 
 
 def _addresses(objects: list[Any], address_of: Callable[[Any], int]) -> Int64s:
-    """First bytes; 0 for what has none."""
+    """Addresses of the first bytes; 0 for objects without any."""
     try:
         return np.fromiter(map(address_of, objects), np.uint64, len(objects)).astype(np.int64)
     except (RuntimeError, NotImplementedError, ReferenceError):
@@ -309,7 +309,7 @@ def _addresses(objects: list[Any], address_of: Callable[[Any], int]) -> Int64s:
 
 
 def _address(one: Any, address_of: Callable[[Any], int]) -> int:
-    # Wrapper subclasses, sparse tensors, functorch's wrappers: their parts are objects of their own.
+    # Wrapper subclasses, sparse tensors, functorch's wrappers: their parts are separate objects.
     try:
         return address_of(one)
     except (RuntimeError, NotImplementedError, ReferenceError):
@@ -326,7 +326,7 @@ def _base(one: Any) -> int:
 
 
 def _kept_addresses(one: Any) -> Iterator[int]:
-    """First bytes of the storages of what is to stay; of a wrapper those of its parts."""
+    """First bytes of the storages that must stay; for a wrapper, those of its parts."""
     if hasattr(type(one), "__tensor_flatten__"):
         names, _ = one.__tensor_flatten__()
         for name in names:
@@ -344,7 +344,7 @@ def _itself(storage: Any) -> Any:
 
 
 def _with_referents_of_their_own(objects: Sequence[Any]) -> list[Any]:
-    """Autograd nodes, futures and saved tensors: they hold what the collector does not know of."""
+    """Autograd nodes, futures and saved tensors: they hold objects that the collector does not know."""
     kinds = KindTable()
     types = list(map(type, objects))
     wanted = {kind for kind in set(types) if kinds[kind] in (NODE, FUTURE, SAVED)}
@@ -355,7 +355,7 @@ def _hidden(tensors: Sequence[Any], others: Sequence[Any]) -> Iterator[Any]:
     """Tensors that only tensors, autograd nodes and futures lead to.
 
     Args:
-        tensors: that are known; they are not given again.
+        tensors: the known ones, which are not yielded.
         others: nodes, futures, saved tensors.
     """
     kinds, reader = KindTable(), NodeReader()
@@ -363,7 +363,7 @@ def _hidden(tensors: Sequence[Any], others: Sequence[Any]) -> Iterator[Any]:
     queue = [holder for holder in chain(tensors, others) if kinds[type(holder)] in walked]
     met = set(map(id, tensors))
     known = set(map(id, queue))
-    for holder in queue:  # Grows as it goes, and keeps alive what `known` knows by address.
+    for holder in queue:  # It grows meanwhile, and keeps alive the objects whose addresses are in `known`.
         kind = kinds[type(holder)]
         if kind == TENSOR:
             if id(holder) not in met:

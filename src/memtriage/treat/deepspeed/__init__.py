@@ -1,4 +1,4 @@
-"""A remedy for those who keep DeepSpeed's optimizer offload: fewer bytes on the host, the same bits.
+"""A remedy for DeepSpeed's optimizer offload: fewer bytes on the host, bit-identical results.
 
-`internals.py` knows DeepSpeed's parts, `remedy.py` puts the patches on and off. See `docs/deepspeed.md`.
+`internals.py` knows DeepSpeed's parts, `remedy.py` applies and removes the patches. See `docs/deepspeed.md`.
 """

@@ -1,4 +1,4 @@
-"""The weights' way to the device through two small tiles, not through a 16-bit copy of the partition."""
+"""Send the weights to the device through two small tiles instead of a 16-bit copy of the partition."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from memtriage.treat.deepspeed.internals import GRADIENT_BUFFER, STAGING
 from memtriage.treat.offload.pinned import host_memory, locked_memory
 
 TILE_BYTES: Final = 8 << 20
-"""Long compared with the start of a copy and of the CPU's threads (8 MiB take 0.15 ms at 55 GB/s), and small
-compared with any model."""
+"""A copy takes long compared with starting it and the CPU's threads (8 MiB take 0.15 ms at 55 GB/s), and a
+tile is small compared with any model."""
 
 _TILES: Final = 2
 
 
 class Tiles:
-    """Two tiles that take turns: one is filled while the other is on its way.
+    """Two tiles that alternate: one is filled while the other is being copied.
 
     Args:
         tile_bytes: of each.
@@ -33,8 +33,8 @@ class Tiles:
     def send(self, source: Tensor, target: Tensor) -> None:
         """Write `source`, rounded to the type of `target`, to the device.
 
-        The copies are in order on the device's current stream. The rounding is that of `Tensor.copy_`,
-        element by element, so that tiles change no bit.
+        The copies are in order on the device's current stream. `Tensor.copy_` rounds each element separately,
+        so tiles do not change the result.
 
         Args:
             source: one-dimensional, on the CPU.
@@ -46,7 +46,7 @@ class Tiles:
             self.stream(source, target)
 
     def stream(self, source: Tensor, target: Tensor) -> None:
-        """`send` tile by tile, whatever the target's device."""
+        """`send` tile by tile, to any device."""
         tiles = self._tiles(target)
         length = tiles[0].numel()
         for number, start in enumerate(range(0, source.numel(), length)):
@@ -80,10 +80,10 @@ class Tiles:
 
 
 class Streamed:
-    """Stands for the 16-bit copy of one partition: what is copied into it goes on in tiles.
+    """Replaces the 16-bit copy of one partition: what is copied into it is sent on in tiles.
 
-    DeepSpeed copies the master weights into its staging copy and the copy to the device. Here the first
-    copy is only noted and the second does both. Anything else raises, so that nothing is silently wrong.
+    DeepSpeed copies the master weights into its staging copy, and that to the device. Here the first copy is
+    only noted, and the second does both. Anything else raises, so that nothing is silently wrong.
 
     Attributes:
         shape, dtype: of the copy that it replaces.
@@ -97,7 +97,7 @@ class Streamed:
 
     @property
     def data(self) -> Streamed:
-        """Itself, as `Tensor.data` shares its memory."""
+        """Itself, because `Tensor.data` shares its memory."""
         return self
 
     @property
@@ -107,14 +107,14 @@ class Streamed:
         return size
 
     def data_ptr(self) -> int:
-        """The null address: DeepSpeed's native pinning asks when an engine is destroyed."""
+        """The null address: DeepSpeed's native pinning reads it when an engine is destroyed."""
         return 0
 
     def copy_(self, source: Tensor) -> Streamed:
-        """Note what the next copy out of this one sends.
+        """Note what the next copy from this one will send.
 
         Raises:
-            ValueError: for another shape.
+            ValueError: the shape differs.
         """
         if source.shape != self.shape:
             raise ValueError(f"a partition of {tuple(source.shape)} was given, expected {tuple(self.shape)}")
@@ -129,10 +129,10 @@ class Streamed:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """`target.copy_(self)`, whether it may return before the copy is done or not.
+        """`target.copy_(self)`, blocking or not.
 
         Raises:
-            TypeError: for any other use.
+            TypeError: any other use.
         """
         if func.__name__ != "copy_" or len(args) != 2 or not isinstance(args[1], cls):
             raise TypeError(
@@ -151,7 +151,7 @@ class Streamed:
 
 
 def slim(optimizer: Any, tiles: Tiles, *, drop_buffer: bool) -> tuple[int, int]:
-    """Put stand-ins where staging copies are, and an empty tensor where the unused buffer is.
+    """Replace staging copies by `Streamed`, and the unused buffer by an empty tensor.
 
     Returns:
         Bytes of the staging copies, and elements of the buffer.
@@ -167,7 +167,7 @@ def slim(optimizer: Any, tiles: Tiles, *, drop_buffer: bool) -> tuple[int, int]:
 
 
 def restore(optimizer: Any, accelerator: Any, elements: int) -> None:
-    """Make again what `slim` took away."""
+    """Restore what `slim` removed."""
 
     def made(shape: Any, dtype: torch.dtype) -> Tensor:
         memory = torch.zeros(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The operations on a device that remedies are made of: a protocol, for CUDA and for a simulation.
+"""The operations on a device that remedies use: a protocol, implemented for CUDA and by a simulation.
 
-The simulation serves dry runs and tests.
+The simulation is for dry runs and tests.
 """

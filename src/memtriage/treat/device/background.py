@@ -12,9 +12,9 @@ T = TypeVar("T")
 class BackgroundTask(Generic[T]):
     """Starts a thread that does some work.
 
-    Python runs signal handlers, and raises `KeyboardInterrupt`, in the main thread only: in another one the
-    work cannot be interrupted between two of its steps. What is local to the calling thread does not hold in
-    it: modes, `torch.cuda.use_mem_pool`, the current stream and device.
+    Python runs signal handlers, and raises `KeyboardInterrupt`, only in the main thread: in another one the
+    work cannot be interrupted between two of its steps. What is local to the calling thread does not apply
+    there: modes, `torch.cuda.use_mem_pool`, the current stream and device.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -30,7 +30,7 @@ class BackgroundTask(Generic[T]):
             self._errors.append(error)
 
     def result(self) -> T:
-        """Wait for the work, whatever signals come, and return its result.
+        """Wait for the work, even if signals arrive, and return its result.
 
         Raises:
             BaseException: what the work raised; else what a signal handler raised meanwhile.

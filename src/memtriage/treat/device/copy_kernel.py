@@ -1,12 +1,12 @@
 """One launch that copies thousands of ranges of device memory, whatever their sizes.
 
-`torch._foreach_copy_` wants a tensor for every range, and some microseconds of Python for each. This kernel
-takes the ranges as a table of addresses: a block of threads looks up which one its tile is of, and copies it,
-16 bytes a thread at a time.
+`torch._foreach_copy_` needs a tensor for every range, and some microseconds of Python for each. This kernel
+takes the ranges as a table of addresses: a block of threads looks up the range of its tile and copies it, 16
+bytes per thread at a time.
 
-It is compiled at its first use by NVRTC, which PyTorch's CUDA builds carry, for the GPU at hand (tens of
-milliseconds, once in a process); no header and no compiler is needed. Where that fails, `compiled` says so
-with None and the caller copies in another way.
+NVRTC, which is part of PyTorch's CUDA builds, compiles it at its first use for the current GPU (tens of
+milliseconds, once in a process); no header and no compiler is needed. If that fails, `compiled` returns None,
+and the caller copies in another way.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from memtriage.model.recording import Int64s
 _log = logging.getLogger(__name__)
 
 TILE: Final = 128 << 10
-"""Bytes that one block of threads copies: 32 vectors a thread, eight of them in flight at a time."""
+"""Bytes that one block of threads copies: 32 vectors per thread, eight of them in flight at a time."""
 THREADS: Final = 256
-"""Threads of a block; the kernel counts on it."""
+"""Threads of a block; the kernel relies on it."""
 
 _NAME: Final = b"copy_tiles"
 _SOURCE: Final = rb"""
@@ -113,7 +113,7 @@ class CopyKernel:
 
 @functools.cache
 def compiled(device: int) -> CopyKernel | None:
-    """The kernel for a device, which must be current; None where it cannot be compiled or loaded."""
+    """The kernel for a device, which must be current; None if it cannot be compiled or loaded."""
     try:
         return _load(_compile(device))
     except (OSError, RuntimeError, AttributeError) as error:
@@ -145,7 +145,7 @@ def _compile(device: int) -> bytes:
 
 
 def _compiler() -> ctypes.CDLL:
-    """NVRTC. Where it is in a wheel of its own only torch's library knows the way to it."""
+    """NVRTC. If it is in a separate wheel, only torch's library can find it."""
     import torch
 
     name = f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}"

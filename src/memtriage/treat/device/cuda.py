@@ -1,7 +1,7 @@
-"""A CUDA device that implements the protocol, by way of PyTorch's own allocator calls.
+"""A CUDA device that implements the protocol with PyTorch's own allocator calls.
 
-Known limitations: the native allocator only (`backend:cudaMallocAsync` and pluggable ones keep no segments);
-called inside `torch.cuda.use_mem_pool`, allocations would land in that pool.
+Known limitations: only the native allocator (`backend:cudaMallocAsync` and pluggable ones have no segments);
+inside `torch.cuda.use_mem_pool`, allocations would go to that pool.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from memtriage.treat.device.layout import DeviceLayout, layout_of_raw
 from memtriage.treat.device.protocol import Use
 
 KERNEL_FROM: Final = 64
-"""Ranges from which on one table beats a call for each (some 5 us of Python and launch a call)."""
+"""For this many ranges or more, one table is faster than a call per range (5 us of Python and launch)."""
 LARGE: Final = 1 << 20
-"""Bytes from which on a range fills the device by itself: a plain copy is as fast as any."""
+"""A range of at least this many bytes uses the whole device: a plain copy is as fast as any."""
 UNLIMITED: Final = 1.0
 _NOTHING: Final = contextlib.nullcontext()
 
@@ -53,7 +53,7 @@ class CudaDevice:
             torch._C._DisableTorchDispatch(),
             torch.no_grad(),
         ):
-            # A thread has no context until the runtime was called in it, and the driver's calls need one.
+            # A thread has no context until it calls the runtime, and the driver's calls need one.
             torch.cuda.synchronize(self.index)
             yield
 
@@ -73,7 +73,7 @@ class CudaDevice:
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], DeviceLayout]:
-        """What torch copies of its own is taken now; it is read in columns when asked for."""
+        """Copy torch's data now; it is converted to columns when the result is called."""
         snapshot = _snapshot()
 
         def read() -> DeviceLayout:
@@ -86,15 +86,15 @@ class CudaDevice:
         return read
 
     def synchronize(self) -> None:
-        """Wait for all work on the device; errors of earlier kernels come up here."""
+        """Wait for all work on the device; errors of earlier kernels are raised here."""
         torch.cuda.synchronize(self.index)
 
     def empty_cache(self) -> None:
-        """Give wholly free segments and pages back; of every device, as torch has it."""
+        """Return wholly free segments and pages, of every device as in torch."""
         torch.cuda.empty_cache()
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """A block in the pool of a stream."""
+        """Allocate a block in the pool of a stream."""
         return int(torch._C._cuda_cudaCachingAllocator_raw_alloc(nbytes, stream))
 
     def release(self, address: int) -> None:
@@ -107,7 +107,7 @@ class CudaDevice:
             deque(map(torch.UntypedStorage.resize_, storages, sizes), maxlen=0)
 
     def copy(self, targets: Int64s, sources: Int64s, sizes: Int64s, stream: int) -> None:
-        """In one launch where there are many ranges, else one copy each."""
+        """Copy in one launch if there are many ranges, else one copy per range."""
         with self._on(stream):
             if len(sizes) < KERNEL_FROM or not self._copy_by_table(targets, sources, sizes):
                 self._copy_each(targets, sources, sizes)
@@ -155,7 +155,8 @@ class CudaDevice:
         return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
 
     def _on(self, stream: int) -> contextlib.AbstractContextManager[object]:
-        # Asking is far cheaper than torch's context manager, which moves of single storages would feel.
+        # Checking is much cheaper than torch's context manager, which would slow down moves of single
+        # storages.
         if torch._C._cuda_getCurrentRawStream(self.index) == stream:
             return _NOTHING
         other = torch.cuda.ExternalStream(stream, device=self._device) if stream else None

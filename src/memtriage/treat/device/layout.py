@@ -1,4 +1,4 @@
-"""Where the blocks of a device are, in columns: tens of thousands of them read in milliseconds."""
+"""Where the blocks of a device are, in columns, so that tens of thousands are read in milliseconds."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class SegmentPlace(NamedTuple):
     """A segment, without its blocks. A tuple: a frozen dataclass takes four times as long to make.
 
     Attributes:
-        address, size: the range in bytes; of an expandable segment one contiguous mapped range.
-        stream, pool: whom it serves.
-        small: of the small pool.
+        address, size: the range in bytes; for an expandable segment, one contiguous mapped range.
+        stream, pool: the stream and pool that it serves.
+        small: whether it is of the small pool.
         expandable: made of pages that are mapped one by one.
         registered: known to a communication library by its address (`registration_counter`).
     """
@@ -70,7 +70,7 @@ class DeviceLayout:
     settings: AllocatorSettings
 
     def needs_of(self, blocks: Int64s) -> Int64s:
-        """Sizes if allocated again: without the rest of up to 1 MiB that a block of the large pool keeps."""
+        """Sizes if allocated again: without the rest of up to 1 MiB that a large pool's block may have."""
         asked = self.requested[blocks]
         if divides(self.settings):
             return np.array(list(map(self.settings.round_size, asked.tolist())), np.int64)
@@ -78,14 +78,14 @@ class DeviceLayout:
 
 
 def divides(settings: AllocatorSettings) -> bool:
-    """True if requests are rounded up to parts of powers of two, not just to multiples of 512 bytes."""
+    """Whether requests are rounded up to divisions of powers of two, not only to multiples of 512 bytes."""
     return any(divisions > 1 for divisions in settings.roundup_power2_divisions)
 
 
 def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: AllocatorSettings) -> DeviceLayout:
     """A layout from the dictionaries of `torch.cuda.memory_snapshot()`; other devices are left out.
 
-    The blocks of a segment follow one another without a gap, so their sizes tell their addresses.
+    The blocks of a segment have no gaps between them, so their addresses follow from their sizes.
     """
     mine = sorted(
         (segment for segment in raw if segment.get("device", 0) == device), key=itemgetter("address")
@@ -109,7 +109,7 @@ def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Alloc
         [len(segment["blocks"]) for segment in mine],
         map(itemgetter("size"), blocks),
         map(itemgetter("requested_size"), blocks),
-        # Bytes are made faster than any array.
+        # A bytes object is made faster than any array.
         np.frombuffer(bytes([_STATES[block["state"]] for block in blocks]), np.int8),
         settings,
     )

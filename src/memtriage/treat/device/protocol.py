@@ -1,9 +1,9 @@
-"""What remedies ask of a device: its memory's layout, and the few operations that change it.
+"""What remedies need from a device: its memory's layout, and the few operations that change it.
 
-`CudaDevice` does it on a GPU. `SimulatedDevice` does it over the allocator's simulator: tests use it with
-bytes at every address, a dry run without them.
+`CudaDevice` implements it on a GPU, `SimulatedDevice` on the allocator's simulator: tests use that with bytes
+at every address, a dry run without them.
 
-Everything is by address: no tensor is made for a storage, so no version counter moves and no hook runs.
+Everything is by address: no tensor is made for a storage, so no version counter changes and no hook runs.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Use:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for what says that memory is short: torch's error, Python's and the simulator's."""
+    """Whether an error means that memory is short: torch's, Python's or the simulator's."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
 class Device(Protocol):
     """One device. Sizes and addresses in bytes.
 
-    Streams are named by their handles, as a snapshot does (0 is the default stream). Every operation may
-    raise `RuntimeError` (`torch.OutOfMemoryError` is one) or `MemoryError`; then it has done nothing, except
-    where said otherwise.
+    Streams are identified by their handles, as in a snapshot (0 is the default stream). Every operation may
+    raise `RuntimeError` (`torch.OutOfMemoryError` is one) or `MemoryError`; then it has done nothing, unless
+    stated otherwise.
     """
 
     @property
@@ -63,7 +63,7 @@ class Device(Protocol):
         ...
 
     def entered(self) -> AbstractContextManager[Any]:
-        """Every other operation is called inside this: the device is current, no hook of a mode runs."""
+        """Every other operation must be called inside this: the device is current, no hook of a mode runs."""
         ...
 
     def use(self) -> Use:
@@ -79,7 +79,7 @@ class Device(Protocol):
         ...
 
     def snapshot(self) -> Callable[[], DeviceLayout]:
-        """The same in two steps: what the call gives is of now, whatever the device does meanwhile."""
+        """The same in two steps: the result of calling what is returned is as of now."""
         ...
 
     def synchronize(self) -> None:
@@ -87,11 +87,11 @@ class Device(Protocol):
         ...
 
     def empty_cache(self) -> None:
-        """Give wholly free segments and pages back to the driver."""
+        """Return wholly free segments and pages to the driver."""
         ...
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """A block that no storage owns; its address. To be given back with `release`."""
+        """Allocate a block that no storage owns; return its address. Free it with `release`."""
         ...
 
     def release(self, address: int) -> None:
@@ -101,8 +101,8 @@ class Device(Protocol):
     def resize(self, storages: Sequence[Any], sizes: Sequence[int], stream: int) -> None:
         """`storage.resize_(size)` for each, in order, with `stream` current.
 
-        To the size that it has: the storage moves to a new block, its bytes with it. From or to 0 bytes:
-        nothing is copied. On failure what came before is done, and the storage that failed is as it was.
+        With its present size, a storage moves to a new block with its bytes. From or to 0 bytes, nothing is
+        copied. On failure the earlier storages are resized, and the failing one is unchanged.
         """
         ...
 
@@ -114,9 +114,9 @@ class Device(Protocol):
         ...
 
     def download(self, target: Any, source: int) -> None:
-        """Copy device memory from the address `source` on into a CPU tensor of `torch.uint8`, and wait."""
+        """Copy device memory, beginning at `source`, into a CPU tensor of `torch.uint8`, and wait."""
         ...
 
     def upload(self, target: int, source: Any) -> None:
-        """Copy a CPU tensor of `torch.uint8` to device memory from the address `target` on, and wait."""
+        """Copy a CPU tensor of `torch.uint8` to device memory, beginning at `target`, and wait."""
         ...

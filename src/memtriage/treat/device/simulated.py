@@ -1,7 +1,7 @@
 """A simulated device: the allocator's simulator with storages, and with bytes at every address if wanted.
 
 Without bytes it predicts what a remedy would do. With them it shows what a remedy does to values: memory is
-overwritten when it is handed out and when it is freed, and what was given back to the driver cannot be read.
+overwritten when it is allocated and when it is freed, and memory that was returned cannot be read.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from memtriage.treat.device.layout import ACTIVE, AWAITING, DeviceLayout, layout
 from memtriage.treat.device.protocol import Use
 
 STALE: Final = 0xDD
-"""What memory reads as that was not written since it changed hands."""
+"""The value of memory that was not written since it was allocated or freed."""
 
 Before = Callable[[str], None]
-"""Called with an operation's name before it is done; may raise in its place, or change the simulator."""
+"""Called with an operation's name before it is done; may raise instead, or change the simulator."""
 
 
 class SimulatedStorage:
@@ -66,7 +66,7 @@ class SimulatedMemory:
         self._pieces: dict[int, np.ndarray] = {}
 
     def length(self, nbytes: int) -> int:
-        """How many bytes are kept of so many."""
+        """How many bytes are kept for `nbytes`."""
         return -(-nbytes // self._grain)
 
     def heard(self, event: AllocatorEvent) -> None:
@@ -81,19 +81,19 @@ class SimulatedMemory:
             self.write(event.address, np.full(self.length(event.size), STALE, np.uint8))
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
-        """A copy of what is kept of the bytes.
+        """Copy what is kept of the bytes.
 
         Raises:
-            KeyError: the driver has that memory.
+            KeyError: that memory was returned to the driver.
         """
         parts = [piece[low:high] for piece, low, high in self._spans(address, self.length(nbytes))]
         return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
     def write(self, address: int, values: np.ndarray) -> None:
-        """Set what is kept of as many bytes.
+        """Set what is kept of the bytes.
 
         Raises:
-            KeyError: the driver has that memory.
+            KeyError: that memory was returned to the driver.
         """
         done = 0
         for piece, low, high in self._spans(address, len(values)):
@@ -116,10 +116,10 @@ class SimulatedDevice:
 
     Args:
         simulator: the allocator. With `memory`, its hook must be `memory.heard`.
-        memory: bytes; None to do without.
+        memory: the bytes; None for none.
         before: see `Before`.
-        capacity: bytes that the driver could still give; None for no limit.
-        index: CUDA index it plays.
+        driver: the simulated driver; None for no limit.
+        index: the CUDA index that it simulates.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class SimulatedDevice:
         return Use(self.simulator.allocated, self.simulator.reserved)
 
     def available(self) -> int:
-        """What the simulated driver could still give."""
+        """Bytes that the simulated driver could still provide."""
         if self._driver is None or self._driver.capacity is None:
             return UNLIMITED
         return max(0, self._driver.capacity - self._driver.used)
@@ -172,12 +172,12 @@ class SimulatedDevice:
         self._about("synchronize")
 
     def empty_cache(self) -> None:
-        """Give back what is free."""
+        """Return free memory."""
         self._about("empty_cache")
         self.simulator.empty_cache()
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """A block that no storage owns."""
+        """Allocate a block that no storage owns."""
         self._about("allocate")
         block = self.simulator.malloc(nbytes, stream)
         self._held[block.address] = block
@@ -227,11 +227,11 @@ class SimulatedDevice:
 
 
 UNLIMITED: Final = 1 << 60
-"""What a driver without a limit has to give."""
+"""Bytes of a driver without a limit."""
 
 
 class _BelowDriver(Driver):
-    """Hands out addresses below those that are taken."""
+    """Returns addresses below those in use."""
 
     def __init__(self, lowest: int, capacity: int | None) -> None:
         super().__init__(capacity)
@@ -245,7 +245,7 @@ def simulate(
 
     Args:
         layout: segments and blocks.
-        available: bytes that the driver could still give; None for no limit.
+        available: bytes that the driver could still provide; None for no limit.
 
     Returns:
         The device, and a storage for every live block, by address.

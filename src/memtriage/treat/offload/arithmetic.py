@@ -1,4 +1,4 @@
-"""Which kernel steps a tile: the compiled one where there is one and it knows the types, else torch's own."""
+"""Which kernel steps a tile: the compiled one if it exists and knows the types, else torch's own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from memtriage.treat.offload.pipeline import Job
 from memtriage.treat.offload.tiles import ALIGNMENT
 
 SPARE_FROM: Final = 8
-"""Threads, from which on the memory bus is as busy with one fewer, and the moving thread needs a core."""
+"""With this many threads, one fewer keeps the memory bus as busy, and the moving thread needs a core."""
 
 
 def crew_size(threads: int) -> int:
-    """Threads that compute, of those that torch uses.
+    """Number of torch's threads that compute.
 
     >>> crew_size(1), crew_size(7), crew_size(16)
     (1, 7, 15)
@@ -31,7 +31,7 @@ class Arithmetic:
     """Computes the tiles of one optimizer, in other threads than the one that moves them.
 
     Attributes:
-        compiled: whether the compiled kernel is at work.
+        compiled: whether the compiled kernel is used.
     """
 
     def __init__(self, scratch: FloatRoom, library: Library | None) -> None:
@@ -50,20 +50,21 @@ class Arithmetic:
         return self._scratch.nbytes
 
     def stepping(self, operands: Operands, hyper: Hyper, scaling: Scaling) -> Job:
-        """To take a step for the parts of a tile."""
+        """Return the job of a step for the parts of a tile."""
         if self._crew is None or not takes(operands):
             return self.calling(partial(self._by_torch, operands, hyper, scaling))
-        # Behind the last whole block torch may use scalar code, which rounds differently: left to torch.
+        # After the last whole block torch may use scalar code, which rounds differently: torch does that
+        # part.
         blocks, rests = operands.cut(ALIGNMENT)
         job = self._crew.job(blocks, hyper, scaling) if blocks.masters else None
         return _Divided(job, partial(self._by_torch, rests, hyper, scaling))
 
     def calling(self, function: Callable[[], None]) -> Job:
-        """To call a function."""
+        """Return the job of calling a function."""
         return _Call(self._thread, function)
 
     def close(self) -> None:
-        """Send the threads home. No job may be under way. Repeatable."""
+        """End the threads. No job may be running. Repeatable."""
         self._thread.shutdown(wait=False)
         if self._crew is not None:
             self._crew.close()
@@ -74,7 +75,7 @@ class Arithmetic:
 
 
 class _Call:
-    """Torch's kernels in the thread for them: one call after another."""
+    """A call of torch's kernels in their own thread, one after another."""
 
     def __init__(self, thread: ThreadPoolExecutor, function: Callable[[], None]) -> None:
         self._thread, self._function = thread, function
@@ -88,12 +89,12 @@ class _Call:
             self._future.result()
 
     def _call(self) -> None:
-        with torch.no_grad():  # which holds for one thread
+        with torch.no_grad():  # it applies to one thread
             self._function()
 
 
 class _Divided:
-    """Whole blocks for the crew; fewer than 64 elements a parameter, if any, at once and here."""
+    """Whole blocks go to the crew; the rest, fewer than 64 elements per parameter, is done here at once."""
 
     def __init__(self, blocks: CrewJob | None, rests: Callable[[], None]) -> None:
         self._blocks, self._rests = blocks, rests

@@ -15,13 +15,13 @@ from memtriage.treat.offload.tiles import TilePiece, capacity, pack
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """This rank's part of a piece, never empty, as slices of the three places that it is in.
+    """This rank's part of a piece, never empty, as slices of the three places where it is.
 
     Attributes:
-        index: counts the bucket's parameters.
-        device: of the parameter's elements in memory order.
-        host: of the rank's share of them.
-        tile: of the tile's buffer.
+        index: number of the parameter in the bucket.
+        device: slice of the parameter's elements in memory order.
+        host: slice of the rank's share of them.
+        tile: slice of the tile's buffer.
     """
 
     index: int
@@ -36,8 +36,8 @@ class Tile:
 
     Attributes:
         pieces: the same on every rank.
-        parts: what of them is this rank's.
-        used: elements of the buffer, from the first on, gaps between pieces included.
+        parts: this rank's parts of the pieces.
+        used: used elements at the start of the buffer, including gaps between pieces.
     """
 
     pieces: tuple[TilePiece, ...]
@@ -47,15 +47,15 @@ class Tile:
 
 @dataclass(slots=True)
 class Bucket:
-    """Parameters of one kind, with what they have on the device, and the tiles they make.
+    """Parameters of one kind, with their tensors on the device, and their tiles.
 
     Attributes:
         group: index of the parameter group.
         lane: to their device.
-        residents: what the host keeps of each.
+        residents: what the host keeps for each.
         weights: local weights on the device in memory order, for each.
-        gradients: the same of the gradients; empty when they are on the host.
-        travels_as: type of the gradients in the ring; None when they are on the host.
+        gradients: the same for the gradients; empty if they are on the host.
+        travels_as: type of the gradients in the ring; None if they are on the host.
         reduced: whether this rank's part of `gradients` holds the sum over the ranks.
         tiles, masters, exp_avgs, exp_avg_sqs, kept_gradients: see `cut`.
     """
@@ -78,7 +78,7 @@ class Bucket:
         return self.residents[0].dtype
 
     def cut(self, elements: int) -> None:
-        """Make the tiles, for a ring of so many elements, and list what the residents keep, once for all."""
+        """Make the tiles for a ring's number of elements, and list what the residents keep, once."""
         chunks = [resident.share.chunk for resident in self.residents]
         traveling = (self.weight_dtype, self.travels_as or self.weight_dtype)
         most = capacity(elements, max(dtype.itemsize for dtype in traveling))
@@ -111,7 +111,7 @@ def on_device(flats: Sequence[Tensor], tile: Tile) -> list[Tensor]:
 
 
 def on_host(flats: Sequence[Tensor], tile: Tile) -> list[Tensor]:
-    """The parts in what the host keeps, one tensor for each of the bucket's parameters."""
+    """The parts in the host's tensors, of which there is one per parameter of the bucket."""
     return [flats[part.index][part.host] for part in tile.parts]
 
 

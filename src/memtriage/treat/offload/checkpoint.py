@@ -1,4 +1,4 @@
-"""`state_dict` and back, in the layout of `torch.optim.AdamW`; nothing is held twice in memory."""
+"""Save and load `state_dict` in the layout of `torch.optim.AdamW`; nothing is in memory twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEPT_SETTINGS: Final = (
     "amsgrad",
     "decoupled_weight_decay",
 )
-"""Group settings of AdamW that choose an implementation: those of the loading optimizer stay."""
+"""Group settings of AdamW that choose an implementation: the loading optimizer keeps its own."""
 
 
 def matched_groups(
@@ -35,7 +35,7 @@ def matched_groups(
     """The groups with the saved settings, and the parameters by the ids they were saved under.
 
     Raises:
-        ValueError: when the saved groups have other sizes or were made with amsgrad.
+        ValueError: the saved groups have other sizes or were made with amsgrad.
     """
     ours, theirs = (
         [len(own_group["params"]) for own_group in groups],
@@ -56,7 +56,7 @@ def matched_groups(
 
 
 def check_partition(state_dict: Mapping[str, Any], exchange: Exchange | None) -> bool:
-    """Whether the tensors are a rank's share. Raises ValueError when that is not this one."""
+    """Whether the tensors are a rank's share. Raises ValueError if it is another rank's."""
     saved = state_dict.get(PARTITION)
     if saved is None:
         return False
@@ -72,10 +72,10 @@ def check_partition(state_dict: Mapping[str, Any], exchange: Exchange | None) ->
 def gathered_entry(
     resident: ResidentParameter, exchange: Exchange, lane: Lane, slot: TileSlot, tile: int, *, keep: bool
 ) -> dict[str, Tensor]:
-    """A partitioned parameter's whole state on the host, for the ranks that `keep` it; all ranks call it.
+    """A partitioned parameter's whole state on the host, for ranks with `keep`. All ranks must call it.
 
     Args:
-        resident: with this rank's share.
+        resident: has this rank's share.
         exchange: of the optimizer.
         lane: to the parameter's device, through which the shares travel.
         slot: one of the ring's, not in use.

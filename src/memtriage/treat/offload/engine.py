@@ -1,4 +1,4 @@
-"""The work on tiles: gradients down, the step on the host, weights up. In the optimizer's own threads."""
+"""The work on tiles, in the optimizer's own threads: gradients down, the step on the host, weights up."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Engine:
         ring: the pinned tiles.
         arithmetic: the kernel.
         exchange: the partition over a process group, or None.
-        changing: whether anything has been written that a repeated call would not write again; the
-            caller sets it to False first.
+        changing: whether anything has been written that a repeated call would not write again. The caller
+            sets it to False first.
     """
 
     def __init__(self, ring: Ring, arithmetic: Arithmetic, exchange: Exchange | None) -> None:
@@ -36,10 +36,10 @@ class Engine:
         self.changing = False
 
     def adopt(self, bucket: Bucket) -> None:
-        """Bring the masters in line with the weights on the device.
+        """Update the masters to the weights on the device.
 
-        A master that rounds to its weight keeps its low bits; where somebody else has written another weight
-        (a checkpoint was loaded), or no master is known yet, the weight becomes the master.
+        A master that rounds to its weight keeps its low bits. If something else has written another weight (a
+        checkpoint was loaded), or there is no master yet, the weight becomes the master.
         """
         dtype = bucket.weight_dtype
 
@@ -106,10 +106,10 @@ class Engine:
         """Take the step for all parameters of the bucket.
 
         Args:
-            bucket: with gradients on the device, or else taken from the host.
+            bucket: has the gradients on the device; otherwise the host's are used.
             hyper: the group's settings.
-            scaling: what the gradients go through first.
-            upload: whether the new weights go up tile by tile, or stay until `upload`.
+            scaling: how the gradients are scaled first.
+            upload: whether the new weights go up tile by tile, or only at `upload`.
         """
         residents = bucket.residents
         numbers = [resident.step + 1 for resident in residents]
@@ -157,7 +157,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Give everything back. No work may be under way. Repeatable."""
+        """Release everything. No work may be running. Repeatable."""
         self.ring.close()
         self.arithmetic.close()
         if self.exchange is not None:
@@ -186,11 +186,11 @@ class Engine:
 
 
 def _arrived_gradients(bucket: Bucket, tile: Tile, slot: TileSlot) -> list[Tensor]:
-    """Those that came down, or else those that are kept on the host."""
+    """The gradients that came down, else those that are kept on the host."""
     if bucket.travels_as is None:
         return on_host(bucket.kept_gradients, tile)
     return in_tile(slot.down(bucket.travels_as), tile)
 
 
 def _nothing(_: Tile, __: TileSlot) -> None:
-    """Of a work that moves nothing that way."""
+    """For work that moves nothing in one direction."""

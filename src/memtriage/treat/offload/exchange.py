@@ -1,6 +1,6 @@
-"""The partition over a process group: gradients are summed to the rank that owns them, weights go to all.
+"""The partition over a process group: gradients are summed on the rank that owns them, weights go to all.
 
-Every collective is called tile by tile in an order that follows from the parameters alone, so that all ranks
+Every collective is called tile by tile, in an order that only depends on the parameters, so that all ranks
 call the same ones.
 """
 
@@ -19,7 +19,7 @@ from memtriage.treat.offload.tiles import TilePiece
 
 
 def _collective(new: str, old: str) -> Callable[..., Any]:
-    """torch 2.13 renamed them; the old names warn there."""
+    """A collective: torch 2.13 renamed them, and the old names warn there."""
     function: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
     return function
 
@@ -31,7 +31,7 @@ _all_gather = _collective("all_gather_single", "all_gather_into_tensor")
 class Exchange:
     """The collectives of one optimizer over its group, with their scratch on the device.
 
-    The scratch takes a tile's bytes for each rank, and one tile more, in each direction.
+    In each direction, the scratch takes one tile per rank, and one more.
 
     Attributes:
         group: the process group.
@@ -45,7 +45,7 @@ class Exchange:
         self._scratch: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
 
     def agree(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
-        """Of each flag, whether any rank has it. The host waits for the answer."""
+        """Whether any rank has each flag set. The host waits for the result."""
         votes = torch.tensor(flags, dtype=torch.uint8, device=device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group)
         return [bool(flag) for flag in votes.tolist()]
@@ -62,7 +62,7 @@ class Exchange:
         Args:
             lane: to the device of the gradients.
             pieces: of the tile.
-            residents: by `Piece.index`; they agree in the type of their weights, in which the sum is taken.
+            residents: by `Piece.index`; their weights have one type, in which the sum is taken.
             flats: local gradients in memory order, by `Piece.index`.
         """
         dtype, used = residents[0].dtype, pieces[-1].end
@@ -85,7 +85,7 @@ class Exchange:
         mine: Tensor,
         flats: Sequence[Tensor],
     ) -> None:
-        """Gather everybody's pieces of a tile into `flats`; work on the way up.
+        """Gather all ranks' pieces of a tile into `flats`; work on the way up.
 
         Args:
             lane: to the device of `mine`.
@@ -102,7 +102,7 @@ class Exchange:
                     flats[piece.index][first:last].copy_(rows[rank, piece.at : piece.at + last - first])
 
     def gather(self, lane: Lane, mine: Tensor) -> Tensor:
-        """Everybody's `mine`, a row for each rank; work on the way up, valid until the next call."""
+        """All ranks' `mine`, one row per rank; work on the way up, valid until the next call."""
         with lane.up():
             used = mine.numel()
             rows = self._room("up", lane.device, mine.dtype, self.ranks)[: self.ranks * used].view(-1, used)
@@ -121,5 +121,5 @@ class Exchange:
         return self._scratch[key]
 
     def close(self) -> None:
-        """Give the scratch back."""
+        """Free the scratch."""
         self._scratch.clear()

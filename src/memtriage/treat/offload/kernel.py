@@ -1,4 +1,4 @@
-"""One tile's AdamW step on the host, by torch's own kernels: the bits are those of `fused=True`."""
+"""One tile's AdamW step on the host with torch's own kernels: bit-identical to `fused=True`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Hyper:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What a gradient goes through before it is used, in this order; None where there is nothing to do.
+    """How a gradient is scaled before it is used, in this order; None if there is nothing to do.
 
     Attributes:
-        ranks: it is a sum over so many ranks: divide.
-        grad_scale: it was multiplied by so much (loss scaling): divide.
-        clip: factor of global-norm clipping.
+        ranks: number of ranks that were summed: divide.
+        grad_scale: factor of loss scaling: divide.
+        clip: factor of global-norm clipping: multiply.
     """
 
     ranks: int = 1
@@ -53,10 +53,10 @@ class Operands:
 
     Attributes:
         masters: float32, stepped in place.
-        gradients: as they traveled, or float32 kept on the host; used up.
+        gradients: as they traveled, or float32 kept on the host; overwritten.
         exp_avgs, exp_avg_sqs: float32 or bfloat16, stepped in place.
-        steps: the number of the update being taken, a float32 scalar for each piece.
-        rounded: where the rounded masters go; empty where they are not wanted yet.
+        steps: the number of the current update, a float32 scalar for each piece.
+        rounded: where the rounded masters go; empty if they are not wanted yet.
     """
 
     masters: Sequence[Tensor]
@@ -67,12 +67,10 @@ class Operands:
     rounded: Sequence[Tensor] = ()
 
     def cut(self, block: int) -> tuple[Operands, Operands]:
-        """What whole blocks of so many elements hold, and what is left behind them; empty pieces left out."""
+        """Split into whole blocks of `block` elements and the rest after them, without empty pieces."""
         lengths = [master.numel() for master in self.masters]
         ends = [length // block * block for length in lengths]
-        if (
-            ends == lengths
-        ):  # nearly always, and new views of every piece would take the time of a copy's launch
+        if ends == lengths:  # nearly always; new views of every piece would take as long as launching a copy
             return self, self._chosen([], slice)
         blocks = [index for index, end in enumerate(ends) if end]
         rests = [index for index, end in enumerate(ends) if end < lengths[index]]
@@ -96,7 +94,7 @@ class Operands:
 
 
 class FloatRoom:
-    """Float32 room for what arrives or is kept in another type: the gradients of a tile, the two moments."""
+    """Float32 room for values that arrive or are kept in another type: gradients and moments of a tile."""
 
     def __init__(self, elements: int, *, moments: bool) -> None:
         """Raises MemoryError when the system refuses the memory."""

@@ -1,4 +1,4 @@
-"""The global norm of gradients whose parts are on the host or on devices, of this rank and of others."""
+"""The global norm of gradients with parts on the host or on devices, of this rank and of others."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 def total_norm(parts: Iterable[tuple[ResidentParameter, Tensor]], exchange: Exchange | None) -> Tensor:
-    """The 2-norm over all parameters, each element of which is counted once, as a float32 scalar.
+    """The 2-norm over all parameters as a float32 scalar; each element counts once.
 
-    Without a partition these are the steps, and so the bits, of `torch.nn.utils.get_total_norm` on float32
-    gradients.
+    Without a partition it is bit-identical to `torch.nn.utils.get_total_norm` of float32 gradients.
 
     Args:
-        parts: of each parameter what this rank has of the gradient: its share of a partition, its shard.
+        parts: this rank's part of each parameter's gradient: its share of a partition, its shard.
         exchange: the partition.
     """
     by_layout: dict[Any, list[Tensor]] = {}

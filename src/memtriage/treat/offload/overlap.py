@@ -1,4 +1,4 @@
-"""Gradients taken while backward is still at work: as soon as it has finished each of them."""
+"""Take each gradient during backward, as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from memtriage.treat.offload.resources import OptimizerResources
 
 
 class OverlapBackward:
-    """The hooks on parameters, and what they have set going.
+    """The hooks on parameters, and the work that they have started.
 
     Attributes:
-        stepped: parameters (with their group's index) that the host has stepped since the last `step()`; the
-            new weights have not gone up yet, as backward may still need the old ones.
+        stepped: parameters (with their group's index) that the host has stepped since the last `step()`. The
+            new weights have not gone up yet, because backward may still need the old ones.
     """
 
     def __init__(self, resources: OptimizerResources, prepare: Callable[[ResidentParameter], None]) -> None:
@@ -47,7 +47,7 @@ class OverlapBackward:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Gradients that are to be stepped with stay where they are and add up."""
+        """In this block, gradients on the device are not stepped with, but add up."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -55,7 +55,7 @@ class OverlapBackward:
             self._paused = before
 
     def wait(self) -> None:
-        """Until everything set going is done; raises what went wrong in it."""
+        """Wait until all started work is done; raise its error, if any."""
         futures, self._under_way = self._under_way, []
         for future in futures:
             future.result()

@@ -26,14 +26,14 @@ class Lane:
         self.device = device
 
     def record_event(self) -> torch.cuda.Event | None:
-        """Record what the current stream of this thread has been given so far."""
+        """Record the work on this thread's current stream so far."""
         return None
 
     def follow(self, event: torch.cuda.Event | None) -> None:
-        """Let both directions wait for that work; the host does not."""
+        """Make both directions wait for that work; the host does not wait."""
 
     def settle(self) -> None:
-        """Let the current stream of this thread wait for both directions; the host does not."""
+        """Make the current stream of this thread wait for both directions; the host does not wait."""
 
     def down(self) -> AbstractContextManager[Any]:
         """Copies inside the block go to the host."""
@@ -53,7 +53,7 @@ class CudaLane(Lane):
         self._up = torch.cuda.Stream(device)
 
     def record_event(self) -> torch.cuda.Event | None:
-        # A thread that waits for it sleeps: spinning would take a core away from the kernel.
+        # A thread waits for it asleep: spinning would take a core from the kernel.
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -83,7 +83,7 @@ def lane_to(device: torch.device) -> Lane:
 
 
 class Worker:
-    """Runs jobs in order, each after the work that the caller's streams had when it was submitted."""
+    """Runs jobs in order, each after the work on the caller's streams at its submission."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="memtriage-offload")
@@ -94,7 +94,7 @@ class Worker:
         """Queue a job; its copies begin when the current streams have done their work so far.
 
         Raises:
-            RuntimeError: in a forked child, which has no such thread.
+            RuntimeError: this is a forked child, which has no such thread.
         """
         if os.getpid() != self._owner_pid:
             raise RuntimeError("this OffloadedAdamW belongs to the parent process; make one in this process")
@@ -104,7 +104,7 @@ class Worker:
         return future
 
     def run(self, lanes: Iterable[Lane], job: Callable[[], None]) -> None:
-        """Run a job and wait for it, to its end even if the caller is interrupted meanwhile.
+        """Run a job and wait until its end, even if the caller is interrupted meanwhile.
 
         The caller's current streams wait for the copies; the host need not.
         """
@@ -119,11 +119,11 @@ class Worker:
                 lane.settle()
 
     def close(self, then: Callable[[], None]) -> None:
-        """Take no more jobs, drop those that wait, call `then` once no job is under way: now, or later."""
+        """Take no more jobs, drop waiting ones, and call `then` when no job is running: now or later."""
         if os.getpid() != self._owner_pid:
-            return  # a forked child has nothing to give back, and locks that are never released
+            return  # a forked child has nothing to free, and locks that are never released
         self._executor.shutdown(wait=False, cancel_futures=True)
-        # An optimizer can be collected, in any thread, while backward's work is still running.
+        # An optimizer may be collected, in any thread, while backward's work is still running.
         for earlier in self._under_way:
             if earlier.running():
                 earlier.add_done_callback(lambda _: then())
@@ -150,23 +150,23 @@ def weak_callback(method: Callable[[Any], None]) -> Callable[[Any], None]:
     return hook
 
 
-_JOBS_AHEAD: Final = 2  # one that is computed, one that follows it at once
+_JOBS_AHEAD: Final = 2  # one that is being computed, and the next one
 
 Item = TypeVar("Item")
 
 
 class Job(Protocol):
-    """The computation of a tile, in another thread; jobs are done in the order in which they are started."""
+    """The computation of a tile, in another thread; jobs are done in the order of their starts."""
 
     def start(self) -> None:
-        """Let it begin; once."""
+        """Begin it; once."""
 
     def wait(self) -> None:
-        """Until it has ended, if it was started; raises what went wrong in it."""
+        """Wait until it has ended, if it was started; raise its error, if any."""
 
 
 class TileSlot:
-    """Room for one tile in each direction, and the copies that are under way in it."""
+    """Room for one tile in each direction, and the copies that are running in it."""
 
     def __init__(self, down: Tensor, up: Tensor) -> None:
         self._down, self._up = down, up
@@ -196,13 +196,13 @@ class TileSlot:
             self._left = lane.record_event()
 
     def arrived(self) -> None:
-        """Wait until what was fetched is here."""
+        """Wait until what was fetched has arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
             self._arrived = None
 
     def vacated(self) -> None:
-        """Wait until what was sent has left, so that `up` can be written again."""
+        """Wait until what was sent has been copied, so that `up` can be written again."""
         if self._left is not None:
             self._left.synchronize()
             self._left = None
@@ -210,12 +210,12 @@ class TileSlot:
 
 @dataclass(slots=True)
 class Spent:
-    """Where the moving thread's time went, in seconds, summed over tiles.
+    """How the moving thread spent its time, in seconds, summed over tiles.
 
     Attributes:
         arriving: waiting until a tile had come down.
-        leaving: waiting until the one before it in the same slot had gone up.
-        computing: waiting until a tile was computed; nearly all of it where the kernel sets the pace.
+        leaving: waiting until the previous tile in the same slot had gone up.
+        computing: waiting until a tile was computed; nearly all of it if the kernel is the bottleneck.
         total: all of `Ring.run`.
     """
 
@@ -236,10 +236,10 @@ class Ring:
     """
 
     def __init__(self, elements: int, depth: int, *, pin: bool) -> None:
-        """Take the memory for tiles of so many elements of two bytes, and half as many of four.
+        """Allocate tiles of `elements` elements of two bytes, or half as many of four.
 
         Raises:
-            MemoryError: when the system refuses it.
+            MemoryError: the system refuses the memory.
         """
         run = room(elements)
         self.pin_asked = pin
@@ -264,15 +264,15 @@ class Ring:
         prepare: Callable[[Item, TileSlot], Job],
         finish: Callable[[Item, TileSlot], None],
     ) -> None:
-        """Take every tile through the ring: fetches run ahead, as far as there are slots.
+        """Take every tile through the ring: fetches run ahead as far as there are slots.
 
-        This thread only moves: launching copies takes as long as a good part of a tile's job.
+        This thread only moves tiles: launching copies takes a good part of the time of a tile's job.
 
         Args:
             tiles: in the order in which they are taken.
-            fetch: starts what comes down into the slot.
-            prepare: called when that has arrived and the slot's `up` is free; returns what is to be computed.
-            finish: starts what goes up; called when the job is done.
+            fetch: starts the copies down into the slot.
+            prepare: called when they have arrived and the slot's `up` is free; returns the job to compute.
+            finish: starts the copies up; called when the job is done.
         """
         began = perf_counter()
         arriving: deque[tuple[Item, TileSlot]] = deque()
@@ -280,7 +280,7 @@ class Ring:
         free = deque(self.slots)
 
         def advance() -> None:
-            """Hand jobs over, finish the oldest."""
+            """Pass jobs on, finish the oldest."""
             while arriving and len(computing) < _JOBS_AHEAD:
                 tile, slot = arriving.popleft()
                 self._await_copies(slot)
@@ -323,7 +323,7 @@ class Ring:
         self.spent.computing += perf_counter() - began
 
     def close(self) -> None:
-        """Wait for all copies, then give the page locks back. Repeatable."""
+        """Wait for all copies, then release the page locks. Repeatable."""
         for slot in self.slots:
             slot.arrived()
             slot.vacated()

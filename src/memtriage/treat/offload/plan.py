@@ -18,7 +18,7 @@ from memtriage.treat.offload.resident import ResidentParameter
 
 
 def hyper_of(group: Mapping[str, Any]) -> Hyper:
-    """The settings of a parameter group as numbers. Waits for the device if one is a tensor there."""
+    """The settings of a parameter group as numbers. Waits for the device if one is a tensor on it."""
     beta1, beta2 = group["betas"]
     return Hyper(
         lr=float(group["lr"]),
@@ -33,14 +33,14 @@ def hyper_of(group: Mapping[str, Any]) -> Hyper:
 def with_gradients(
     members: Iterable[tuple[int, ResidentParameter]], exchange: Exchange | None
 ) -> list[tuple[int, ResidentParameter, Tensor]]:
-    """The parameters that have a gradient on the device, on any rank, with this rank's (zeros without one).
+    """The parameters with a gradient on the device on any rank, and this rank's gradient (zeros if none).
 
     Args:
-        members: the index of its group with each parameter.
-        exchange: the partition, whose ranks all call this.
+        members: each parameter after the index of its group.
+        exchange: the partition; all of its ranks must call this.
 
     Raises:
-        RuntimeError: for a gradient that cannot be used.
+        RuntimeError: a gradient cannot be used.
     """
     candidates = [(group, resident, resident.device_gradient()) for group, resident in members]
     if exchange is None or not candidates:
@@ -64,21 +64,21 @@ def buckets_of(
     *,
     reduced: bool,
 ) -> list[Bucket]:
-    """Parameters sorted into buckets, and those cut into tiles; in the order given, the same on every rank.
+    """Sort parameters into buckets, and cut these into tiles, in the given order, the same on every rank.
 
     Args:
-        members: group index, parameter, and its gradient on the device if it is to travel.
+        members: group index, parameter, and its gradient on the device if that is to be copied.
         lane_to: the lane to a device.
         elements: of a tile.
         reduced: whether the gradients need no sum over ranks.
 
     Raises:
-        RuntimeError: for weights that are not what they were.
+        RuntimeError: weights have changed in shape, type or strides, or their memory is gone.
     """
     buckets: dict[tuple[Any, ...], Bucket] = {}
     for group, resident, gradient in members:
         weights = resident.weights()
-        # Sums over ranks are taken in the weights' type, whatever a rank's gradient has.
+        # Sums over ranks are taken in the weights' type, whatever type a rank's gradient has.
         travels_as = None if gradient is None else gradient.dtype if reduced else weights.dtype
         key = (group, weights.device, weights.dtype, travels_as)
         bucket = buckets.get(key)
@@ -94,7 +94,7 @@ def buckets_of(
 
 
 def own_parts(buckets: Iterable[Bucket]) -> Iterator[tuple[ResidentParameter, Tensor]]:
-    """Of each parameter this rank's part of the gradient, wherever it is."""
+    """This rank's part of each parameter's gradient, wherever it is."""
     for bucket in buckets:
         for index, resident in enumerate(bucket.residents):
             if resident.gradient is not None:
@@ -105,7 +105,7 @@ def own_parts(buckets: Iterable[Bucket]) -> Iterator[tuple[ResidentParameter, Te
 
 
 def check_group(group: Mapping[str, Any]) -> None:
-    """Raises ValueError, which names the setting, as `torch.optim.AdamW` does."""
+    """Raise ValueError for invalid settings, with the setting's name, as `torch.optim.AdamW` does."""
     if group["amsgrad"]:
         raise ValueError("amsgrad=True is not supported: it would take 4 more bytes per parameter")
     hyper = hyper_of(group)
@@ -118,7 +118,7 @@ def check_group(group: Mapping[str, Any]) -> None:
 
 
 def check_not_replicated(parameter: Tensor) -> None:
-    """Raises RuntimeError for a parameter whose gradient may still have to be averaged when hooks run."""
+    """Raise RuntimeError if a parameter's gradient may not have been averaged yet when hooks run."""
     # DDP reduces gradients after the hooks of their parameters have run.
     if not isinstance(parameter, DTensor) and dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError(

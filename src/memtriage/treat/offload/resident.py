@@ -1,4 +1,4 @@
-"""What stays on the host for each parameter: master weight, the two moments, at choice an fp32 gradient."""
+"""What stays on the host for each parameter: master weight, the two moments, optionally an fp32 gradient."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ MASTER: Final = "master"
 
 
 class ResidentParameter:
-    """One parameter's memory on the host, and what is known of its weights on the device.
+    """One parameter's memory on the host, and what is known about its weights on the device.
 
-    The master is a plain float32: its high and its low 16 bits side by side. Kept in two planes they would
-    take the same 4 bytes and cost two more passes over the tile.
+    The master is a plain float32. Kept as two planes of high and low 16 bits, it would take the same 4 bytes
+    and need two more passes over the tile.
 
     Attributes:
         parameter: the user's parameter, on its device.
-        name: what messages call it.
-        share: which of the elements are this rank's.
+        name: its name in messages.
+        share: which elements are this rank's.
         master, exp_avg, exp_avg_sq: this rank's elements in the parameter's memory order.
-        gradient: the same of the fp32 gradient, or None where gradients do not stay on the host.
+        gradient: the same for the fp32 gradient; None if gradients do not stay on the host.
         has_gradient: whether `gradient` holds one.
         step: updates taken, a float32 scalar as torch keeps it.
         known: whether `master` holds the weights. False at first, and after loading a state without master.
     """
 
     def __init__(self, parameter: Tensor, name: str, ranks: int, rank: int) -> None:
-        """Raises ValueError or TypeError for a parameter that cannot be offloaded."""
+        """Raises ValueError or TypeError if the parameter cannot be offloaded."""
         self.parameter = parameter
         self.name = name
         weights = local(parameter)
@@ -72,7 +72,7 @@ class ResidentParameter:
         """The local weights on the device in memory order.
 
         Raises:
-            RuntimeError: when the parameter is no longer what it was at construction, or its memory is gone.
+            RuntimeError: the parameter has changed since construction, or its memory is gone.
         """
         now = local(self.parameter)
         if now.shape != self.shape or now.dtype != self.dtype or now.stride() != self.strides:
@@ -84,10 +84,10 @@ class ResidentParameter:
         return memory_order(now)
 
     def device_gradient(self) -> Tensor | None:
-        """The local gradient on the device in the weights' memory order; None where there is none.
+        """The local gradient on the device in the weights' memory order; None if there is none.
 
         Raises:
-            RuntimeError: for sparse or complex gradients, and those on another device or without memory.
+            RuntimeError: the gradient is sparse, complex, on another device or without memory.
         """
         gradient = self.parameter.grad
         if gradient is None:
@@ -108,19 +108,19 @@ class ResidentParameter:
         return ordered_as(own, weights)
 
     def unseen(self) -> bool:
-        """Whether the master may differ from the weights, because somebody else has written to them."""
+        """Whether the master may differ from the weights, because something else has written to them."""
         return not self.known or self._seen != _signature(self.parameter)
 
     def saw(self) -> None:
-        """The weights, as they are now, belong to the master."""
+        """Note that the weights, as they are now, match the master."""
         self.known = True
         self._seen = _signature(self.parameter)
 
     def publish(self) -> dict[str, Tensor]:
-        """The views that are in the optimizer's `state`, in the layout of `torch.optim.AdamW`.
+        """The views for the optimizer's `state`, in the layout of `torch.optim.AdamW`.
 
-        Called before anything is written to them.
-        `master` comes with them unless the float32 weights on the device are the same thing.
+        Called before anything is written to them. They include `master`, unless the weights on the device are
+        float32, which is the same.
         """
         self._written = True
         if self._entry is None:
@@ -129,14 +129,14 @@ class ResidentParameter:
         return self._entry
 
     def published(self, entry: Mapping[str, Any] | None) -> bool:
-        """Whether `entry` is what `publish` gave, unchanged; nothing (None) before it gave any."""
+        """Whether `entry` is the unchanged result of `publish`, or None before that was called."""
         if entry is not self._entry:
             return False
         return entry is None or all(entry.get(key) is view for key, view in self._views.items())
 
     def forget(self) -> None:
         """Start over: no moments, no updates taken, the master from the weights."""
-        if self._written:  # else they are zeros already, on pages that need not exist yet
+        if self._written:  # else they are zeros already, on pages that may not be committed yet
             self.exp_avg.zero_()
             self.exp_avg_sq.zero_()
         self._written = False
@@ -145,7 +145,7 @@ class ResidentParameter:
         self._entry = None
 
     def check(self, entry: Mapping[str, Any], *, partitioned: bool) -> None:
-        """Raises ValueError when `entry` is no state of this parameter. Changes nothing."""
+        """Raise ValueError if `entry` is not a state of this parameter. Changes nothing."""
         if "max_exp_avg_sq" in entry:
             raise ValueError(f"the state of {self.name} comes from amsgrad, which OffloadedAdamW lacks")
         missing = [key for key in ("step", *MOMENTS) if key not in entry]
@@ -189,12 +189,12 @@ class ResidentParameter:
 
 
 def settle_in(residents: Sequence[ResidentParameter], state_dtype: torch.dtype, *, gradients: bool) -> int:
-    """Give each resident its memory, drawn from one mapping a kind; returns the bytes mapped.
+    """Give each resident its memory, from one mapping per kind; return the bytes mapped.
 
-    The pages exist once written to, so that moments of parameters that never have a gradient cost nothing.
+    Pages are committed when first written, so moments of parameters that never have a gradient cost nothing.
 
     Raises:
-        MemoryError: when the system refuses the memory; no resident is changed then.
+        MemoryError: the system refuses the memory; no resident is changed then.
     """
     counts = [aligned(resident.share.length) for resident in residents]
     dtypes = [torch.float32, state_dtype, state_dtype] + ([torch.float32] if gradients else [])
@@ -208,7 +208,7 @@ def settle_in(residents: Sequence[ResidentParameter], state_dtype: torch.dtype, 
 
 
 def _signature(parameter: Tensor) -> tuple[int, int]:
-    """Changes when the weights are replaced or written to, except through `.data`."""
+    """A value that changes when the weights are replaced or written to, except through `.data`."""
     weights = local(parameter)
     return weights.data_ptr(), weights._version
 

@@ -1,4 +1,4 @@
-"""What an optimizer owns besides its settings: ring, thread, lanes, resident memory."""
+"""What an optimizer owns in addition to its settings: ring, thread, lanes, resident memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from memtriage.treat.offload.settings import OffloadSettings
 
 
 class OptimizerResources:
-    """The owned things of one optimizer.
+    """The resources of one optimizer.
 
     Attributes:
         settings: of the optimizer.
@@ -56,7 +56,7 @@ class OptimizerResources:
 
     @property
     def compiled(self) -> bool:
-        """Whether the compiled kernel is at work."""
+        """Whether the compiled kernel is used."""
         return self._engine is not None and self._engine.arithmetic.compiled
 
     @property
@@ -70,7 +70,7 @@ class OptimizerResources:
         """Reserve host memory for parameters.
 
         Raises:
-            ValueError, TypeError, MemoryError: none is admitted then.
+            ValueError, TypeError, MemoryError: no parameter is admitted then.
         """
         ranks, rank = (1, 0) if self.exchange is None else (self.exchange.ranks, self.exchange.rank)
         new = [
@@ -85,7 +85,7 @@ class OptimizerResources:
         return new
 
     def lane(self, device: torch.device) -> Lane:
-        """The way to a device, made at the first call."""
+        """The lane to a device, made at the first call."""
         if device not in self._lanes:
             self._lanes[device] = lane_to(device)
         return self._lanes[device]
@@ -104,7 +104,7 @@ class OptimizerResources:
         self._worker.run(lanes.values(), self._guarded(buckets, work))
 
     def submit(self, bucket: Bucket, work: Callable[[Engine, Bucket], None]) -> Future[None]:
-        """Have a part of a larger work done in the worker's thread, after what was submitted before."""
+        """Do a part of larger work in the worker's thread, after what was submitted before."""
         return self._worker.submit([bucket.lane], self._guarded([bucket], work, whole=False))
 
     def check_usable(self) -> None:
@@ -122,11 +122,11 @@ class OptimizerResources:
             raise RuntimeError("this OffloadedAdamW is closed")
 
     def mended(self) -> None:
-        """A whole state has been loaded: work that failed no longer matters."""
+        """Note that a whole state has been loaded: earlier failures no longer matter."""
         self._torn = None
 
     def close(self) -> None:
-        """Give everything back. No work may be under way. Repeatable."""
+        """Release everything. No work may be running. Repeatable."""
         if self._release is not None:
             self._release()
         self._engine = None
@@ -137,7 +137,7 @@ class OptimizerResources:
     def _guarded(
         self, buckets: Sequence[Bucket], work: Callable[[Engine, Bucket], None], *, whole: bool = True
     ) -> Callable[[], None]:
-        """The work as a job. Its failure ends all work, unless it is a whole and has changed nothing."""
+        """The work as a job. After a failure no more work is done, unless whole work has changed nothing."""
         engine = self.engine
 
         def job() -> None:

@@ -17,7 +17,7 @@ TILE_ELEMENTS: Final = 1 << 22
 """8 MiB: the kernel takes longer over it than the moving thread takes to launch its copies."""
 
 RING_DEPTH: Final = 4
-"""One tile that is computed, one that is leaving, two on their way down."""
+"""One tile is being computed, one is going up, two are coming down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class OffloadSettings:
     kernel: Kernel
 
     def check(self, *, partitioned: bool) -> None:
-        """Raises ValueError, which names the setting, for values that cannot be used or go together."""
+        """Raise ValueError for values that cannot be used or combined; it names the setting."""
         if self.state_dtype not in STATE_DTYPES:
             raise ValueError(f"state_dtype must be one of {STATE_DTYPES}, not {self.state_dtype}")
         if self.gradients not in ("device", "host"):

@@ -1,9 +1,9 @@
 """The arithmetic of tiles: which elements of which parameters travel together, and to which rank they belong.
 
-Torch's fused AdamW works on vectors of 8 or 16 elements and finishes a tensor's last, incomplete vector with
-scalar code, whose bits can differ. Pieces that start at a multiple of 64 elements from the parameter's first
-one, and are such a multiple long unless the parameter ends there, put every element into the same kind of
-code as one call over the whole parameter does. That holds for the shares of ranks too.
+Torch's fused AdamW works on vectors of 8 or 16 elements, and finishes a tensor's last, incomplete vector with
+scalar code, whose results can differ in the last bits. If pieces start at multiples of 64 elements of the
+parameter, and have such a multiple as length unless the parameter ends there, every element is processed by
+the same kind of code as in one call over the whole parameter. That also holds for the shares of ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 ALIGNMENT: Final = 64
-"""Elements. A multiple of the longest vector (16 floats) that is a whole cache line in bfloat16 as well."""
+"""Elements. A multiple of the longest vector (16 floats) that is also a whole cache line in bfloat16."""
 
 
 def aligned(count: int) -> int:
@@ -34,7 +34,7 @@ WIDE: Final = 4  # of float32, the widest that travels
 
 
 def room(elements: int) -> int:
-    """Bytes that hold a tile of so many narrow elements, or one block of wide ones.
+    """Bytes that hold a tile of `elements` narrow elements, or one block of wide ones.
 
     >>> room(64), room(4096)
     (256, 8192)
@@ -43,7 +43,7 @@ def room(elements: int) -> int:
 
 
 def capacity(elements: int, itemsize: int) -> int:
-    """Elements of such a size that a tile has, a multiple of `ALIGNMENT`; fewer if they are wide.
+    """Elements of `itemsize` bytes that fit into a tile, a multiple of `ALIGNMENT`; fewer if they are wide.
 
     >>> capacity(4096, 2), capacity(4096, 4), capacity(320, 4), capacity(64, 2), capacity(64, 4)
     (4096, 2048, 128, 64, 64)
@@ -53,11 +53,11 @@ def capacity(elements: int, itemsize: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How a parameter's elements are dealt out: each rank has one run of `chunk`, the last ones maybe fewer.
+    """How a parameter's elements are divided: each rank has one run of `chunk`, the last ones possibly fewer.
 
     Attributes:
         numel: elements of the parameter.
-        ranks: how many share it; 1 when it is not partitioned.
+        ranks: how many share it; 1 if it is not partitioned.
         rank: whose share this is.
     """
 
@@ -67,12 +67,12 @@ class Share:
 
     @property
     def chunk(self) -> int:
-        """Elements that a rank has, filled up to a multiple of `ALIGNMENT`; equal for all ranks."""
+        """Elements per rank, rounded up to a multiple of `ALIGNMENT`; equal for all ranks."""
         return aligned(-(-self.numel // self.ranks))
 
     @property
     def length(self) -> int:
-        """Elements that this rank has; 0 where the parameter is too small for all ranks."""
+        """Elements that this rank has; 0 if the parameter is too small for all ranks."""
         first, last = self.span(0, self.chunk)
         return last - first
 
@@ -87,7 +87,7 @@ class TilePiece:
     """A part of one parameter's chunk, and its place in a tile; all in elements.
 
     Attributes:
-        index: which parameter, as numbered by the caller of `pack`.
+        index: number of the parameter, from the caller of `pack`.
         start, stop: the part of the chunk.
         at: where it begins in the tile.
     """
@@ -127,7 +127,7 @@ def pack(chunks: Sequence[int], capacity: int) -> Iterator[tuple[TilePiece, ...]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: the shard of a `DTensor`, any other tensor as it is; detached."""
+    """This process's part of a tensor, detached: the shard of a `DTensor`, any other tensor as it is."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
@@ -143,9 +143,9 @@ def memory_order(tensor: Tensor) -> Tensor:
 
 
 def ordered_as(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """The elements of `tensor`, of the same shape as `pattern`, in the order in which memory holds `pattern`.
+    """The elements of `tensor`, of the same shape as `pattern`, in the memory order of `pattern`.
 
-    A view where the strides agree, else of a copy on the same device. `pattern` is dense.
+    A view if the strides agree, else of a copy on the same device. `pattern` must be dense.
     """
     if tensor.stride() != pattern.stride():
         tensor = torch.empty_strided(
@@ -158,7 +158,7 @@ def like_parameter(local_part: Tensor, parameter: Tensor) -> Tensor:
     """Host memory laid out as the local part of `parameter`, as a `DTensor` if the parameter is one."""
     if not isinstance(parameter, DTensor):
         return local_part
-    # As FSDP2 does for its own CPU offload: DTensor.from_local would move the shard to the mesh's device.
+    # As FSDP2 does for its CPU offload: DTensor.from_local would move the shard to the mesh's device.
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     meta = TensorMeta(parameter.shape, parameter.stride(), local_part.dtype)

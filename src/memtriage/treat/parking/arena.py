@@ -1,7 +1,8 @@
 """Host memory for parked storages: exact, page-locked in large chunks, kept for the next cycle.
 
-Page-locking costs about as long as several copies of the same bytes, so what a cycle has used is kept until
-it is released. A storage may be split over chunks: any free bytes serve, and nothing is lost to fragments.
+Page-locking takes about as long as several copies of the same bytes, so what a cycle has used is kept until
+it is released. A storage may be split over chunks, so any free bytes can be used, and none are lost to
+fragments.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from memtriage.observe.cgroup import cgroup_memory
 from memtriage.treat.offload.pinned import PinnedMemory
 
 CHUNK: Final = 256 << 20
-"""Bytes that are mapped and page-locked by one call: enough of them for all threads, few enough calls."""
+"""Bytes that one call maps and page-locks: there are enough chunks for all threads, but few calls."""
 ALIGNMENT: Final = 512
-"""Every piece starts at a multiple of it, as blocks of the CUDA allocator do: copies run at full speed."""
+"""Every piece starts at a multiple of it, like blocks of the CUDA allocator, so copies run at full speed."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _THREADS: Final = 8
-"""Threads that touch and page-lock: the driver serializes a part of it, and more gain little."""
+"""Threads that touch and page-lock: the driver serializes a part of the work, so more threads gain little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ Home = tuple[ArenaPiece, ...]
 
 
 class Chunk:
-    """One mapping with its free runs, by start; no two of them adjoin."""
+    """One mapping with its free runs, by start; no two are adjacent."""
 
     def __init__(self, nbytes: int, *, pin: bool) -> None:
         self.memory = PinnedMemory(nbytes, pin=pin)
@@ -61,7 +62,7 @@ class Chunk:
         return sum(length for _, length in self.free)
 
     def take(self, wanted: int) -> list[ArenaPiece]:
-        """Up to `wanted` bytes (a multiple of the alignment), from the start of the chunk on."""
+        """Take up to `wanted` bytes (a multiple of the alignment), from the start of the chunk."""
         taken: list[ArenaPiece] = []
         while wanted and self.free:
             start, length = self.free[0]
@@ -116,10 +117,10 @@ class HostArena:
         return [chunk.memory.bytes.data_ptr() for chunk in self._chunks]
 
     def take(self, sizes: Sequence[int]) -> list[Home]:
-        """A home for each size in bytes, or none at all.
+        """Take a home for each size in bytes, or none at all.
 
         Raises:
-            MemoryError: the host has not that much. Nothing is taken then, and nothing new is kept.
+            MemoryError: the host does not have that much. Then nothing is taken, and nothing new is kept.
         """
         with self._lock:
             rounded = [_aligned(nbytes) for nbytes in sizes]
@@ -129,14 +130,14 @@ class HostArena:
             return [self._home(nbytes) for nbytes in rounded]
 
     def give(self, homes: Iterable[Home]) -> None:
-        """Take homes back: their values are no longer needed, no copy is under way."""
+        """Take homes back. Their values must no longer be needed, and no copy may be running."""
         with self._lock:
             for home in homes:
                 for piece in home:
                     piece.chunk.give(piece)
 
     def release(self) -> int:
-        """Give chunks that hold nothing back to the system; returns their bytes."""
+        """Free empty chunks; return their bytes."""
         with self._lock:
             idle = [chunk for chunk in self._chunks if chunk.unused == chunk.nbytes]
             self._chunks = [chunk for chunk in self._chunks if chunk.unused != chunk.nbytes]
@@ -165,7 +166,7 @@ class HostArena:
                 futures += [pool.submit(Chunk, nbytes, pin=self.pin) for nbytes in sizes]
             return [future.result() for future in futures]
         except BaseException:
-            for future in futures:  # all are done: leaving the pool has waited for them
+            for future in futures:  # all are done: leaving the pool waits for them
                 if not future.cancelled() and future.exception() is None:
                     future.result().memory.close()
             raise
@@ -176,10 +177,10 @@ def _aligned(nbytes: int) -> int:
 
 
 def _check_available(wanted: int) -> None:
-    """Refuse before the kernel would: it hands out more than it has, and kills when the pages are written.
+    """Refuse too much memory: the kernel would map more than it has, and kill when the pages are written.
 
     Raises:
-        MemoryError: with what is there.
+        MemoryError: the text says how much is available.
     """
     available = int(psutil.virtual_memory().available)
     source = "available on this machine"

@@ -1,4 +1,4 @@
-"""What `park` and `unpark` are asked for: from models, optimizers, tensors and names to storages."""
+"""Find the storages for arguments of `park` and `unpark`: models, optimizers, tensors and names."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _MASTERS: Final = (
 )
 """Attributes of such wrappers that hold float32 master weights."""
 _BY_ITSELF: Final = ("parameters", "gradients", "buffers")
-"""What a model stands for."""
+"""What a model means without names."""
 _DEPTH: Final = 5
 _SINGLE: Final = (str, Tensor, nn.Module, torch.UntypedStorage, torch.TypedStorage)
 
 
 @dataclass(slots=True)
 class Chosen:
-    """One storage that was asked for, whatever number of tensors view it.
+    """One chosen storage, however many tensors view it.
 
     Attributes:
         storage: the storage.
         owner: what it was found as: `parameter`, `gradient`, `buffer`, `optimizer state`, `tensor`.
         name: a name for messages, e.g. `layers.0.weight`.
         tensors: the tensors through which it was found.
-        stream: handle of the stream whose memory it is, once that was looked up.
+        stream: handle of the stream of its memory, once looked up.
     """
 
     storage: torch.UntypedStorage
@@ -57,12 +57,12 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Everything that was asked for.
+    """Everything that was chosen.
 
     Attributes:
         storages: each storage once, in the order found.
-        modules: the modules below those given whose own parameters or buffers are among it.
-        leaves: the parameters whose gradients are among it: backward adds to these without asking Python.
+        modules: those of the given modules and their submodules whose own parameters or buffers are chosen.
+        leaves: the parameters whose gradients are chosen: backward adds to these without calling Python.
     """
 
     storages: list[Chosen]
@@ -71,13 +71,13 @@ class Selection:
 
 
 def choose(what: Iterable[Any]) -> Selection:
-    """The storages of models, optimizers, tensors, storages and containers of these.
+    """Return the storages of models, optimizers, tensors, storages and containers of these.
 
-    Names in `what` restrict models and optimizers to these owners. Without names a model stands for its
-    parameters, gradients and buffers, an optimizer for its state.
+    Names in `what` restrict models and optimizers to these owners. Without names a model means its
+    parameters, gradients and buffers, an optimizer its state.
 
     Raises:
-        ParkError: something given is of no such kind, a name is unknown, or names come without a model or an
+        ParkError: an argument has another type, a name is unknown, or names are given without a model or an
             optimizer.
     """
     given = list(_flat(what, 0))
@@ -114,7 +114,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that have the bytes: a wrapper's (`DTensor`, Float8) inner ones, else the tensor itself."""
+    """The tensors that have the bytes: the inner ones of a wrapper (`DTensor`, Float8), else the tensor."""
     with torch._C.DisableTorchFunctionSubclass():
         return list(_inner(tensor))
 
@@ -150,7 +150,7 @@ def _flat(values: Iterable[Any], depth: int) -> Iterator[Any]:
 
 
 def _tensors_of(holder: Any, names: set[str]) -> Iterator[tuple[str, str, Tensor]]:
-    """(owner, name, tensor) of everything asked for of one holder."""
+    """(owner, name, tensor) of everything that was chosen from one model or optimizer."""
     if isinstance(holder, Tensor):
         yield "tensor", "", holder
         return
@@ -165,7 +165,7 @@ def _tensors_of(holder: Any, names: set[str]) -> Iterator[tuple[str, str, Tensor
 
 
 def _wanted(holder: Any, names: set[str]) -> set[str]:
-    """Names of the owners that are asked for of a model or an optimizer."""
+    """Names of the owners to choose from a model or an optimizer."""
     return names or set(_BY_ITSELF if isinstance(holder, nn.Module) else ("optimizer_state",))
 
 
@@ -190,7 +190,7 @@ def _stepped_by(optimizer: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _state_of(optimizer: Any, seen: set[int]) -> Iterator[tuple[str, str, Tensor]]:
-    """State, master weights and whatever else an optimizer, or those inside it, keep in tensors."""
+    """State, master weights and all other tensors of an optimizer, or of those inside it."""
     if id(optimizer) in seen:
         return
     seen.add(id(optimizer))
@@ -245,7 +245,7 @@ def _add_storage(storages: dict[int, Chosen], storage: Any) -> None:
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
-    """A tensor's storage; None where it has none of its own (sparse, meta, fake)."""
+    """A tensor's storage; None if it has none of its own (sparse, meta, fake)."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
             storage = tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""What parking does to one device: look, wait, copy both ways, resize a storage, give cached memory back."""
+"""What parking does on one device: look, wait, copy both ways, resize a storage, return cached memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from memtriage.treat.state_pools import DROPPED
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What is known of where a storage lies.
+    """What is known about the memory of a storage.
 
     Attributes:
-        reason: why it cannot be parked; None where it can.
-        stream: handle of the stream whose memory it is, to which it comes back; 0 is the default stream.
+        reason: why it cannot be parked; None if it can.
+        stream: handle of the stream of its memory, to which it returns; 0 is the default stream.
     """
 
     reason: str | None
@@ -34,7 +34,7 @@ class Spot:
 
 
 class Ways:
-    """The way to and from a CPU "device": the same calls in the same order, each done when it returns."""
+    """Copies to and from a CPU "device": the same calls in the same order, each done when it returns."""
 
     pins = False
 
@@ -43,22 +43,22 @@ class Ways:
         self.lane = lane_to(device)
 
     def look(self, storages: Sequence[torch.UntypedStorage], *, graphs: bool) -> list[Spot]:
-        """Where each storage lies, and why it cannot be parked.
+        """Where each storage is, and why it cannot be parked.
 
         Args:
             storages: on this device.
-            graphs: captured CUDA graphs are no reason.
+            graphs: captured CUDA graphs are not a reason.
         """
         return [Spot(None if storage.resizable() else FIXED) for storage in storages]
 
     def synchronize(self) -> None:
-        """Wait for all work on the device, whatever the stream."""
+        """Wait for all work on the device, on all streams."""
 
     def resize(self, storage: torch.UntypedStorage, nbytes: int, stream: int) -> None:
-        """Give a storage's memory back (0) or give it memory of a stream's.
+        """Free a storage's memory (0), or give it memory of a stream.
 
         Raises:
-            torch.OutOfMemoryError: the storage is as it was.
+            torch.OutOfMemoryError: the storage is unchanged.
         """
         storage.resize_(nbytes)
 
@@ -75,11 +75,11 @@ class Ways:
                 on_device.copy_(on_host, non_blocking=True)
 
     def release(self) -> None:
-        """Give what the allocator keeps unused back to the driver."""
+        """Return the allocator's unused memory to the driver."""
 
 
 class CudaWays(Ways):
-    """The way to and from a CUDA device, with a stream for each direction."""
+    """Copies to and from a CUDA device, with a stream for each direction."""
 
     pins = True
 
@@ -93,7 +93,7 @@ class CudaWays(Ways):
                 return [Spot(GRAPH)] * len(storages)
             layout = self._chip.layout()
         addresses = np.array([storage.data_ptr() for storage in storages], np.uint64).astype(np.int64)
-        # What was sent to other processes can go: torch keeps its memory until they have released it.
+        # Storages sent to other processes can be parked: torch keeps their memory until it is released there.
         spots = spots_in(layout, addresses, graphs=graphs)
         fixed = super().look(storages, graphs=graphs)
         return [
@@ -109,7 +109,7 @@ class CudaWays(Ways):
 
     def release(self) -> None:
         with self._chip.entered():
-            torch.cuda.ipc_collect()  # what was sent to other processes, and released by them
+            torch.cuda.ipc_collect()  # memory sent to other processes and released there
             self._chip.empty_cache()
 
 
@@ -119,15 +119,15 @@ def ways_to(device: torch.device) -> Ways:
 
 
 def spots_in(layout: DeviceLayout, addresses: np.ndarray, *, graphs: bool) -> list[Spot]:
-    """Where storages lie, by their first bytes.
+    """Where storages are, by their first bytes.
 
-    Source: pools of captured graphs have an id that begins with their capture's number, a user's own
-    `MemPool` one that begins with 0 (`MempoolId_t` in c10/core/Allocator.h).
+    Source: ids of captured graphs' pools begin with the capture's number, those of a user's `MemPool` with 0
+    (`MempoolId_t` in c10/core/Allocator.h).
 
     Args:
         layout: of the device.
         addresses: of the storages.
-        graphs: captured graphs are no reason.
+        graphs: captured graphs are not a reason.
     """
     if not graphs and any(place.pool[0] for place in layout.places):
         return [Spot(GRAPH)] * len(addresses)
@@ -146,7 +146,7 @@ def _spot(layout: DeviceLayout, index: int, address: int) -> Spot:
 
 
 def pairs(storage: torch.UntypedStorage, home: Home) -> Iterator[tuple[Tensor, Tensor]]:
-    """Runs of bytes on the device, each with the run at home that has its values."""
+    """Runs of bytes on the device, each with the run of its home that has its values."""
     nbytes = storage.nbytes()
     raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (nbytes,), (1,))
     at = 0

@@ -1,14 +1,14 @@
-"""While a tensor is parked, its use is an error that says so.
+"""Make the use of a parked tensor raise an error that says so.
 
 torch itself does not check: an element-wise kernel on a storage of size 0 reads address 0, which ends a CPU
 process with a segmentation fault and a CUDA context with an illegal access (matrix products and views do
-raise). So a parked tensor's Python object gets, until it is back, a subclass of its own class that answers
-every torch function but those that read nothing. Models get a forward pre-hook as well, for what reaches a
-parameter by another object (FSDP2 keeps views of its own), and parameters with a parked gradient a hook, as
-backward adds to it without asking Python.
+raise). So until a parked tensor is back, its Python object gets a subclass of its class that intercepts every
+torch function, except those that read nothing. Models also get a forward pre-hook, for accesses to a
+parameter through another object (FSDP2 keeps its own views), and parameters with a parked gradient get a
+hook, because backward adds to it without calling Python.
 
-Known limitations: objects that were not given and that nobody reached through what was given (a view kept
-elsewhere, a tensor saved for backward, a compiled graph's own reference) are not guarded.
+Known limitations: other objects than the given ones and those found through them (a view kept elsewhere, a
+tensor saved for backward, a compiled graph's own reference) are not guarded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READ_NOTHING: Final = frozenset(
         "is_same_size", "is_signed",
     )
 )  # fmt: skip
-"""Methods that look at a tensor's description only."""
+"""Methods that only read a tensor's metadata."""
 _READ_NOTHING_ATTRIBUTES: Final = frozenset(
     (
         "shape", "dtype", "device", "layout", "requires_grad", "grad", "grad_fn", "is_leaf", "ndim", "names",
@@ -45,21 +45,21 @@ _READ_NOTHING_ATTRIBUTES: Final = frozenset(
         "_post_accumulate_grad_hooks", "_grad", "_cdata",
     )
 )  # fmt: skip
-"""Attributes likewise; `data` and `T` are not among them, as they give an object that is not guarded."""
+"""Attributes likewise, without `data` and `T`, which return an object that is not guarded."""
 _SETTABLE: Final = frozenset(("grad", "requires_grad", "_grad", "_backward_hooks"))
 _DEPTH: Final = 4
-"""Containers within containers in a call's arguments that are looked into."""
+"""Levels of nested containers in a call's arguments that are searched."""
 _SHOWN: Final = frozenset(("__repr__", "__str__", "__format__"))
 
 
 class Guard:
-    """Guards the tensors and modules that it is given, as long as they are parked."""
+    """Guards tensors and modules while they are parked."""
 
     def __init__(self) -> None:
         self._hooks: list[_Hook] = []
 
     def cover(self, tensor: Tensor) -> bool:
-        """Let uses of this object fail; False where its class does not allow that."""
+        """Make uses of this object fail; False if its class does not allow that."""
         kind = type(tensor)
         if issubclass(kind, _GuardedMixin):
             return True
@@ -73,25 +73,25 @@ class Guard:
         return True
 
     def uncover(self, tensor: Tensor) -> None:
-        """The object is its old self again."""
+        """Restore the object."""
         _restore(tensor)
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
-        """Let the forward of modules fail while a parameter or a buffer of their own is parked."""
+        """Make the forward of modules fail while one of their own parameters or buffers is parked."""
         for module in self._unhooked(modules):
             if _parked_in(module) is not None:
                 handle = module.register_forward_pre_hook(_before_forward, prepend=True)
                 self._hooks.append(_Hook(weakref.ref(module), _parked_in, handle))
 
     def watch_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Let backward fail where it would add to a parked gradient."""
+        """Make backward fail if it would add to a parked gradient."""
         for parameter in self._unhooked(parameters):
             if _parked_gradient(parameter) is not None:
                 handle = parameter.register_hook(_before_adding(weakref.ref(parameter)))
                 self._hooks.append(_Hook(weakref.ref(parameter), _parked_gradient, handle))
 
     def sweep(self) -> None:
-        """Remove the hooks of what has nothing parked any more."""
+        """Remove hooks from objects of which nothing is parked any more."""
         kept = []
         for hook in self._hooks:
             if hook.needed():
@@ -109,11 +109,11 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """A hook that is there while something is parked.
+    """A hook that exists while something is parked.
 
     Attributes:
-        on: what it is on.
-        parked: says what of that is parked.
+        on: the object with the hook.
+        parked: returns what of that object is parked.
         handle: removes it.
     """
 
@@ -122,7 +122,7 @@ class _Hook:
     handle: Any
 
     def needed(self) -> bool:
-        """Whether anything is parked still."""
+        """Whether anything is still parked."""
         there = self.on()
         return there is not None and self.parked(there) is not None
 
@@ -172,7 +172,7 @@ class _GuardedMixin:
         parked = None
         for tensor in guarded:
             title = title_of(tensor)
-            if title is None:  # brought back while nothing referred to this object
+            if title is None:  # it was brought back while nothing referred to this object
                 _restore(tensor)
             elif parked is None:
                 parked = title
@@ -190,7 +190,7 @@ _guarded: Final[dict[type, type | None]] = {}
 
 
 def _guarded_class(kind: type) -> type | None:
-    """The subclass of a tensor class that stands for it while parked; None where there can be none."""
+    """The subclass that replaces a tensor's class while it is parked; None if there cannot be one."""
     if kind not in _guarded:
         _guarded[kind] = _make_guarded(kind)
     return _guarded[kind]

@@ -1,7 +1,6 @@
-"""Which storages of this process are parked: the one record that all parts of parking ask.
+"""The parked storages of this process, for all parts of parking.
 
-A storage can be parked once, no matter who asked for it, so this is state of the process like the storages
-themselves.
+A storage can only be parked once, whoever parks it, so this is state of the process, like the storages.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from memtriage.treat.parking.arena import Home, HostArena
 from memtriage.treat.parking.choose import Chosen, inner_tensors
 
 LOCK: Final = threading.RLock()
-"""Held while storages change places."""
+"""Held while storages are moved."""
 PARKED: Final[dict[int, ParkedStorage]] = {}
 """By the address of the `StorageImpl`, which an entry keeps alive."""
 
 
 @dataclass(slots=True, eq=False)
 class ParkedStorage:
-    """A parked storage. Its values are in `home` from before its device memory goes until after it is back.
+    """A parked storage. Its values are in `home` until they are back on the device.
 
     Attributes:
-        serial: a number that no other entry of the process has, before or after.
+        serial: a unique number in this process.
         storage: of size 0 on its device meanwhile.
         device: where it was.
-        stream: handle of the stream whose memory it had.
+        stream: handle of the stream of its memory.
         nbytes: its size.
         title: owner and name, for messages.
         owner: what it is: `parameter`, `optimizer state`, ...
         home: where its values are.
-        arena: whose home that is.
+        arena: the arena of `home`.
         tensors: the guarded objects.
-        arriving: it has device memory again, and its values are not all there yet.
+        arriving: it has device memory again, but not yet all of its values.
     """
 
     serial: int
@@ -64,9 +63,9 @@ class ParkedStorage:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything but this entry still has the storage; True where torch cannot tell.
+        """Whether anything but this entry still has the storage; True if torch cannot say.
 
-        Tensors have it in C++, programs that keep the storage itself have the same Python object.
+        Tensors have it in C++; programs that keep the storage itself have the same Python object.
         """
         count = getattr(torch._C, "_storage_Use_Count", None)
         return count is None or int(count(self.storage._cdata)) > 1 or _references(self) > _ALONE
@@ -77,12 +76,12 @@ def _references(holder: Any) -> int:
 
 
 _ALONE: Final = _references(SimpleNamespace(storage=object()))
-"""Its count of an object without other references; versions of Python differ."""
+"""The count of an object without other references; it differs between versions of Python."""
 _SERIALS: Final = itertools.count()
 
 
 def entry_for(chosen: Chosen, home: Home, arena: HostArena) -> ParkedStorage:
-    """A new entry, not yet in `PARKED`."""
+    """Make an entry that is not yet in `PARKED`."""
     storage = chosen.storage
     return ParkedStorage(
         serial=next(_SERIALS),
@@ -113,7 +112,7 @@ def entry_of(tensor: Tensor) -> ParkedStorage | None:
 
 
 def title_of(tensor: Tensor) -> str | None:
-    """What a parked tensor is called; None if it is not parked."""
+    """The title of a parked tensor; None if it is not parked."""
     entry = entry_of(tensor)
     return None if entry is None else entry.title
 

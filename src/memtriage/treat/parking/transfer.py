@@ -1,8 +1,8 @@
-"""Moving storages to the host and back, so that at every instant the values are whole in one of the two.
+"""Move storages to the host and back, so that at every instant all values are complete in one place.
 
-Going down, a storage is copied, then recorded as parked, and only then its device memory goes. Coming up it
-gets memory, then its values, and only when these are known to be there the host's copy goes. Whatever
-interrupts, the record says which storages are parked, and both directions can be called again.
+On the way down a storage is copied, then recorded as parked, and only then is its device memory freed. On the
+way up it gets memory, then its values, and only when these have arrived is the host's copy freed. After any
+interruption the record says which storages are parked, and both directions can be called again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memtriage.treat.parking.handle import Moved, NotParked, Parked
 from memtriage.treat.parking.registry import LOCK, PARKED, ParkedStorage, entry_for, parked_bytes
 
 BATCH: Final = 256 << 20
-"""Bytes that get device memory before their copies begin: allocation runs ahead of copying by no more."""
+"""Most bytes that get device memory before their copies begin."""
 _NAMED: Final = 3
 
 WaysTo = Callable[[torch.device], Ways]
@@ -37,7 +37,7 @@ ARENAS: Final = {pin: HostArena(pin=pin) for pin in (True, False)}
 
 
 def no_work() -> None:
-    """The host has nothing to do while copies are under way."""
+    """Do nothing on the host while copies are running."""
 
 
 def park_choice(
@@ -50,14 +50,14 @@ def park_choice(
     """Park what was chosen. See `memtriage.park`.
 
     Args:
-        choice: what is to go.
-        graphs: captured CUDA graphs are no reason to stay.
-        find_ways: the ways to devices.
-        meanwhile: the host's work while the copies are under way; called once if it comes to copies at all.
-            All work on these devices is done but for the copies. What it raises stops the parking, with all
-            values on the device.
+        choice: what to park.
+        graphs: captured CUDA graphs are not a reason to stay.
+        find_ways: returns the way to a device.
+        meanwhile: the host's work while the copies are running; called once if anything is copied. All other
+            work on these devices is done by then. What it raises stops the parking, with all values on the
+            device.
     """
-    with LOCK, collector_paused():  # a collection would take longer than issuing all copies
+    with LOCK, collector_paused():  # a collection would take longer than starting all copies
         started = time.perf_counter()
         forget_unwanted()
         asked = _movable(choice.storages)
@@ -121,14 +121,14 @@ def unpark_entries(entries: Sequence[ParkedStorage], find_ways: WaysTo = ways_to
 
 
 def _bring_back(serials: frozenset[int]) -> Moved | None:
-    """Bring back what is still parked of a call of `park`; None if nothing is."""
+    """Bring back what one call of `park` has still parked; None if nothing."""
     with LOCK:
         entries = [entry for entry in PARKED.values() if entry.serial in serials]
         return unpark_entries(entries) if entries else None
 
 
 def _movable(chosen: Sequence[Chosen]) -> list[Chosen]:
-    """Those that have memory on a device.
+    """The storages that have memory on a device.
 
     Raises:
         ParkError: some of it is parked already, or is on a device that is not supported.
@@ -147,14 +147,14 @@ def _movable(chosen: Sequence[Chosen]) -> list[Chosen]:
         )
     if not cuda.initialized():
         return present
-    # Storages of the CPU are where they belong.
+    # Storages of the CPU stay where they are.
     return [candidate for candidate in present if candidate.storage.device.type != "cpu"]
 
 
 def _sorted_out(
     chosen: Sequence[Chosen], ways: dict[torch.device, Ways], graphs: bool
 ) -> tuple[list[Chosen], tuple[NotParked, ...]]:
-    """What is to be parked, and what cannot be."""
+    """What to park, and what cannot be parked."""
     to_park: list[Chosen] = []
     refused: list[NotParked] = []
     for device, way in ways.items():
@@ -170,10 +170,10 @@ def _sorted_out(
 
 
 def _homes_for(chosen: Sequence[Chosen], ways: dict[torch.device, Ways]) -> list[ParkedStorage]:
-    """Entries with homes, nothing copied yet.
+    """Make entries with homes, without copying.
 
     Raises:
-        MemoryError: nothing is taken.
+        MemoryError: there is too little host memory; nothing is taken.
     """
     entries: list[ParkedStorage] = []
     try:
@@ -207,7 +207,7 @@ def _copy_down(
             way.synchronize()
     except BaseException as error:
         for way in ways.values():
-            way.synchronize()  # no copy may still write into a home that is given back
+            way.synchronize()  # no copy may still write into a home that is freed
         _give_homes(entries)
         error.add_note(f"memtriage.park: {_NOTHING_MOVED}")
         raise
@@ -219,7 +219,7 @@ def _release(
     choice: Selection,
     ways: dict[torch.device, Ways],
 ) -> None:
-    """Record each as parked, then give its device memory back."""
+    """Record each as parked, then free its device memory."""
     tensors = {candidate.storage._cdata: candidate.tensors for candidate in chosen}
     try:
         for entry in entries:
@@ -243,8 +243,7 @@ def _release(
 
 @contextmanager
 def _landed(way: Ways, back: list[ParkedStorage]) -> Iterator[list[ParkedStorage]]:
-    """In the block copies are begun; after it, however it ended, those begun are done, and recorded as
-    back."""
+    """Start copies in the block. After it, even on error, those started are done and recorded as back."""
     issued: list[ParkedStorage] = []
     try:
         yield issued
@@ -257,7 +256,7 @@ def _landed(way: Ways, back: list[ParkedStorage]) -> Iterator[list[ParkedStorage
 
 
 def _copy_up(entries: Sequence[ParkedStorage], way: Ways, issued: list[ParkedStorage]) -> None:
-    way.synchronize()  # what used the blocks before, on whichever stream
+    way.synchronize()  # wait for earlier uses of the blocks, on any stream
     for batch in _batches(entries):
         try:
             for entry in batch:
@@ -289,13 +288,13 @@ def _batches(entries: Iterable[ParkedStorage]) -> Iterator[list[ParkedStorage]]:
 
 
 def forget_unwanted() -> None:
-    """Give the homes of storages free that nothing else has any more: they died while they were parked."""
+    """Free the homes of storages that nothing else refers to: they died while they were parked."""
     with LOCK:
         _forget([entry for entry in PARKED.values() if not entry.wanted])
 
 
 def _forget(entries: Iterable[ParkedStorage]) -> None:
-    """These are parked no longer: objects are their old selves, homes are free."""
+    """Remove entries: restore their objects, free their homes."""
     for entry in entries:
         PARKED.pop(entry.key, None)
         for reference in entry.tensors:

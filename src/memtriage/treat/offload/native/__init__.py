@@ -1,4 +1,4 @@
-"""The compiled kernel of `OffloadedAdamW`: built on the user's machine and proven against torch's bits.
+"""The compiled kernel of `OffloadedAdamW`: built on the user's machine and compared with torch bit for bit.
 
-Where any of that fails, torch's own kernels do the work.
+If any of that fails, torch's own kernels do the work.
 """

@@ -1,7 +1,7 @@
-"""`adamw.cpp` compiled for this machine's processor, once, and kept in the user's cache.
+"""Compile `adamw.cpp` once for this machine's processor, and keep it in the user's cache.
 
-The library calls neither Python nor torch, so a compiler is all it needs. (torch's extension loader needs
-ninja and torch's headers as well, and a build that is killed leaves a lock that later ones wait for.)
+The library calls neither Python nor torch, so it only needs a compiler. (torch's extension loader also needs
+ninja and torch's headers, and if a build is killed, later ones wait for its lock.)
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def built() -> Path:
     """The library, compiled now if it is not in the cache.
 
     Raises:
-        NotBuilt: without a compiler (`CXX`, or the first found of `COMPILERS`), when it fails, or when the
-            cache cannot be used.
+        NotBuilt: there is no compiler (`CXX`, or the first found of `COMPILERS`), it fails, or the cache
+            cannot be used.
     """
     try:
         compiler = _compiler()
@@ -67,14 +67,14 @@ def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "memtriage"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # What lies there is going to be executed.
+    # Its files will be executed.
     if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
         raise PermissionError(f"others can write to {folder}")
     return folder
 
 
 def _key(compiler: list[str]) -> str:
-    """Differs where another library would come out: on another processor too, for homes that are shared."""
+    """A key that differs if the library would differ, also by processor, because homes may be shared."""
     version = subprocess.run(
         [*compiler, "--version"], check=True, capture_output=True, timeout=TIME_LIMIT_S
     ).stdout
@@ -99,7 +99,7 @@ def _compile(compiler: list[str], folder: Path, target: Path) -> None:
             ["-shared", "-pthread", str(made), "-o", str(library)],
         ):
             subprocess.run([*compiler, *arguments], check=True, capture_output=True, timeout=TIME_LIMIT_S)
-        # Several ranks may do this at once: each replaces a whole file by an equal one.
+        # Several ranks may do this at once: each replaces the whole file by an equal one.
         library.replace(target)
 
 

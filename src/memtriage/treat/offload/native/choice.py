@@ -1,4 +1,4 @@
-"""Whether this process uses the compiled kernel: built, loaded, and proven, once."""
+"""Decide once whether this process uses the compiled kernel: build it, load it, and compare it with torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 Kernel = Literal["auto", "compiled", "torch"]
 
 LENGTHS: Final = (64, 2048)
-"""Multiples of 64, as in use."""
+"""Multiples of 64, as in tiles."""
 
 DTYPES: Final = (torch.float32, torch.bfloat16)
 
@@ -37,10 +37,10 @@ _EXPONENTS: Final = 24  # gradients and moments spread over so many powers of te
 
 
 def difference(prepare: Callable[[Operands, Hyper, Scaling], CrewJob]) -> str | None:
-    """Where the jobs that `prepare` makes give other bits than torch, in words; None if nowhere.
+    """Where the jobs of `prepare` differ from torch in any bit, in words; None if nowhere.
 
-    Tried: all types of gradients, moments and weights; settings on either side of each branch; magnitudes
-    down to denormal ones, zeros; the first step and a later one.
+    It tries all types of gradients, moments and weights; settings on either side of each branch; magnitudes
+    down to denormal numbers, and zeros; the first step and a later one.
     """
     scratch = {dtype: FloatRoom(sum(LENGTHS), moments=dtype != torch.float32) for dtype in DTYPES}
     for number, (gradient, moment, hyper, scaling) in enumerate(product(DTYPES, DTYPES, _HYPERS, _SCALINGS)):
@@ -98,7 +98,7 @@ def _same(left: Operands, right: Operands) -> bool:
 
 
 class NotProven(RuntimeError):
-    """The compiled kernel does not give torch's bits here; the message says where."""
+    """The compiled kernel's results differ from torch's here; the message says where."""
 
 
 def proven() -> Library:
@@ -112,7 +112,7 @@ def proven() -> Library:
     except OSError as error:
         raise NotBuilt(f"the compiled kernel cannot be loaded: {error}") from error
     threads = torch.get_num_threads()
-    # With all threads on tensors so small, most of the time would go by in waiting for other processes.
+    # With all threads on such small tensors, most of the time would be spent waiting for other processes.
     torch.set_num_threads(1)
     crew = Crew(library, 1)
     try:
@@ -126,10 +126,10 @@ def proven() -> Library:
 
 
 def library_for(kernel: Kernel) -> Library | None:
-    """The compiled kernel if it is to be used, for `OffloadedAdamW(kernel=...)`.
+    """The compiled kernel, if `OffloadedAdamW(kernel=...)` uses it.
 
     Raises:
-        NotBuilt, NotProven: when it has to be used and there is none.
+        NotBuilt, NotProven: it must be used, and there is none.
     """
     if kernel == "torch":
         return None
@@ -138,7 +138,7 @@ def library_for(kernel: Kernel) -> Library | None:
 
 @functools.cache
 def available() -> Library | None:
-    """The compiled kernel, or None, which the log explains once: torch's kernels then do the same."""
+    """The compiled kernel; None if torch's kernels must be used, which is logged once with the reason."""
     try:
         return proven()
     except (NotBuilt, NotProven) as error:

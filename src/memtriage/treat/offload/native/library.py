@@ -18,7 +18,7 @@ from memtriage.treat.offload.kernel import Hyper, Operands, Scaling
 _KINDS: Final = {torch.float32: 0, torch.bfloat16: 1}
 _NOTHING: Final = 2
 RUN: Final = 1 << 15
-"""Elements that a thread takes at a time, about a megabyte over the bus: threads end together, none waits."""
+"""Elements that a thread takes at a time, about a megabyte over the bus, so that threads end together."""
 
 
 class _Part(ctypes.Structure):
@@ -61,7 +61,7 @@ class Library:
             run: elements that a thread takes at a time.
 
         Raises:
-            OSError: when it cannot be loaded.
+            OSError: it cannot be loaded.
         """
         loaded = ctypes.CDLL(str(path))
         pointer, count, kind = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -77,7 +77,7 @@ class Library:
 
 
 class Crew:
-    """The threads of one optimizer, which take the tiles one after another."""
+    """The threads of one optimizer, which compute its tiles one after another."""
 
     def __init__(self, library: Library, threads: int) -> None:
         """Raises RuntimeError when the system refuses the threads."""
@@ -88,7 +88,7 @@ class Crew:
             raise RuntimeError(f"the system refused {threads} threads")
 
     def job(self, operands: Operands, hyper: Hyper, scaling: Scaling) -> CrewJob:
-        """To step all elements of all parts; there is at least one part, and none is empty."""
+        """Return the job of stepping all elements of all parts: at least one, none of them empty."""
         parts = (_Part * len(operands.masters))()
         before = 0
         rounded: Sequence[Tensor | None] = operands.rounded or [None] * len(parts)
@@ -126,11 +126,11 @@ class Crew:
             *kinds,
             self._library.run,
         )
-        # The library has the addresses only: the job holds the tensors.
+        # The library only has the addresses: the job keeps the tensors alive.
         return CrewJob(operands, start, partial(self._library.wait, self._crew))
 
     def close(self) -> None:
-        """Send the threads home. No job may be under way. Repeatable."""
+        """End the threads. No job may be running. Repeatable."""
         # A forked child has no such threads.
         if self._crew is not None and os.getpid() == self._owner_pid:
             self._library.leave(self._crew)
@@ -147,13 +147,13 @@ class CrewJob:
         self._ticket: int | None = None
 
     def start(self) -> None:
-        """Begin as soon as the jobs before it leave threads free. Raises MemoryError; nothing begins then."""
+        """Begin when earlier jobs leave threads free. If it raises MemoryError, nothing begins."""
         self._ticket = self._start()
         if self._ticket is None:
             raise MemoryError("no host memory for a tile's list of parts")
 
     def wait(self) -> None:
-        """Until it is done, if it was started. Repeatable."""
+        """Wait until it is done, if it was started. Repeatable."""
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             self._wait(ticket)
