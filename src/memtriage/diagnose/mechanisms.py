@@ -288,7 +288,9 @@ def _never_differentiated(held: Held) -> bool:
 
 
 def _holds_several(held: Held) -> bool:
-    """Whether the anchor names the items of a container that has a fixed number of them."""
+    """Whether the anchor names an item of a container, or the graph differentiates gradients: then several
+    tensors are updated, and not one.
+    """
     return held.differentiated or held.anchor[-1].kind is SegmentKind.ITEM
 
 

@@ -1,12 +1,11 @@
 """One line for the workers of reinforcement-learning frameworks: phases where they give memory to generation.
 
-    memtriage.integrations.rl.attach(Worker)    # the class, behind its definition; or a worker itself
+    memtriage.integrations.rl.attach(Worker)    # the class, after its definition; or a worker itself
 
 NeMo-RL's policy workers (`offload_before_refit`, `offload_after_refit`), verl's engines (`to("cpu")`) and
 slime's train actors (`sleep`) are known by the names of their methods: nothing of the frameworks is imported.
-Their own functions still run; around them known caches are cleared and what strands segments is moved, and
-the line that
-people search logs for is printed with what is then left:
+Their own functions still run. Around them known caches are cleared, what strands segments is moved, and the
+line that people search logs for is printed, with what is then left:
 
     GPU Memory after refit complete: 0.55GB allocated, 0.62GB reserved
 

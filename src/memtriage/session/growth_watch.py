@@ -148,7 +148,7 @@ class GrowthWatch:
         return values if within_step else values | self._generated_code()
 
     def _subtract_own(self, before: Mapping[str, int], recorders: int) -> None:
-        """Subtract from later readings the memory that a census, or the first estimate, did not free.
+        """Subtract from later readings what remains of the memory that a census, or the first estimate, took.
 
         Args:
             before: what the program alone had before that, by counter.

@@ -157,7 +157,8 @@ class Holding:
 
     @property
     def swells(self) -> bool:
-        """Whether each census found as many storages and nodes with other content, or only new nodes.
+        """Whether from each census to the next all nodes are new, or as many storages and nodes have other
+        content (through a graph: any).
 
         Then a batch, or what is computed from it, is larger than before.
         """

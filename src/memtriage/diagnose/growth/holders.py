@@ -219,8 +219,8 @@ def growths(
         counter_of: names the counter that sees a holder's memory.
         contradicts: what counters say.
         period: positions from rise to rise, where growth is periodic.
-        now: position of the last reading. If it is as far from the last census as any two censuses that saw
-            growth are apart, a counter may show that growth has stopped since.
+        now: position of the last reading. Once it is as far from a holder's last census as the two that are
+            farthest apart of the censuses in a row that saw it grow, a counter may show that it has stopped.
         confirms: whether a counter grows up to its last reading. Where it does not show the growth that
             holders are proven to have, growth that was not seen for long may have stopped.
         ended: whether a counter grew and has stopped.
@@ -343,7 +343,7 @@ def _with_age(
     rose: Rose,
     policy: ProofPolicy,
 ) -> list[_Grown]:
-    """Return all growth; what may have stopped, as far as censuses and counters show, is worth less."""
+    """Return all growth; what may have stopped, as far as censuses and counters show, as a suspicion."""
     total: dict[str, float] = {}
     for growth in growing:
         total[growth.counter] = total.get(growth.counter, 0.0) + growth.proof.rate

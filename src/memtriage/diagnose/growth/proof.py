@@ -29,10 +29,10 @@ class ProofPolicy:
         fills: the same if every interval is slower than the one before it. A cache that fills gets fewer and
             fewer new entries; a leak is faster now and slower then.
         contradicts: a counter contradicts a holder if it does not show even this part of the holder's rate.
-        differs: growth stopped in the last interval if this falls short of what is expected by more than so
-            many times what intervals usually differ by,
-        exact: and by more than this part of what is expected, for intervals that do not differ at all; and
-            by more than the smallest interval grew: what comes now and then may be about to come.
+        differs: growth stopped in the last interval if that falls short of what is expected by more than each
+            of three: so many times the usual difference, `exact`, and the smallest earlier rise (what comes
+            now and then may be about to come).
+        exact: part of what is expected.
         whole: two censuses must be at least this part of a period apart for a rate over whole periods.
         ages: if no counter shows its growth, a holder is taken to grow after the last census for as long as
             this part of the time over which it was seen to grow.
@@ -141,7 +141,8 @@ def _fills(rates: Sequence[float], policy: ProofPolicy) -> bool:
 
 
 def _evenly(points: Sequence[tuple[float, float]], intervals: int) -> list[tuple[float, float]]:
-    """Of many censuses, those that leave so many intervals of about one length: single rises decide nothing.
+    """Return the censuses nearest to the ends of `intervals` equal intervals, so that no single rise decides;
+    all of them if that leaves too few.
 
     More censuses must not make a proof harder than fewer would.
     """

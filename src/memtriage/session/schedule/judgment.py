@@ -46,8 +46,8 @@ class JudgmentPolicy:
         resident: part of native growth that the resident set must show. Not all: malloc may reuse what others
             have freed.
         noted: with this many bytes waiting for the collector, a program may run out of memory without a leak.
-        unread: part of the run, and number of positions, at its end over which a counter need not have been
-            read. malloc's is not read while allocation sites are recorded.
+        unread: a counter that was not read in the last 16 positions, or in the last quarter of the run if
+            that is longer, gets no detection limit. malloc's is not read while allocation sites are recorded.
         beside: a suspicion is not reported if it is less than this part of what is proven to grow in the same
             memory: the proven rate is not known more exactly. After that leak is fixed, a run shows the rest.
     """

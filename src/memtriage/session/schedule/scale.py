@@ -289,10 +289,10 @@ class ScaleScheduler:
         return self.investigation.held_rate(name, self._counts_since(name))
 
     def covers_growth(self, name: str) -> bool:
-        """Return whether censuses were taken while a counter grew.
+        """Return whether a counter rose between the censuses about as fast as it is estimated to grow.
 
         If it rose after them, or much less between them than at other times, growth may have a holder that
-        they do not show.
+        they do not show. True without censuses or without the counter.
         """
         since, positions = self._counts_since(name), [at for at, _ in self.investigation.totals]
         if not positions or name not in self.counters:
