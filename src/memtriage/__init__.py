@@ -2,8 +2,8 @@
 
     memtriage run train.py
 
-watches an unchanged training script. The functions here are for use inside a program; they cost nothing, and
-do nothing, while no watch is on (except `census()` and `ledger()`, which always look).
+watches an unchanged training script. The functions here are for use inside a program. While no watch is on,
+`mark()` and `step()` do nothing and cost nothing.
 
 Names are imported when they are first used: `import memtriage` loads neither torch nor any report.
 """

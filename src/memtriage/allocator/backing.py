@@ -1,4 +1,4 @@
-"""The segments behind the arenas: what is asked of the driver, and what is given back to it when.
+"""The segments of the arenas: what is requested from the driver, and what is returned to it and when.
 
 Sizes are bytes.
 """

@@ -1,8 +1,8 @@
 """The working parts of the simulator: blocks, segments, arenas and pools. Mutable, and made for speed.
 
-A block is in a segment and is linked to its neighbors there. Free blocks are in their arena (one for
-each pool, size class and stream) in the order in which best fit tries them: by size, then by position. One
-integer holds both, so that the search is a bisection of a plain list.
+A block is in a segment, linked to its neighbors. Free blocks are in their arena (one per pool, size class and
+stream) in the order in which best fit tries them: by size, then by position. One integer holds both, so the
+search is a bisection of a plain list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints of a private pool, from which trees of CUDA graphs record further graphs.
 
-A replayed graph tells the allocator nothing. Before another one is recorded after it, the pool is put back
-into the state that it had when the first was recorded. Source: `setCheckpointPoolState` of
+A replayed graph does not call the allocator. Before another graph is recorded after it, the pool is restored
+to its state when the first one was recorded. Source: `setCheckpointPoolState` of
 c10/cuda/CUDACachingAllocator.cpp.
 """
 

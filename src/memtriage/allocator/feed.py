@@ -1,7 +1,7 @@
-"""Feeds a simulator with the allocations and frees of a recorded trace, in their order.
+"""Feed a simulator with the allocations and frees of a recorded trace, in order.
 
-The simulator gets what the program asked for: sizes, streams, pools, and when a stream was done.
-Where the recording put a block is used for one thing only: to know which block a later free means.
+The simulator gets what the program requested: sizes, streams, pools, and when a stream was done. The recorded
+address of a block is only used to know which block is freed later.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Is the simulator right? A recorded trace is fed to it and every segment event compared.
+"""Check the simulator: feed it a recorded trace, and compare every segment event.
 
-The recording's choices are not given away: the simulator decides when it needs a segment, how large it is,
-which block serves a request and what goes back to the driver. Only what a driver decides comes from the
-recording: the address of a new segment (ties between blocks of equal size are broken by address), and that it
-refused, where no limit of the process explains it.
+The simulator does not see the recording's choices: it decides itself when it needs a segment, how large it
+is, which block serves a request and what returns to the driver. Only the driver's decisions come from the
+recording: the address of a new segment (which breaks ties between blocks of equal size), and refusals that no
+limit of the process explains.
 
 Known limitation: a recording does not say whether a free that awaited a stream completed before the search
-for a free block or in a flush after it. Where a limit is met and garbage is collected too, that is a guess.
+for a free block or in a flush after it. If a limit is reached and garbage is collected, too, that is a guess.
 """
 
 from __future__ import annotations

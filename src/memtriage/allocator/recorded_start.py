@@ -1,7 +1,7 @@
-"""What was there before a recorded trace begins: the segments at its end with every event undone.
+"""The segments at the beginning of a recorded trace: those at its end with every event undone.
 
-A trace that starts late, or whose ring buffer dropped its oldest entries, still tells it: what is alive at
-the end and was never allocated in the trace was there, and so was what it frees without having allocated it.
+This also works for a trace that starts late, or whose ring buffer dropped its oldest entries. A block existed
+at the beginning if it is alive at the end, or freed in the trace, but never allocated in it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The replay of a recorded trace: every block's size and life, and what was free, event by event.
 
-A trace has what was asked for and where it was put, not how large a block that made. The replay keeps the
-free blocks as the allocator does (they merge with their neighbors, and what is left of one is split off), so
-that sizes, and with them all figures, come out to the byte.
+A trace has requested sizes and addresses, but not the sizes of blocks. The replay keeps the free blocks as
+the allocator does (they merge with their neighbors, and the rest of a used one is split off), so sizes, and
+with them all figures, are exact to the byte.
 
-Known limitations: entries that are missing in the middle (a recording that paused, `skip_actions`) can't be
-made up for; `ReplayedTrace.exact_from` tells behind which event the figures hold again. The pages of
-expandable segments are taken to have their default size.
+Known limitations: entries missing in the middle (a recording that paused, `skip_actions`) cannot be restored;
+`ReplayedTrace.exact_from` says after which event the figures are exact again. Pages of expandable segments
+are assumed to have their default size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a program asks of one arena of the allocator: the large blocks of the default stream, in order.
+"""A program's requests to one arena of the allocator: the large blocks of the default stream, in order.
 
-Small blocks and other streams are served from segments of their own, so the packing of the large ones can be
-studied without them. Sizes are bytes.
+Small blocks and other streams have separate segments, so the packing of large blocks can be studied without
+them. Sizes are bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Puts a simulator into the state in which a recorded trace begins.
+"""Put a simulator into the state in which a recorded trace begins.
 
-Known limitations: in which order the segments of that moment were made is not recorded; where that decides
-(ties of equal size from torch 2.13 on, garbage collection), the order of their addresses is used. Blocks
-that await a stream all through the trace do so for good.
+Known limitations: the order in which the segments at that time were made is not recorded. If it matters (ties
+of equal size from torch 2.13 on, garbage collection), the order of their addresses is used. Blocks that await
+a stream during the whole trace do so forever.
 """
 
 from __future__ import annotations

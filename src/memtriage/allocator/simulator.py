@@ -1,8 +1,8 @@
 """A simulator of PyTorch's CUDA caching allocator, exact to the byte.
 
-Fed with the allocations and frees of a program it makes the same segments, keeps the same bytes reserved and
-runs out of memory at the same instant. The rules are those of c10/cuda/CUDACachingAllocator.cpp; where
-versions differ, `Settings.torch_version` decides.
+Given the allocations and frees of a program, it makes the same segments, reserves the same bytes and runs out
+of memory at the same instant. The rules are those of c10/cuda/CUDACachingAllocator.cpp; if versions differ,
+`AllocatorSettings.torch_version` decides.
 
     simulator = Simulator(parse_conf("max_split_size_mb:256"), capacity=80 << 30)
     block = simulator.malloc(11 << 20)
@@ -30,11 +30,11 @@ versions differ, `Settings.torch_version` decides.
 - Private pools are kept until `release_pool`. While a graph is captured (up to torch 2.11: in every private
   pool) allocations recycle nothing and never flush.
 
-Sizes are bytes. Known limitations: one device, one thread. Time does not exist: when the work of a stream is
-done is for the caller to say (`stream_done`). Not simulated: other allocators behind a `MemPool`,
-`MemPool(use_on_oom=True)`, `graph_capture_record_stream_reuse`, IPC, a `MemPool` or a capture that other
-threads allocate beside, settings that change while the program runs. Pools of CUDA graph trees are put back
-into an earlier state by `checkpoints.py`.
+Sizes are bytes. Known limitations: one device, one thread. There is no time: the caller says when the work of
+a stream is done (`stream_done`). Not simulated: a `MemPool` with another allocator,
+`MemPool(use_on_oom=True)`, `graph_capture_record_stream_reuse`, IPC, allocations of other threads during a
+`MemPool` or a capture, settings that change while the program runs. `checkpoints.py` restores pools of CUDA
+graph trees to earlier states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The state of a simulator as plain data: two equal states answer all that follows in the same way.
+"""The state of a simulator as plain data: after two equal states, the same requests have the same results.
 
-Addresses are not part of it, only the order in which segments were made: that is all that best fit and
-expandable segments go by. Known limitations: the default pool only, and no garbage collection of cached
-blocks, which goes by the age of blocks.
+Addresses are not part of it, only the order in which segments were made: best fit and expandable segments
+depend on nothing else. Known limitations: only the default pool, and no garbage collection of cached blocks,
+which depends on their age.
 """
 
 from __future__ import annotations

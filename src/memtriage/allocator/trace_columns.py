@@ -1,7 +1,7 @@
-"""The dictionaries of a snapshot turned into columns, after which none of them is needed.
+"""Turn the dictionaries of a snapshot into columns, after which they are not needed.
 
-Unknown keys are ignored and missing ones tolerated, at every level. Where torch wrote a stack once and then
-referred to it, the same list or dictionary comes back, and identity tells equal stacks without comparing.
+Unknown keys are ignored and missing ones tolerated, at every level. If torch wrote a stack once and then
+referred to it, it is loaded as one list or dictionary, so equal stacks are recognized by identity.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What a recorded run would have reserved under other allocator settings.
 
-The allocations and frees of the recording, in their order, go through the simulator under each setting.
-Known limitations: new segments get other addresses than in the recording, which up to torch 2.12 breaks ties
-between blocks of equal size differently; a program that acts differently when memory is short (it retries
-with a smaller batch) is taken to act as recorded; what was alive before the recording began is allocated
-again in order of address; where memory is limited, every flush of the cache in the recording is taken to have
-come from that limit.
+The allocations and frees of the recording go through the simulator in order, under each setting. Known
+limitations: new segments get other addresses than in the recording, so up to torch 2.12 ties between blocks
+of equal size are broken differently; a program that reacts to a lack of memory (it retries with a smaller
+batch) is assumed to act as recorded; what was alive before the recording is allocated again in order of
+address; if memory is limited, every flush of the cache in the recording is assumed to be caused by that
+limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The catalogue of known holders, whole: the libraries' entries, the program's own, and the generic ones."""
+"""The whole catalogue of known holders: entries of libraries, of the program, and generic ones."""
 
 from __future__ import annotations
 

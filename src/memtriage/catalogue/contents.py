@@ -1,4 +1,4 @@
-"""The storages inside values of any make: containers, tensors and their subclasses, plain objects."""
+"""Find the storages inside any value: containers, tensors and their subclasses, plain objects."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Holders of no known library: caches, containers and attributes in which tensors are found.
+"""Holders of any library: caches, containers and attributes with tensors.
 
-They are reported with their bytes. What they keep is the program's own, so only `lru_cache` is cleared, and
+They are reported with their bytes. Their contents belong to the program, so only `lru_cache` is cleared, and
 only on request.
 """
 

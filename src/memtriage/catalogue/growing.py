@@ -1,7 +1,7 @@
 """Parts of libraries that grow when they are used in a loop, and how to prevent it.
 
-They are not entries of the catalogue: nothing may clear them, because the program works with what they hold.
-An object belongs to one when a class of its own, or one that it derives from, is named here.
+They are not entries of the catalogue: nothing may clear them, because the program works with their contents.
+An object belongs to one if its class, or a base class, is named here.
 """
 
 from __future__ import annotations

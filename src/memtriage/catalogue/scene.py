@@ -1,4 +1,4 @@
-"""The objects of the process, looked through once for all entries of the catalogue."""
+"""The objects of the process, searched once for all entries of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the callbacks for Lightning do; the package goes by two names, and has a base class under each."""
+"""What the callbacks for Lightning do. The package has two names, with a base class in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test demands of memory, held against a block of code: the work behind the pytest plugin."""
+"""Check a test's memory requirements against a block of code, for the pytest plugin."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pytest plugin: `@pytest.mark.memory(no_growth=True, max_peak="2GiB", no_residue=True)` and `memory`.
 
-Loaded by every pytest of an environment that has memtriage, so nothing is imported before a test asks.
+Every pytest run of an environment with memtriage loads it, so nothing is imported before a test needs it.
 """
 
 from __future__ import annotations

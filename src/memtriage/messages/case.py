@@ -1,4 +1,4 @@
-"""One failure with all that is known of it: what evidence, fixes and the open question are made from."""
+"""One failure with all known facts, from which evidence, fixes and the open question are made."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What the figures of a failed allocation prove: rules in order, the first that holds decides.
+"""What the figures of a failed allocation prove: rules in order, of which the first that applies decides.
 
-Why these thresholds: full cards still report up to 26 MiB free, so that a margin under 64 MiB is "full". One
-context with its libraries takes 0.73 to 0.75 GiB outside the allocator on an H200, hence up to 1 GiB is no
-sign of another process. What is free or in holes, less the request, is what perfect compaction would leave:
-under 5 % of the card the run would fail again soon, so that "does not fit" is next to "fragmentation".
+The reasons for the thresholds: full cards still report up to 26 MiB free, so a margin under 64 MiB is "full".
+A context with its libraries takes 0.73 to 0.75 GiB outside the allocator on an H200, so up to 1 GiB is not a
+sign of another process. What is free or in holes, less the request, is what perfect compaction would leave.
+If that is under 5 % of the card, the run would soon fail again, so "does not fit" is reported with
+"fragmentation".
 """
 
 from __future__ import annotations

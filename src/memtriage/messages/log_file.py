@@ -1,10 +1,10 @@
-"""Reads a log of any length and finds every message about memory in it.
+"""Read a log of any length and find every message about memory in it.
 
-A log is mostly other lines: each of a few short words that every message has at least one of is searched for
-with `bytes.find`, which looks at a gigabyte a second; only the lines around a hit are read by the grammar.
+A log has mostly other lines. Every message has at least one of a few short words, which are searched with
+`bytes.find` (a gigabyte per second); the grammar only reads the lines around a hit.
 
-Known limits, by `LogPolicy`: in a log longer than `whole`, a message that is wrapped inside each of these
-words is not found; of messages of one kind only the first `of_a_kind` are read, the others are counted.
+Known limits, by `LogPolicy`: in a log longer than `whole`, a message is not found if line breaks split all of
+these words in it; only the first `of_a_kind` messages of one kind are read, the others are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a running process answers when it is asked for a census. Numbers and text only."""
+"""A running process's answer to a request for a census. Numbers and text only."""
 
 from __future__ import annotations
 

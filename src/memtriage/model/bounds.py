@@ -1,4 +1,4 @@
-"""Bounds of numbers in files that anybody may have written. They hold where a file is read, not in memory."""
+"""Bounds of numbers in untrusted files. They are checked when a file is read, not in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What one execution of a notebook's cell did to memory. Numbers and text only: nothing is held.
+"""What one execution of a notebook's cell did to memory. Numbers and text only: nothing is kept alive.
 
-Holders are in a notebook's words: variables by their own names, `Out[*]` for outputs that IPython keeps,
-`last traceback` for the variables of functions that an error ended.
+Holders have a notebook's names: variables their own, `Out[*]` for outputs that IPython keeps, `last
+traceback` for the variables of functions that an error ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What changed between two recordings: bytes, None where a recording cannot tell or has no such device."""
+"""What changed between two recordings, in bytes; None if a recording does not say or lacks the device."""
 
 from __future__ import annotations
 

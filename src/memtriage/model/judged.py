@@ -1,4 +1,4 @@
-"""Whether growth on a device could be judged, and how small a leak would have been seen."""
+"""Whether growth on a device could be judged, and how small a leak would have been detected."""
 
 from __future__ import annotations
 

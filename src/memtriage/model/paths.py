@@ -1,15 +1,15 @@
 """Holder paths: the chain of references that keeps an object alive, from a root to it.
 
-A path is a tuple of segments. Rules look at the segments' kinds and names; nobody looks at the words.
-`in_words` makes them, and it is the only function that does:
+A path is a tuple of segments. Rules look at the segments' kinds and names, never at the printed path, which
+only `in_words` makes:
 
     train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]
     frame evaluate(): acts[*]
     train.model.fc._forward_hooks[*] -> closure of hook grab: captured['n1'][*]
     functools.lru_cache causal_mask[*]
 
-It is here and not in `report/`, because records carry both forms: the JSON's string fields, the sentences of
-evidence and the details of a ledger's rows are written in every layer from `account/` on.
+It is here and not in `report/`, because records have both forms: every layer from `account/` on writes string
+fields of JSON, sentences of evidence and details of ledger rows.
 """
 
 from __future__ import annotations

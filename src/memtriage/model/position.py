@@ -1,4 +1,4 @@
-"""Where training stands, and what positions on its way are counted in."""
+"""Where training stands, and the scales in which positions are counted."""
 
 from __future__ import annotations
 

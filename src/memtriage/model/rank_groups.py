@@ -1,4 +1,4 @@
-"""The ranks of a run, drawn together: which behave alike, and which stand out."""
+"""The ranks of a run in groups: which behave alike, and which stand out."""
 
 from __future__ import annotations
 

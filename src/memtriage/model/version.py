@@ -1,4 +1,4 @@
-"""The version of memtriage, also where it runs from a source tree that has no metadata."""
+"""The version of memtriage, also when it runs from a source tree without metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of a process that is read from outside, in the form in which listening processes answer."""
+"""The answer for a process that is read from outside, in the form of listening processes' answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The census of another process: read twice while it goes on, or once while it is stopped."""
+"""The census of another process: read twice while it runs, or once while it is stopped."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The statistics of torch's CUDA allocator in another process, read from its memory.
 
-Its allocator is found by the symbol that libc10_cuda exports. Where that keeps a device's statistics differs
-between versions of torch. Measuring it here would take a CUDA context, and so GPU memory that the job may
-need. So they are found by what must hold between them: nine counters, each the sum of its parts by pool, in
-the order of `c10::CachingDeviceAllocator::DeviceStats`. What does not fit is not reported.
+The allocator is found by the symbol that libc10_cuda exports. The place of a device's statistics in it
+differs between versions of torch. Measuring that here would need a CUDA context, and so GPU memory that the
+job may need. So they are found by their relations: nine counters, each the sum of its parts by pool, in the
+order of `c10::CachingDeviceAllocator::DeviceStats`. What does not fit is not reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading a process in its own interpreter, where that is another build than this one."""
+"""Read a process with its own interpreter, if that is another build than this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a walk over another process's objects has found: which objects, and through which each was reached."""
+"""The result of a walk over another process's objects: the objects, and through which each was reached."""
 
 from __future__ import annotations
 

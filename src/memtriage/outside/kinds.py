@@ -1,4 +1,4 @@
-"""How objects of another process are walked, by their class, as `memtriage.observe.kinds` has it."""
+"""How objects of another process are walked, by their class, as in `memtriage.observe.kinds`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reading the memory of another process, in cached chunks. Never a write, never a signal.
+"""Read the memory of another process, in cached chunks, without writing to it or sending signals.
 
-What is not mapped reads as zeros. A stale or hostile pointer so leads to an object without a type, and to no
-exception: only a process that is gone, or that must not be read, raises.
+Unmapped memory reads as zeros, so a stale or hostile pointer leads to an object without a type, not to an
+exception. An exception is only raised if the process is gone or may not be read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This process's own memory, read without risk: layouts are measured on it."""
+"""Read this process's own memory safely, to measure layouts on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the memory of another process says of each tensor's owner."""
+"""The owner of each tensor of another process, from its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping another process for a moment, so that what is copied of it is of one instant."""
+"""Stop another process for a moment, so that its memory can be copied at one instant."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What many Python objects of another process refer to, worked out for all of them at once.
+"""Compute what many Python objects of another process refer to, for all of them at once.
 
-The answers, and their order, are those of `RemoteHeap.referents` for one object.
-To ask a million objects one by one takes too long.
+The results, and their order, are those of `RemoteHeap.referents` for one object, which would take too long
+for a million objects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether another process runs the same build of Python and torch, and where the same things are in it.
+"""Whether another process runs the same build of Python and torch, and where the same objects are in it.
 
-Each process loads files at other addresses, and inside a file everything keeps its place. So an address here,
-such as that of the type `list`, gives the address of the same thing in the other one.
+Each process loads files at different addresses, but offsets inside a file are the same. So an address here,
+such as that of the type `list`, gives the address of the same object in the other process.
 """
 
 from __future__ import annotations

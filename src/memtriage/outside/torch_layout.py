@@ -1,6 +1,6 @@
 """Where the fields of torch's tensors and autograd nodes are: measured on tensors of this process.
 
-The other process must have loaded the same files of torch (`same_build`), so what holds here holds there.
+The other process must have loaded the same files of torch (`same_build`), so they are the same there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The walk over another process's objects from what was entered, in the order of the walk inside.
 
-Where many objects wait, they are walked at once, as arrays.
+If many objects wait, they are walked at once, as arrays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cheapest changes with which a training step fits a budget: each candidate is predicted again.
+"""Find the cheapest changes with which a training step fits a budget; each candidate is predicted.
 
-`ladder.py` lists the changes in order of cost, `search.py` looks for the cheapest set.
+`ladder.py` lists the changes in order of cost, `search.py` finds the cheapest set.
 """

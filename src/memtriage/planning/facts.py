@@ -1,4 +1,4 @@
-"""What the rungs must know of a program, gathered while it is traced as it is."""
+"""What the rungs must know about a program, collected while the unchanged program is traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a program to the blocks with which its memory packs closely."""
+"""Find the blocks with which a program's memory packs closely."""
 
 from __future__ import annotations
 

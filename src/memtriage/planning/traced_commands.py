@@ -1,4 +1,4 @@
-"""What the commands that trace a program call in the traced child process. Arguments and results are JSON."""
+"""What commands call in the child process that traces a program. Arguments and results are JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The playbook M1 to M21, and what findings say: why it is so, and what to do.
+"""The playbook M1 to M21, and the texts of findings: why memory is used, and what to do.
 
-Rules name a text by its key. What one library keeps is said in `catalogue/`, with what clears it.
+Rules name a text by its key. `catalogue/` says what a library keeps, and what clears it.
 """

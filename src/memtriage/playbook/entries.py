@@ -1,6 +1,6 @@
 """The playbook M1 ... M21: what is known about each way to run out of memory, or to need less of it.
 
-The one place for these texts: every finding, fix and remedy names an entry by its key here.
+This is the only place for these texts: every finding, fix and remedy names an entry by its key.
 
 B is bytes. In formulas: N parameters, b micro-batch, s sequence length, h hidden size, a attention heads,
 L layers, V vocabulary, w ranks.

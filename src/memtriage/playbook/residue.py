@@ -1,4 +1,4 @@
-"""What to say of memory that is still on a device at the end of a phase, by what it is."""
+"""What to say about memory that is still on a device at the end of a phase, by owner."""
 
 from __future__ import annotations
 

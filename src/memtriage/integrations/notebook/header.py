@@ -1,4 +1,4 @@
-"""The line `%%memtriage …` in front of a cell, taken away before IPython reads the cell."""
+"""The line `%%memtriage …` at the start of a cell, which is removed before IPython reads the cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds memory now, and releasing what IPython keeps: behind the magics of one line."""
+"""Show what holds memory now, and release what IPython keeps: the work of the one-line magics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What IPython keeps of the last error, and releasing it.
+"""What IPython keeps from the last error, and how to release it.
 
-A traceback holds the frames of the functions that the error ended, and a frame every local variable: batch,
-activations, whole models. IPython keeps it for `%debug` and `%tb`, until the next error.
+A traceback holds the frames of the functions that the error ended, and a frame holds every local variable:
+the batch, activations, whole models. IPython keeps it for `%debug` and `%tb` until the next error.
 """
 
 from __future__ import annotations

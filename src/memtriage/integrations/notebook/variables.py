@@ -1,7 +1,7 @@
 """Variables whose old value is alive while the new one is made: `model = Model()`, run a second time.
 
-Python evaluates the right-hand side first, so for a moment there are two models. One weak reference for each
-large variable tells when its old value goes, and what is in use at that instant.
+Python evaluates the right-hand side first, so for a moment there are two models. A weak reference to each
+large variable shows when its old value is freed, and what is in use at that instant.
 """
 
 from __future__ import annotations

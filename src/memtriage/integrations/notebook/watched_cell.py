@@ -1,4 +1,4 @@
-"""One execution of a cell under the magic: what is looked at before it and after it."""
+"""One execution of a cell under the magic: what is read before and after it."""
 
 from __future__ import annotations
 

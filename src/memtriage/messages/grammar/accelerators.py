@@ -1,8 +1,8 @@
 """Failed allocations of the device allocators: CUDA (1.x, 2.x, cudaMallocAsync), HIP, XPU, MPS.
 
 The forms and what each figure means: `c10/cuda/CUDACachingAllocator.cpp`, `c10/xpu/XPUCachingAllocator.cpp`,
-`aten/src/ATen/mps/MPSAllocator.mm` of the releases 0.4 to 2.13. Every figure is looked for by itself, so that
-a text that is cut, abridged by hand or reordered still gives what it has.
+`aten/src/ATen/mps/MPSAllocator.mm` of the releases 0.4 to 2.13. Every figure is searched separately, so a
+text that is cut, abridged by hand or reordered still yields what it has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Failed allocations of any other runtime: ggml, XLA, ONNX Runtime, TensorFlow, Paddle, CuPy, Metal, Vulkan.
 
-Their messages have no common form, but they say the same things: that memory ran out, how much was asked, and
+Their messages have no common form, but say the same things: that memory ran out, how much was requested, and
 perhaps what was used, free, or the limit. A line that says the first and has the size of the request is read
-as such a message, whoever wrote it. Figures of other lines do not count: they may be another message's.
+as such a message, whoever wrote it. Figures of other lines do not count: they may be from another message.
 
 Known limit: a line that a terminal wrapped between the words and the figures is not read.
 """

@@ -1,4 +1,4 @@
-"""Inference engines, at their start and when their cache is full, and lines that only report memory."""
+"""Messages of inference engines, at start and when their cache is full; lines that only report memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a log without what was put around them: colors, timestamps, and the tags of ranks and workers."""
+"""Strip the lines of a log of colors, timestamps, and the tags of ranks and workers."""
 
 from __future__ import annotations
 

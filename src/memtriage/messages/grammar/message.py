@@ -1,4 +1,4 @@
-"""A message about memory as it was read, and the figures that rules reckon with."""
+"""A message about memory as it was read, and the figures that rules use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rungs that compile the model: fusion keeps fewer activations, a budget has backward compute more again.
+"""Rungs that compile the model: fusion keeps fewer activations, a budget makes backward recompute more.
 
 Each candidate runs Inductor, which takes a minute: both are tried only when asked for.
 """

@@ -1,7 +1,7 @@
 """Adam with smaller states on the device: of 8 bits, or none at all because they are on the host.
 
-Both are simulated by stand-ins that allocate what the real ones do: the libraries' own steps run kernels of
-their own, or on the host.
+Both are simulated by stand-ins that allocate what the real ones do, because the libraries' steps run their
+own kernels, or on the host.
 """
 
 from __future__ import annotations

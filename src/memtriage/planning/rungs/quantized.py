@@ -1,7 +1,7 @@
 """QLoRA: adapters over weights that are kept in 4 bits.
 
-Simulated by linear layers that hold and allocate what those of bitsandbytes do (`Linear4bit`, `MatMul4Bit`,
-`dequantize_4bit`): bitsandbytes itself quantizes by kernels of its own.
+They are simulated by linear layers that hold and allocate the same as in bitsandbytes (`Linear4bit`,
+`MatMul4Bit`, `dequantize_4bit`), because bitsandbytes quantizes with its own kernels.
 """
 
 from __future__ import annotations

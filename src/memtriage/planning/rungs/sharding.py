@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state, shared out over the GPUs of the job (FSDP2)."""
+"""Shard weights, gradients and optimizer state over the GPUs of the job (FSDP2)."""
 
 from __future__ import annotations
 
