@@ -6,8 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
+from memtriage.prediction.fake_cuda.tensors import parts, true_device
 from memtriage.prediction.host.memory import SAVED, HostMemory
 from memtriage.prediction.host.torch_files import TorchFiles
 
@@ -31,6 +33,11 @@ def replacements(memory: HostMemory, files: TorchFiles) -> list[tuple[Any, str, 
         # The other ranks' parts are in no plan.
         (default_planner, "_validate_global_plan", lambda *args: []),
         (StateDictStager, "_stage_untyped_storage", _staged(memory, files, StateDictStager)),
+        *(
+            (StateDictStager, name, _offloaded(files, getattr(StateDictStager, name)))
+            for name in ("_offload_tensor",)
+            if hasattr(StateDictStager, name)  # not in every version of torch
+        ),
     ]
 
 
@@ -87,3 +94,16 @@ def _staged(memory: HostMemory, files: TorchFiles, stager: Any) -> Callable[...,
         return copy
 
     return stage
+
+
+def _offloaded(files: TorchFiles, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The copy of a tensor that asynchronous saving keeps; torch's has data."""
+
+    def offload(self: Any, x: torch.Tensor, memo: dict[int, Any], non_blocking: bool = False) -> Any:
+        if true_device(x).type != "meta" or parts(x)[0] is not x:
+            return original(self, x, memo, non_blocking)
+        storage = self._stage_untyped_storage(x.untyped_storage(), non_blocking=non_blocking)
+        memo[id(x)] = copy = files.tensor(storage, x.dtype, x.storage_offset(), x.size(), x.stride())
+        return copy
+
+    return offload
