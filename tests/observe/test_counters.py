@@ -9,7 +9,7 @@ import pytest
 
 from memtriage.model.blocks import DeviceCounters
 from memtriage.observe import counters
-from memtriage.observe.counters import MALLOC, CounterReader, Reading
+from memtriage.observe.counters import MALLOC, CounterReader, Reading, uncounted
 
 FAST, SLOW = 1e-6, 1e-3
 
@@ -187,6 +187,10 @@ def test_pinned_memory_is_none_without_cuda(world: World) -> None:
     world.reserved = {0: 1}
     assert reader.pinned() == 1
     assert {reader.pinned() for _ in range(20)} == {1, 2, 3}
+
+
+def test_devices_without_a_counter_are_named_once() -> None:
+    assert uncounted(["xpu:0", "cpu", "cuda:0", "mps:0", "xpu:0"]) == ["mps:0", "xpu:0"]
 
 
 def test_host_figures_are_those_of_this_process() -> None:

@@ -10,7 +10,7 @@ import sys
 import types
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -102,12 +102,12 @@ def _closure(default: object = ["default"], *, named: object = ("named",)) -> Ca
     return lambda: [kept, default, named]
 
 
-def _generator() -> Iterator[object]:
+def _generator() -> Generator[object, None, None]:
     kept = ["kept"]
     yield kept
 
 
-def _suspended() -> Iterator[object]:
+def _suspended() -> Generator[object, None, None]:
     generator = _generator()
     next(generator)
     return generator
@@ -144,7 +144,7 @@ def _weak_dead() -> weakref.ref[Any]:
     return weakref.ref(_Attributes(), lambda dead: None)
 
 
-_ALIVE = _Attributes()
+_ALIVE, _WAITING = _Attributes(), _suspended()
 OBJECTS: dict[str, object] = {
     "list": [[1], {}, "text", 5],
     "empty list": [],
@@ -163,10 +163,11 @@ OBJECTS: dict[str, object] = {
     "module": types,
     "class": _Slots,
     "class of C": dict,
-    "suspended generator": _suspended(),
+    "suspended generator": _WAITING,
     "ended generator": _ended(),
     "traceback": _traceback(),
     "frame that ended": _traceback().tb_frame,
+    "frame that a generator has": _WAITING.gi_frame,
     "weak reference": weakref.ref(_ALIVE, lambda dead: None),
     "dead weak reference": _weak_dead(),
     "bounded cache": _cache(3),
@@ -273,7 +274,7 @@ def test_how_many_entries_a_container_takes(obj: object, bound: int | None) -> N
 
 def test_variables_of_a_suspended_generator_and_of_an_ended_function() -> None:
     generator, ended, traceback = _suspended(), _ended(), _traceback()
-    local = generator.gi_frame.f_locals["kept"]  # type: ignore[attr-defined]
+    local = generator.gi_frame.f_locals["kept"]
     heap = _read()
     frame = heap.frame(heap.generator_frame(id(generator)))
     assert frame is not None

@@ -16,6 +16,7 @@ def test_messages_never_raise_and_escape_what_moves_the_cursor(capsys: pytest.Ca
     Messages().say("a\033[2Jb")
     assert capsys.readouterr().err == "memtriage: a\\x1b[2Jb\n"
     assert printable("gr\u00fcn\n") == "gr\u00fcn\\n"
+    assert printable("C:\\new 'quoted'") == "C:\\new 'quoted'"
     with open(os.devnull, "w") as closed:
         messages = Messages(closed)
     messages.say("lost")
