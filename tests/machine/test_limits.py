@@ -22,6 +22,7 @@ def test_resource_limits():
     assert {fact.value for fact in unlimited.values()} == {"no limit"}
     limited = by_name(resource_limits(8 * GiB, 64 * 1024))
     assert (limited["RLIMIT_AS"].status, limited["RLIMIT_MEMLOCK"].status) == ("bad", "note")
+    assert (limited["RLIMIT_AS"].value, limited["RLIMIT_MEMLOCK"].value) == ("8.0 GiB", "64.0 KiB")
 
 
 def test_a_limit_at_the_policy_is_enough():
@@ -38,6 +39,7 @@ def test_what_is_enough_comes_without_advice():
     assert shared_memory(GiB, 0).advice is None and shared_memory(GiB - 1, 0).advice
     plain = by_name(resource_limits(None, None))
     assert [fact.advice for fact in plain.values()] == [None, None]
+    assert [fact.status for fact in plain.values()] == ["ok", "ok"]
     tight = by_name(resource_limits(GiB, GiB - 1))
     assert "ulimit -v" in tight["RLIMIT_AS"].advice and "ulimit -l" in tight["RLIMIT_MEMLOCK"].advice
 

@@ -1,16 +1,23 @@
-"""Which right is missing, and the command that grants it."""
+"""What a process that is read from outside answers; or which right is missing, and what grants it."""
 
 from __future__ import annotations
 
 import os
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memtriage.model.asked import HeldHere
+from memtriage.model.census import HolderGroup
 from memtriage.outside import answer
-from memtriage.outside.memory import ForbiddenError, GoneError
+from memtriage.outside.census import OutsideCensus
+from memtriage.outside.memory import ForbiddenError, GoneError, OutsideError
+from support.paths import of_module
 
 _OWNER = 1000
 
@@ -52,3 +59,66 @@ def test_the_missing_right(
 
 def test_other_errors_stay_as_they_are() -> None:
     assert answer.why_refused(GoneError("process 1 ended"), 1) == "process 1 ended"
+
+
+_LOSSES = of_module("train", "losses")
+_GROUP = HolderGroup(
+    device="cpu", anchor=_LOSSES, path=_LOSSES, count=2, nbytes=800, by_path={_LOSSES: 800},
+    owners={"variable": 800}, attached=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("moved", "stopped_s", "way"),
+    [
+        (None, 0.05, "; the process was stopped for 50 ms"),
+        (0, 0.0, "; two readings agree"),
+        (1200, 0.0, "; 1,200 storages of 4,800 bytes changed between two readings and are not listed"),
+    ],
+)
+def test_an_answer_says_how_the_process_was_read(
+    monkeypatch: pytest.MonkeyPatch, moved: int | None, stopped_s: float, way: str
+) -> None:
+    asked: list[tuple[int, bool, float]] = []
+
+    def census(pid: int, *, pause: bool, within_s: float) -> OutsideCensus:
+        asked.append((pid, pause, within_s))
+        return OutsideCensus(
+            groups=[_GROUP], storages=[], details={}, at=1.0, objects=30, nodes=4, moved=moved,
+            moved_bytes=4800, seconds=0.25, stopped_s=stopped_s + 1e-9, notes=["a partial census"],
+        )  # fmt: skip
+
+    monkeypatch.setattr(answer, "take_census", census)
+    found = answer.read_answer(os.getpid(), 7.0, pause=moved is None)
+    assert asked == [(os.getpid(), moved is None, 7.0)]
+    assert (found.pid, found.host, found.argv) == (
+        os.getpid(),
+        socket.gethostname(),
+        answer.arguments(os.getpid()),
+    )
+    assert (found.paused_s, found.objects, found.nodes) == (stopped_s, 30, 4)
+    assert found.holders == [
+        HeldHere(device="cpu", holder_path=_LOSSES, count=2, bytes=800, owners={"variable": 800})
+    ]
+    assert found.notes == [f"read from outside in 250 ms, without ledgers{way}", "a partial census"]
+
+
+def test_a_refused_reading_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, **how: object) -> OutsideCensus:
+        raise ForbiddenError("it may not be read")
+
+    monkeypatch.setattr(answer, "take_census", refuse)
+    monkeypatch.setattr(answer, "_SCOPE", Path("/nowhere"))
+    with pytest.raises(OutsideError, match="it may not be read: a container or a security module") as caught:
+        answer.read_answer(os.getpid(), 7.0)
+    assert type(caught.value) is OutsideError
+
+
+def test_the_arguments_of_a_process_and_of_one_that_ended() -> None:
+    command = [sys.executable, "-c", "input()", "", "two words"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as job:
+        assert answer.arguments(job.pid) == command
+        job.kill()
+        job.wait()
+        assert answer.arguments(job.pid) == []
+        assert answer.missing_right(job.pid) == "it ended"
