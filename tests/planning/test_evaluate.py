@@ -5,8 +5,10 @@ from torch.utils.flop_counter import flop_registry
 
 from memtriage.planning.changes import Change
 from memtriage.planning.evaluate import FINENESS, SMALLEST, Evaluator, Work, drop_before_training
+from memtriage.planning.facts import UNKNOWN
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent, Marker
+from memtriage.prediction.script import Script
 
 
 def test_products_forward_and_backward_are_counted():
@@ -138,3 +140,36 @@ def test_primed_memory_is_evaluated_on_the_same_trace():
     expandable = change("conf", conf="expandable_segments:True")
     both = evaluator.of((expandable, change("primed", primed=True))).peak
     assert both == evaluator.of((expandable,)).peak  # expandable segments have no blocks to choose
+
+
+def test_a_program_is_looked_at_once_and_of_a_script_nothing_is_known(tmp_path):
+    evaluator = Evaluator(linear, machine("h200"), (2, 11), "", 1, 1 << 40)
+    facts = evaluator.facts()
+    assert facts.trained == 64 * 64 + 64 and not facts.compiled
+    assert evaluator.facts() is facts
+    evaluator.of(())
+    assert evaluator.traces == 1  # what is looked at is traced as it is
+    file = tmp_path / "train.py"
+    file.write_text("raise AssertionError")
+    script = Evaluator(Script(str(file)), machine("h200"), (2, 11), "", 1, 1 << 40)
+    assert script.facts() is UNKNOWN and script.traces == 0
+
+
+def test_options_of_the_allocator_that_were_not_given_are_those_that_a_trace_finds(monkeypatch):
+    given = Evaluator(linear, machine("h200"), (2, 11), "max_split_size_mb:64", 1, 1 << 40)
+    assert (given.conf(), given.traces) == ("max_split_size_mb:64", 0)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    found = Evaluator(linear, machine("h200"), (2, 11), None, 1, 1 << 40)
+    assert (found.conf(), found.traces) == ("expandable_segments:True", 1)
+
+
+def test_what_is_loaded_in_its_changed_form_needs_no_room_for_what_is_dropped():
+    def build(device):
+        whole = torch.empty(256 << 20, dtype=torch.uint8, device=device)
+        model, optimizer, step = linear(device)
+        del whole
+        return model, optimizer, step
+
+    evaluator = Evaluator(build, machine("h200"), (2, 11), "", 1, 1 << 40)
+    plain, loaded = evaluator.of(()).peak, evaluator.of((change("loaded", loads=True),)).peak
+    assert plain.reserved >= 256 << 20 and loaded.reserved < 128 << 20
