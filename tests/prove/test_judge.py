@@ -174,6 +174,12 @@ def test_values_against_an_amount() -> None:
     assert verdict("loss", "1.5", [timed(1.0, loss=[])]).verdict == "undecided"
 
 
+@pytest.mark.parametrize(("new", "expected"), [("-1", "met"), ("0", "met"), ("1", "missed")])
+def test_values_against_zero_are_compared_by_their_difference(new: str, expected: str) -> None:
+    row = verdict("loss", "base", [timed(1.0, loss=[new])], [timed(1.0, loss=["0"])])
+    assert (row.verdict, row.value, row.limit, row.spread) == (expected, float(new), 0.0, None)
+
+
 @pytest.mark.parametrize(
     ("new", "expected"), [("-3", "met"), ("-2", "met"), ("-1", "missed"), ("1", "missed")]
 )

@@ -182,6 +182,20 @@ def test_six_trials_are_enough_for_the_confidence(tmp_path: Path, rounds: int) -
 
 
 @pytest.mark.parametrize(
+    ("sizes", "differing"),
+    [((500, 500, 900, 500, 100), [2, 4]), ((500, 500, 900, 100), []), ((500,), []), ((500, 900), [1])],
+)
+def test_ranks_stand_out_while_they_are_fewer_than_half(
+    tmp_path: Path, sizes: tuple[int, ...], differing: list[int]
+) -> None:
+    trials = trials_of(tmp_path, "a", head=HEAD + f"ranks = {len(sizes)}\n")
+    state = ComparisonState(tmp_path / "out", trials)
+    ranks = {rank: [(size * MIB, 2000 * MIB)] * 3 for rank, size in enumerate(sizes)}
+    write_trial(state, "a", 0, [1.0] * 3, ranks=ranks)
+    assert make_report(trials, state).variants[0].figures["allocated"].differing_ranks == differing
+
+
+@pytest.mark.parametrize(
     ("usual", "other", "differs"),
     [
         (100 * MIB, 164 * MIB, False),
