@@ -15,7 +15,7 @@ from memtriage.catalogue.catalogue import BUILT_IN, read_holders, without_repeat
 from memtriage.catalogue.generic import GENERIC
 from memtriage.catalogue.scene import Scene
 from memtriage.model.holders import HolderReading
-from support.holder_standins import NBYTES, Stage, tensor
+from support.holder_standins import NBYTES, Scaled, Stage, tensor
 
 PROGRAM_TABLE: dict[str, torch.Tensor] = {}
 
@@ -110,3 +110,32 @@ def test_variables_of_a_class_are_named_by_it_and_those_of_torch_are_left_to_its
     expected = [("train.Registry.by_name", NBYTES), ("train.Registry.kept", NBYTES)]
     assert sorted(places("generic.class_attributes")) == expected
     del own, of_torch
+
+
+def test_a_context_is_told_by_its_function_where_it_has_tensors() -> None:
+    class Counts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.count = 3
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient
+
+    class Plain(Counts):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    weight = torch.ones(1, requires_grad=True)
+    kept = [Counts.apply(weight), Plain.apply(weight), Scaled.apply(weight)]
+    assert places("generic.contexts") == [("ctx of ScaledBackward", NBYTES)]
+    del kept
+
+
+def test_generic_entries_are_of_any_program() -> None:
+    assert {(entry.kind, entry.library, entry.package) for entry in GENERIC} == {
+        ("generic", "any program", "")
+    }
+    assert [entry.name for entry in GENERIC if entry.policy != "never"] == ["generic.lru_cache"]
