@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import gc
+import sys
+import types
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import memtriage
+from memtriage.catalogue import pytorch as pytorch_entries
 from memtriage.model.holders import HolderOutcome
+from memtriage.observe.host import PinnedStats
+from support.holder_looks import ENTRIES, clear_places, look, paths
+from support.holder_standins import NBYTES, STANDINS, Stage, tensor
 
 
 @pytest.fixture
@@ -69,3 +76,149 @@ def test_compiled_code_lets_go_of_what_it_was_specialized_on() -> None:
     del model, compiled
     gc.collect()
     assert reference() is None
+
+
+# On stand-ins
+
+SYMMETRIC = "torch.distributed._symmetric_memory"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "path", "nbytes", "entries", "cleared"),
+    [
+        ("torch.cublas_workspaces", 0, "the workspaces of this process's cuBLAS handles", 0, None, True),
+        ("torch.cudagraph_trees", 0, "torch._inductor.cudagraph_trees, this thread", 0, 1, True),
+        ("torch.dynamo", 0, "code compiled by torch.compile", 0, 1, True),
+        ("torch.symmetric_memory", 0, f"{SYMMETRIC}._group_name_to_workspace_tensor", NBYTES, 1, True),
+        ("torch.symmetric_memory", 1, f"{SYMMETRIC}._symm_mem_pools", NBYTES, 1, True),
+        ("fsdp2.communication", 0, "FSDPCommContext.all_gather_state", NBYTES, None, True),
+        ("fsdp2.communication", 1, "FSDPCommContext.reduce_scatter_states", NBYTES, 1, True),
+        ("fsdp2.communication", 2, "FSDPCommContext.reduce_scatter_state", NBYTES, None, True),
+        ("torch.async_collectives", 0, "results of collectives without a wait", NBYTES, 1, False),
+        ("torch.nccl", 0, "process groups with NCCL", 0, 1, False),
+        (
+            "torch.offload_pool",
+            0,
+            "torch._functorch._activation_offloading.offload_ops._pinned_pool",
+            NBYTES,
+            1,
+            True,
+        ),
+        ("torch.pinned_cache", 0, "the cache of torch's pinned memory", NBYTES, None, True),
+        ("torch.conv_benchmark", 0, "torch.backends.cudnn.benchmark is on", 0, None, False),
+        ("triton.do_bench", 0, "do_bench() is running", 0, None, False),
+    ],
+)
+def test_an_entry_is_found_by_what_is_loaded_and_emptied_by_its_action(
+    name: str, shape: int, path: str, nbytes: int, entries: int | None, cleared: bool, stage: Stage
+) -> None:
+    fill = STANDINS[name][shape](stage)
+    assert look(name).places == []
+    fill()
+    reading = look(name)
+    assert (reading.places, reading.entries, reading.total) == ([(path, nbytes)], entries, nbytes)
+    clear_all = ENTRIES[name].clear_all
+    assert (clear_places(name) == 0) is (clear_all is not None or not cleared)
+    if clear_all is not None:
+        clear_all()
+    assert look(name).places == ([] if cleared else [(path, nbytes)])
+    assert ENTRIES[name].library == ("Triton" if name.startswith("triton") else "PyTorch")
+
+
+def test_every_state_of_fsdp_s_objects_is_told(stage: Stage) -> None:
+    stage.module("torch.distributed.fsdp")
+    states = {name: tensor() for name in ("all_gather_state", "reduce_scatter_state", "_all_reduce_state")}
+    for kind in ("FSDPCommContext", "FSDPParamGroup", "FSDPState"):
+        owner = stage.keep(type(kind, (), {})())
+        owner.__dict__.update(states, reduce_scatter_states=[], mesh=tensor())
+    assert sorted(paths("fsdp2.communication")) == sorted(
+        f"{kind}.{name}" for kind in ("FSDPCommContext", "FSDPParamGroup") for name in states
+    )
+    assert clear_places("fsdp2.communication") == 6
+    assert owner.__dict__["all_gather_state"] is not None
+
+
+def test_the_offload_pool_is_emptied_by_its_own_function_where_there_is_one(stage: Stage) -> None:
+    pool, registry, tidied = {1: [tensor()]}, {2: [tensor()]}, []
+    module = "torch._functorch._activation_offloading.offload_ops"
+    stage.module(module, _pinned_pool=pool, _wait_registry=registry, _pool_clear=lambda: tidied.append(1))
+    assert paths("torch.offload_pool") == [f"{module}._pinned_pool", f"{module}._wait_registry"]
+    assert clear_places("torch.offload_pool") == 2
+    assert (len(pool), registry, tidied) == (1, {}, [1])
+
+
+@pytest.mark.parametrize(
+    ("stats", "nbytes"),
+    [
+        (None, None),
+        (PinnedStats(owned=0, active=0, cached=None), None),
+        (PinnedStats(owned=5, active=5, cached=0), None),
+        (PinnedStats(owned=5, active=3, cached=2), {"host": 2}),
+        (PinnedStats(owned=5, active=3, cached=None), {}),  # before torch 2.13
+    ],
+)
+def test_pinned_memory_is_told_where_some_of_it_may_be_free(
+    stats: PinnedStats | None, nbytes: dict[str, int] | None, stage: Stage
+) -> None:
+    stage.patch.setattr(pytorch_entries, "pinned", lambda: stats)
+    reading = look("torch.pinned_cache")
+    assert (reading.nbytes if reading.places else None) == nbytes
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_pinned_memory_is_emptied_by_the_function_that_this_torch_has(public: bool, stage: Stage) -> None:
+    called: list[str] = []
+    if public:
+        stage.patch.setattr(
+            torch.accelerator, "empty_host_cache", lambda: called.append("new"), raising=False
+        )
+    else:
+        stage.patch.delattr(torch.accelerator, "empty_host_cache", raising=False)
+    stage.patch.setattr(torch._C, "_host_emptyCache", lambda: called.append("old"), raising=False)
+    clear_all = ENTRIES["torch.pinned_cache"].clear_all
+    assert clear_all is not None
+    clear_all()
+    assert called == ["new" if public else "old"]
+
+
+def test_only_results_without_a_wait_and_groups_of_nccl_count(stage: Stage) -> None:
+    kind = type("AsyncCollectiveTensor", (), {})
+    stage.module("torch.distributed._functional_collectives", AsyncCollectiveTensor=kind)
+    for completed in (True, False, False):
+        stage.keep(kind()).__dict__.update(elem=tensor(), completed=completed)
+    reading = look("torch.async_collectives")
+    assert (reading.entries, reading.total) == (2, 2 * NBYTES)
+    world = types.SimpleNamespace(
+        pg_map={1: ("nccl", None), 2: ("gloo", None), 3: ("cpu:gloo,cuda:nccl", None)}
+    )
+    stage.module("torch.distributed.distributed_c10d", _world=world)
+    assert look("torch.nccl").entries == 2
+
+
+def test_benchmarks_are_told_while_they_run_and_by_their_module(stage: Stage) -> None:
+    def frame(function: str, module: str) -> tuple[None, Any]:
+        code = types.SimpleNamespace(co_name=function)
+        return None, types.SimpleNamespace(f_code=code, f_globals={"__name__": module})
+
+    running = [
+        frame("do_bench_cudagraph", "triton.testing"),
+        frame("do_bench", "program"),
+        frame("run", "triton.testing"),
+    ]
+    stage.patch.setattr(pytorch_entries, "running_frames", lambda skip: running)
+    stage.module("triton")
+    stage.patch.delitem(sys.modules, "triton.testing", raising=False)
+    assert paths("triton.do_bench") == []
+    stage.module("triton.testing")
+    assert paths("triton.do_bench") == ["do_bench_cudagraph() is running"]
+
+
+def test_without_cuda_in_use_there_are_no_workspaces_and_no_trials_of_convolutions(stage: Stage) -> None:
+    stage.patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    stage.patch.setattr(torch.backends.cudnn, "benchmark", True)
+    for initialized in (False, True):
+        stage.patch.setattr(pytorch_entries, "initialized", lambda now=initialized: now)
+        assert bool(paths("torch.cublas_workspaces")) == bool(paths("torch.conv_benchmark")) == initialized
+    stage.patch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
+    stage.patch.setattr(torch.backends.cudnn, "benchmark", False)
+    assert paths("torch.cublas_workspaces") == paths("torch.conv_benchmark") == []
