@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import json
 import mmap
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,136 +15,17 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.pinned import PinnedMemory, PinningFailed
-from memtriage.treat.offload.pipeline import Job, TileSlot
 from support.offload import (
-    assert_same_as_reference,
     give_gradients,
     make,
     masters_of,
     parameters,
-    reference,
     same_bits,
 )
 
 PROGRAM = Path(__file__).with_name("fault_program.py")
 TIME_LIMIT_S = 120
-
-
-class FailingJob:
-    """A tile's computation that is never begun."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def start(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        raise self.error
-
-
-def failing_kernel(at: int, error: BaseException | None) -> Callable[..., Job]:
-    """Stands in for `Arithmetic.stepping`: one tile fails, or has the main thread interrupted."""
-    stepping, calls = Arithmetic.stepping, count(1)
-
-    def stand_in(*arguments: Any) -> Job:
-        if next(calls) == at:
-            if error is not None:
-                return FailingJob(error)
-            _thread.interrupt_main()
-        return stepping(*arguments)
-
-    return stand_in
-
-
-def test_a_failure_in_the_middle_of_a_step_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
-    give_gradients(weights, masters, seed=0)
-    optimizer.step()
-    expected.step()
-    model = [weight.detach().clone() for weight in weights]
-    kept = {
-        key: {k: v.clone() for k, v in entry.items()}
-        for key, entry in optimizer.state_dict()["state"].items()
-    }
-    checkpoint = {"state": kept, "param_groups": optimizer.state_dict()["param_groups"]}
-
-    give_gradients(weights, masters, seed=1)
-    with monkeypatch.context() as patch:
-        failing = failing_kernel(3, RuntimeError("the device fell off the bus"))
-        patch.setattr(Arithmetic, "stepping", failing)
-        with pytest.raises(RuntimeError, match="fell off the bus"):
-            optimizer.step()
-    for call in (optimizer.step, optimizer.state_dict):
-        with pytest.raises(RuntimeError, match=r"failed in the middle.*fell off the bus.*state_dict"):
-            call()
-
-    optimizer.load_state_dict(checkpoint)
-    with torch.no_grad():
-        for weight, value in zip(weights, model, strict=True):
-            weight.copy_(value)
-    optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
-
-
-def test_a_failure_before_the_first_change_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
-    give_gradients(weights, masters, seed=0)
-
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("no copy today")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TileSlot, "fetch", refuse)
-        with pytest.raises(RuntimeError, match="no copy today"):
-            optimizer.step()
-    assert all(same_bits(weight, other) for weight, other in zip(weights, parameters(), strict=True))
-    optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
-
-
-@pytest.mark.parametrize("gradients", ["device", "host"])
-def test_a_failure_behind_the_backward_pass_ends_the_work(
-    monkeypatch: pytest.MonkeyPatch, gradients: str
-) -> None:
-    weight = Parameter(torch.ones(300))
-    optimizer = make([weight], overlap_backward=True, gradients=gradients)
-
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("no copy today")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TileSlot, "fetch", refuse)
-        (weight * 2).sum().backward()
-        with pytest.raises(RuntimeError, match="no copy today"):
-            optimizer.step()
-    with pytest.raises(RuntimeError, match="failed in the middle"):
-        optimizer.step()
-
-
-def test_ctrl_c_lets_the_step_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
-    give_gradients(weights, masters, seed=0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Arithmetic, "stepping", failing_kernel(2, None))
-        with pytest.raises(KeyboardInterrupt):
-            optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
-    give_gradients(weights, masters, seed=1)
-    optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
 
 
 def test_memory_that_is_gone_is_noticed_before_anything_changes() -> None:
@@ -236,23 +113,6 @@ def test_registration_refused_warns_and_leaves_no_error_behind(monkeypatch: pyte
     memory.bytes.fill_(7)
     memory.close()
     assert [call[0] for call in driver.calls] == ["register"]
-
-
-def test_a_forked_child_is_told_that_it_has_no_part_in_it() -> None:
-    weights = parameters([(10,)])
-    optimizer = make(weights)
-    give_gradients(weights, masters_of(weights), seed=0)
-    child = os.fork()
-    if child == 0:
-        try:
-            optimizer.step()
-        except RuntimeError as error:
-            told = "parent process" in str(error)
-            optimizer.close()  # of threads that it does not have
-            os._exit(0 if told else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    optimizer.step()
 
 
 def test_killed_in_the_middle_of_a_step_and_resumed(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import threading
-import weakref
 from typing import Any
 
 import pytest
@@ -251,58 +248,6 @@ def test_zero_grad_drops_gradients_on_the_host() -> None:
     assert all(same_bits(weight, other) for weight, other in zip(weights, parameters(), strict=True))
 
 
-def test_steps_behind_the_backward_pass() -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights, overlap_backward=True), reference(masters)
-    for step in range(3):
-        before = [weight.detach().clone() for weight in weights]
-        factors = parameters(seed=step + 50)
-        sum((w * f).sum() for w, f in zip(weights, factors, strict=True)).backward()
-        assert all(weight.grad is None for weight in weights)
-        assert all(same_bits(weight.detach(), old) for weight, old in zip(weights, before, strict=True))
-        for master, factor in zip(masters, factors, strict=True):
-            master.grad = factor.detach().float()
-        optimizer.step()
-        expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
-
-
-def test_micro_batches_with_steps_behind_the_backward_pass() -> None:
-    weights = parameters(dtype=torch.float32)
-    masters = masters_of(weights)
-    optimizer, expected = make(weights, overlap_backward=True), reference(masters)
-    for step in range(2):
-        for of in (weights, masters):
-            for micro_batch in range(2):
-                factors = parameters(dtype=torch.float32, seed=10 * step + micro_batch)
-                loss = sum((w * f.detach()).sum() for w, f in zip(of, factors, strict=True))
-                if micro_batch == 0 and of is weights:
-                    with optimizer.accumulate():
-                        loss.backward()
-                else:
-                    loss.backward()
-        optimizer.step()
-        expected.step()
-        expected.zero_grad()
-    assert_same_as_reference(optimizer, weights, expected, masters)
-
-
-def test_a_second_backward_behind_a_step_half_taken_is_refused() -> None:
-    weight = Parameter(torch.ones(100))
-    optimizer = make([weight], overlap_backward=True)
-    (weight * 2).sum().backward()
-    with pytest.raises(RuntimeError, match=r"second gradient before step\(\).*accumulate"):
-        (weight * 2).sum().backward()
-    weight.grad = None
-    with pytest.raises(RuntimeError, match=r"call step\(\)"):
-        optimizer.zero_grad()
-    with pytest.raises(RuntimeError, match=r"call step\(\)"):
-        optimizer.state_dict()
-    optimizer.step()
-    assert float(optimizer.state_dict()["state"][0]["step"]) == 1
-
-
 @pytest.mark.parametrize("arguments", [{"gradients": "host"}, {"overlap_backward": True}])
 def test_a_grad_scaler_without_gradients_on_the_device_is_refused(arguments: dict[str, Any]) -> None:
     weight = Parameter(torch.ones(100))
@@ -407,47 +352,6 @@ def test_moments_put_into_state_by_the_user_count() -> None:
     optimizer.step()
     expected.step()
     assert_same_as_reference(optimizer, weights, expected, masters)
-
-
-def test_close_gives_everything_back() -> None:
-    weights = parameters()
-    optimizer = make(weights, overlap_backward=True)
-    sum(weight.sum() for weight in weights).backward()
-    optimizer.step()
-    kept = optimizer.state_dict()["state"][0]["exp_avg"]
-    expected = kept.clone()
-    optimizer.close()
-    optimizer.close()
-    assert optimizer.host_bytes == 0
-    assert not optimizer.state
-    assert torch.equal(kept, expected)
-    sum(weight.sum() for weight in weights).backward()  # no hook is left
-    for call in (optimizer.step, optimizer.state_dict, lambda: optimizer.load_state_dict({})):
-        with pytest.raises(RuntimeError, match="closed"):
-            call()
-
-
-def test_an_optimizer_let_go_of_ends_its_thread_and_its_hooks() -> None:
-    def threads() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name.startswith("memtriage-offload")]
-
-    gc.collect()
-    before = threads()
-    weights = parameters()
-    optimizer = make(weights, overlap_backward=True)
-    sum(weight.sum() for weight in weights).backward()
-    optimizer.step()
-    mine = [thread for thread in threads() if thread not in before]
-    gone = weakref.ref(optimizer)
-    assert mine
-    del optimizer
-    gc.collect()
-    assert gone() is None
-    for tensor in mine:
-        tensor.join(timeout=60)
-        assert not tensor.is_alive()
-    sum(weight.sum() for weight in weights).backward()
-    assert weights[0].grad is not None
 
 
 def test_it_is_not_copied() -> None:
