@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,3 +78,14 @@ def assert_same_as_reference(
             assert same_bits(ours[key], theirs[key]), f"{key} of {index}"
         if ours and weight.dtype != torch.float32:
             assert same_bits(ours["master"], master.detach()), f"master of {index}"
+
+
+@contextmanager
+def group_of_one() -> Iterator[torch.distributed.ProcessGroup]:
+    """A process group that has this process only."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield torch.distributed.group.WORLD
+    finally:
+        torch.distributed.destroy_process_group()

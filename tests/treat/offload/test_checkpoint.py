@@ -10,10 +10,15 @@ import torch
 from torch.nn import Parameter
 
 from memtriage import OffloadedAdamW
+from memtriage.treat.offload.checkpoint import gathered_entry
+from memtriage.treat.offload.exchange import Exchange
+from memtriage.treat.offload.pipeline import Ring, lane_to
+from memtriage.treat.offload.resident import ResidentParameter, settle_in
 from support.offload import (
     assert_same_as_reference,
     bits,
     give_gradients,
+    group_of_one,
     make,
     masters_of,
     parameters,
@@ -227,3 +232,57 @@ def test_full_state_dict_without_a_partition_is_the_state_dict() -> None:
     _, optimizer = trained(1)
     whole, plain = optimizer.full_state_dict(), optimizer.state_dict()
     assert whole["state"][0]["exp_avg"].data_ptr() == plain["state"][0]["exp_avg"].data_ptr()
+
+
+def test_of_a_group_of_one_rank_the_state_is_that_without_a_group() -> None:
+    with group_of_one() as group:
+        weights, others = parameters(), parameters()
+        masters = masters_of(weights)
+        optimizer, expected = make(weights, process_group=group), reference(masters)
+        give_gradients(weights, masters, seed=0)
+        optimizer.step()
+        expected.step()
+        assert_same_as_reference(optimizer, weights, expected, masters)
+        state, whole = optimizer.state_dict(), optimizer.full_state_dict()
+        assert state.keys() == whole.keys() == {"state", "param_groups"}
+        assert state["state"][0]["exp_avg"].shape == weights[0].shape
+        again = make(others, process_group=group)
+        for one in (state, whole, state | {"partition": {"rank": 0, "ranks": 1}}):
+            again.load_state_dict(saved(one))
+            assert same_bits(again.state_dict()["state"][0]["exp_avg"], state["state"][0]["exp_avg"])
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("size", [64, 300])
+def test_a_parameters_state_is_gathered_tile_by_tile(size: int, keep: bool) -> None:
+    with group_of_one() as group:
+        resident = ResidentParameter(Parameter(torch.rand(size)), "w", 1, 0)
+        settle_in([resident], torch.float32, gradients=False)
+        resident.exp_avg.copy_(torch.arange(float(size)))
+        resident.exp_avg_sq.copy_(-torch.arange(float(size)))
+        resident.step.fill_(7)
+        ring = Ring(128, 1, pin=False)
+        lane = lane_to(torch.device("cpu"))
+        entry = gathered_entry(resident, Exchange(group, 128), lane, ring.slots[0], 64, keep=keep)
+        ring.close()
+    if not keep:
+        assert entry == {}
+        return
+    assert {name: tensor.tolist() for name, tensor in entry.items()} == {
+        "step": 7,
+        "exp_avg": [float(number) for number in range(size)],
+        "exp_avg_sq": [-float(number) for number in range(size)],
+    }
+    assert entry["step"].data_ptr() != resident.step.data_ptr()
+
+
+def test_a_share_of_other_ranks_is_refused() -> None:
+    weights, optimizer = trained(1)
+    state = optimizer.state_dict() | {"partition": {"rank": 1, "ranks": 2}}
+    with pytest.raises(ValueError) as caught:
+        make(weights).load_state_dict(state)
+    assert str(caught.value) == (
+        "the loaded state is the share of {'rank': 1, 'ranks': 2}, this optimizer's is "
+        "{'rank': 0, 'ranks': 1}; use full_state_dict() to change the number of ranks"
+    )
+    make(weights).load_state_dict(state | {"partition": {"rank": 0, "ranks": 1}})

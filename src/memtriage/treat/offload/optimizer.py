@@ -117,7 +117,8 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         )
         settings.check(partitioned=process_group is not None)
         self._settings = settings
-        self._exchange = None if process_group is None else Exchange(process_group, tile_elements)
+        several = process_group is not None and dist.get_world_size(process_group) > 1
+        self._exchange = Exchange(process_group, tile_elements) if several else None
         self._resources = OptimizerResources(settings, self._exchange)
         self._overlap = OverlapBackward(self._resources, weak_callback(self._sync_state))
         self.grad_norm: Tensor | None = None
