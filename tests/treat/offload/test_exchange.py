@@ -58,3 +58,21 @@ def test_pieces_of_a_tile_are_summed_and_spread(group: torch.distributed.Process
     before = exchange.room_to_send(lane, torch.float32)
     exchange.close()
     assert exchange.room_to_send(lane, torch.float32) is not before
+
+
+def test_a_parameter_of_several_tiles_goes_through_tile_by_tile(
+    group: torch.distributed.ProcessGroup,
+) -> None:
+    lane, exchange = lane_to(CPU), Exchange(group, 128)
+    residents = [ResidentParameter(Parameter(torch.zeros(300)), "w", 1, 0)]
+    gradient, target = torch.arange(300.0), torch.full((300,), -1.0)
+    summed = []
+    for pieces in pack([residents[0].share.chunk], 128):
+        mine = exchange.reduce(lane, pieces, residents, [gradient])
+        summed.append(mine.clone())
+        own = exchange.room_to_send(lane, torch.float32)
+        own[: len(mine)] = mine
+        exchange.spread(lane, pieces, residents, own, [target])
+    assert [len(each) for each in summed] == [128, 128, 64]
+    assert torch.equal(torch.cat(summed)[:300], gradient)
+    assert torch.equal(target, gradient)
