@@ -115,8 +115,9 @@ def test_a_refused_reading_says_what_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_arguments_of_a_process_and_of_one_that_ended() -> None:
-    command = [sys.executable, "-c", "input()", "", "two words"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as job:
+    command = [sys.executable, "-c", "print('ready', flush=True); input()", "", "two words"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and job.stdout.readline() == "ready\n"
         assert answer.arguments(job.pid) == command
         job.kill()
         job.wait()
