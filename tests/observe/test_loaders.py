@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memtriage.observe.loaders import Epoch, LoaderHook
@@ -136,17 +137,20 @@ def test_the_order_is_the_same_with_and_without_a_look_at_it(epochs: list[Epoch]
     "arguments",
     [
         sampled(Drawn()),
-        sampled(data.RandomSampler(range(11), replacement=True, num_samples=70)),
         {"batch_sampler": Drawing()},
         {"batch_size": None},
-        {"batch_size": 2, "sampler": ["0", "1"]},
+        sampled([np.int64(0), np.int64(1)]),
+        sampled(range(1, 10)),
+        {"batch_sampler": [(0, 1), (2, 3)]},
+        {"batch_sampler": [[0, 1], [], [2]]},
     ],
 )
-def test_an_order_that_is_drawn_as_it_goes_is_not_known(
-    epochs: list[Epoch], arguments: dict[str, Any]
-) -> None:
-    batches = iter(data.DataLoader([torch.zeros(length) for length in _LENGTHS], **arguments))
+def test_an_order_that_cannot_be_told_is_not_known(epochs: list[Epoch], arguments: dict[str, Any]) -> None:
+    batches = iter(
+        data.DataLoader([torch.zeros(length) for length in _LENGTHS], collate_fn=list, **arguments)
+    )
     (epoch,) = epochs
+    next(batches)
     plan = epoch.plan()
     size = None if "batch_sampler" in arguments else arguments.get("batch_size", 1)
     if size is None:
@@ -157,12 +161,15 @@ def test_an_order_that_is_drawn_as_it_goes_is_not_known(
     del batches
 
 
-def test_a_second_permutation_of_an_epoch_is_not_taken_for_the_first(epochs: list[Epoch]) -> None:
-    sampler = data.RandomSampler(range(11), num_samples=22)
+@pytest.mark.parametrize(("replacement", "first", "count"), [(False, 11, 22), (True, 32, 70)])
+def test_what_is_drawn_next_in_an_epoch_is_not_taken_for_the_first(
+    epochs: list[Epoch], replacement: bool, first: int, count: int
+) -> None:
+    sampler = data.RandomSampler(range(11), replacement=replacement, num_samples=count)
     known = []
     for _ in loader(batch_size=1, sampler=sampler):
         known.append(sizes(epochs[0]) is not None)
-    assert known == [True] * 11 + [False] * 11
+    assert known == [True] * first + [False] * (count - first)
 
 
 def test_items_that_are_not_in_the_data_set_are_not_looked_up(epochs: list[Epoch]) -> None:
