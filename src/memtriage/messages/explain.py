@@ -164,12 +164,13 @@ def _says_again(each: _JudgedMessage, cause: _JudgedMessage) -> bool:
     """Whether a message of the host repeats the cause: several layers report one kill."""
     first, later = cause.hit, each.hit
     ours, theirs = first.message, later.message
+    whose = [(ours.facts.get(name), theirs.facts.get(name)) for name in _WHOSE]
     return (
         each.label == cause.label
         and ours.device == theirs.device == "host"
         and later.source == first.source
         and later.line - first.line <= _SAME_FAILURE_LINES
-        and all(theirs.facts.get(name, ours.facts.get(name)) == ours.facts.get(name) for name in _WHOSE)
+        and all(None in pair or pair[0] == pair[1] for pair in whose)
     )
 
 
