@@ -272,6 +272,42 @@ def test_a_failure_without_figures_is_that_of_the_next_message_with_some(log: li
     assert [event.line for event in events if event.role == "cause"] == [cause]
 
 
+SLURM = "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0"
+
+
+@pytest.mark.parametrize(
+    ("log", "roles"),
+    [
+        ([KERNEL, SLURM], ["cause", "same"]),
+        ([KERNEL, *["step"] * 199, SLURM], ["cause", "same"]),
+        ([KERNEL, *["step"] * 200, SLURM], ["cause", "followed"]),
+        ([TAG.format(1, KERNEL), TAG.format(2, SLURM)], ["cause", "followed"]),
+        ([KERNEL, KERNEL.replace("4242", "4243")], ["cause", "followed"]),
+        ([KERNEL, "MemoryError"], ["cause", "followed"]),
+    ],
+)
+def test_layers_that_report_one_kill_are_told_from_a_second_one(log: list[str], roles: list[str]) -> None:
+    assert [event.role for event in explain("\n".join(log)).events] == roles
+
+
+@pytest.mark.parametrize(("lines", "told"), [(200, False), (201, True)])
+def test_a_long_log_says_where_its_only_event_is(lines: int, told: bool) -> None:
+    evidence = explain("\n".join([FULL, *["step"] * (lines - 1)])).evidence
+    assert ("the first of 1 event in 201 lines: line 1" in evidence) is told
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence", "evidence"),
+    [
+        ("step 1\nstep 2", 0.95, "no message about memory in 2 lines"),
+        ("step 1\npeak memory 3", 0.3, "line 2 mentions memory, in an unknown form: peak memory 3"),
+    ],
+)
+def test_a_text_without_a_failure_says_so(text: str, confidence: float, evidence: str) -> None:
+    diagnosis = explain(text)
+    assert (diagnosis.confidence, diagnosis.evidence) == (confidence, [evidence])
+
+
 def test_an_unknown_form_is_quoted_with_its_line_and_asked_about() -> None:
     diagnosis = explain("step\ngizmo: out of memory")
     assert diagnosis.evidence[0] == (

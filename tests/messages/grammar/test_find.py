@@ -303,6 +303,19 @@ def test_two_reports_of_one_failure_are_one_unless_they_contradict_each_other() 
     ]
 
 
+def test_consequences_of_one_kind_are_one_and_a_mention_gives_way_to_a_failure_alone() -> None:
+    lost, ended = "Connection reset by peer", "srun: Job step aborted"
+
+    def families(*lines: str) -> list[tuple[str, str]]:
+        return [(each.message.family, each.message.form) for each in find("\n".join(lines))]
+
+    assert families(lost, lost) == [("aftermath", "peer lost")]
+    assert families(lost, ended) == [("aftermath", "peer lost"), ("aftermath", "ended by the launcher")]
+    mentioned, report = "gizmo: out of memory", "MA 1.00 GB Max_MA 2.00 GB CA 3.00 GB Max_CA 4 GB"
+    assert families(report, mentioned) == [("deepspeed-mem", ""), ("mention", "")]
+    assert families(mentioned, "CUDA error: out of memory") == [("cuda-runtime", "")]
+
+
 @pytest.mark.parametrize(("between", "count"), [(600, 1), (601, 2)])
 def test_reports_far_from_each_other_are_two(between: int, count: int) -> None:
     line = "DataLoader worker (pid 7) is killed by signal: Killed."
