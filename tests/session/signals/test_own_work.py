@@ -195,23 +195,6 @@ def test_only_what_can_be_called_is_held() -> None:
     assert type(own) is HeldHandler and programs_own(own) is print and held(own) is own
 
 
-def caught(raise_it: object) -> BaseException:
-    try:
-        raise_it()  # type: ignore[operator]
-    except BaseException as error:
-        return error
-    raise AssertionError
-
-
-def test_what_the_watch_itself_fails_at_is_not_the_programs() -> None:
-    def without_a_text() -> None:
-        raise OSError
-
-    assert not is_programs_exception(caught(without_a_text))
-    assert not is_programs_exception(caught(lambda: {}["key"]))
-    assert not is_programs_exception(caught(lambda: next(iter(()))))
-
-
 def test_an_exception_of_another_thread_is_the_programs() -> None:
     states: list[bool] = []
     running = threading.Event()
