@@ -104,7 +104,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     options = ["-p", "no:cacheprovider", "--strict-markers"]
     subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-n", "2", "--junit-xml", "result.xml", "test_memory.py"],
-        cwd=folder, capture_output=True, timeout=300,
+        cwd=folder, capture_output=True, timeout=900,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
     )  # fmt: skip
     found: dict[str, str | None] = {}
