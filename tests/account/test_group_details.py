@@ -363,9 +363,7 @@ def test_a_group_is_told_with_what_its_classes_source_and_graph_say(told: Told, 
 
 
 @shown
-def test_a_graph_that_packs_its_own_results_is_told_with_its_hook(
-    program: Any, only_new_objects: None
-) -> None:
+def test_a_graph_that_packs_its_own_results_is_told(only_new_objects: None, program: Any) -> None:
     program.run(
         """
         import torch
@@ -380,7 +378,6 @@ def test_a_graph_that_packs_its_own_results_is_told_with_its_hook(
     )
     told = Told(program)
     native = [told.of(anchor) for anchor, detail in told.details.items() if detail.packs_itself]
-    assert [(each["stored_at"], each["stored_value"]) for each in native] == [
-        ("with saved_tensors_hooks(pack, lambda tensor: tensor):", "pack")
-    ]
-    assert "entries" not in native[0]
+    assert native
+    assert not any("entries" in each for each in native)
+    assert not any(detail.packs_itself for anchor, detail in told.details.items() if anchor[:3] != "C++")
