@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.model.machine import Fact
-from memtriage.model.units import size
+from memtriage.model.units import GIB, size
 from memtriage.observe.cgroup import cgroup_memory, host_limit, physical_memory, resource_limit
 from memtriage.observe.host import dev_shm
 
@@ -22,8 +22,8 @@ class LimitPolicy:
             offloaded training take gigabytes.
     """
 
-    shared_memory: int = 1 << 30
-    locked: int = 1 << 30
+    shared_memory: int = GIB
+    locked: int = GIB
 
 
 POLICY: Final = LimitPolicy()

@@ -11,8 +11,9 @@ from memtriage.messages.grammar.message import ALLOCATORS, SUM_ERROR, Message, O
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.messages.shapes import as_logits
 from memtriage.model.explanation import Label
+from memtriage.model.units import MIB
 
-_ROUNDED: Final = {2 * 1024**2: "any tensor of up to 1 MiB", 20 * 1024**2: "any tensor of 1 to 10 MiB"}
+_ROUNDED: Final = {2 * MIB: "any tensor of up to 1 MiB", 20 * MIB: "any tensor of 1 to 10 MiB"}
 _CONTEXT: Final = "one process's context and libraries take about 0.75 GiB (measured on an H200)"
 _PHASES: Final = {
     "forward": "the traceback is of a forward pass",

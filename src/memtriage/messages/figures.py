@@ -14,9 +14,7 @@ from typing import Final
 
 from memtriage.messages.grammar.message import OomFields
 from memtriage.model.explanation import Label
-from memtriage.model.units import MIB
-
-_GIB: Final = 1024**3
+from memtriage.model.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +47,13 @@ class FiguresPolicy:
     cap_reached: float = 0.995
     cap_near: float = 0.95
     roomy: float = 0.60
-    baseline: int = _GIB
+    baseline: int = GIB
     outside_share: float = 0.20
     outside_alone: float = 0.40
     outside_possible: float = 0.05
     outside_possible_alone: float = 0.25
     holes_share: float = 0.02
-    holes: int = _GIB
+    holes: int = GIB
     tight: float = 0.05
     live: float = 0.85
 

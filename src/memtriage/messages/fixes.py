@@ -11,6 +11,7 @@ from memtriage.messages.grammar.message import NOT_TORCH
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.messages.shapes import kind_of, kinds_of
 from memtriage.model.explanation import Fix
+from memtriage.model.units import MIB
 from memtriage.playbook.entries import ACTIONS
 
 
@@ -379,7 +380,7 @@ def _library(case: Case) -> Iterator[_Choice]:
 # The host
 
 
-_ONE_TENSOR = 64 * 1024**2
+_ONE_TENSOR = 64 * MIB
 """Bytes from which on a refused request is large enough for its own size to be the reason."""
 
 

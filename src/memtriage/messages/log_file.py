@@ -20,6 +20,7 @@ from typing import BinaryIO, Final, Protocol
 from memtriage.messages.grammar.allocation import first_that_speaks
 from memtriage.messages.grammar.find import FoundMessage, find
 from memtriage.messages.grammar.lines import LogLine, read_line
+from memtriage.model.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class LogPolicy:
     """
 
     whole: int = 256 * 1024
-    chunk: int = 4 * 1024**2
+    chunk: int = 4 * MIB
     margin: int = 64 * 1024
     before: int = 16 * 1024
     after: int = 4 * 1024

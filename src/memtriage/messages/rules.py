@@ -8,6 +8,7 @@ from typing import Final
 from memtriage.messages.figures import POLICY, judge_figures
 from memtriage.messages.grammar.message import ALLOCATORS, Family, Message, figures
 from memtriage.model.explanation import Label
+from memtriage.model.units import GIB
 
 _OTHERS: Final[Label] = "other_process_or_outside_allocator"
 
@@ -78,7 +79,7 @@ _TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
 
 _BUFFER: Final[tuple[Label, ...]] = ("does_not_fit", "driver_refused_though_free", "allocator_limit")
 _METAL_OTHERS_SHARE: Final = 0.4
-_CUT_UNIT: Final = 1024**3
+_CUT_UNIT: Final = GIB
 
 
 def judge(message: Message) -> tuple[Label, ...]:

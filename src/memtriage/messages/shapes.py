@@ -10,8 +10,7 @@ from math import prod
 from typing import Final
 
 from memtriage.messages.grammar.sizes import as_printed, printed_unit
-
-_MIB: Final = 1024**2
+from memtriage.model.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +147,11 @@ def factor_request(nbytes: int, shapes: Mapping[str, int], itemsizes: Sequence[i
 
 _MOST_FACTORS: Final = 4
 _FP32: Final = 4
-_LARGE_REQUEST: Final = 10 * _MIB
+_LARGE_REQUEST: Final = 10 * MIB
 """Above this the CUDA allocator rounds up to 2 MiB; below it asks for 2 or 20 MiB, whatever the tensor.
 Source: kMinLargeAlloc and kRoundLarge in c10/core/AllocatorConfig.h."""
-_SMALL_SEGMENTS: Final = (2 * _MIB, 20 * _MIB)
-_ROUNDING: Final = 2 * _MIB
+_SMALL_SEGMENTS: Final = (2 * MIB, 20 * MIB)
+_ROUNDING: Final = 2 * MIB
 
 
 def _makes(tensor: int, request: int) -> bool:
@@ -169,4 +168,4 @@ def _print_error(request: int) -> int:
     """How far a request may be from the truth: half of the last printed digit, 0 for an exact figure."""
     unit = printed_unit(request)
     printed = int((Decimal(f"{request / unit:.2f}") * unit).to_integral_value())
-    return unit // 200 if printed == request and request % _MIB else 0
+    return unit // 200 if printed == request and request % MIB else 0

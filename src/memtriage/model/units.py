@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 MIB: Final = 1 << 20
+GIB: Final = 1 << 30
 
 
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")

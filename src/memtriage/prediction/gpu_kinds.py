@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from memtriage.model.units import MIB
+from memtriage.model.units import GIB, MIB
 
-_GIB: Final = 1 << 30
 # One H200 (torch 2.11.0+cu130), 15 training workloads, after three steps: cudaMemGetInfo's total less free
 # less the allocator's segments was 751 to 771 MiB; 767 MiB is the median.
 _H200_OUTSIDE: Final = 767 * MIB
@@ -70,17 +69,17 @@ class GpuKind:
 GPU_KINDS: Final[dict[str, GpuKind]] = {
     "h200": GpuKind("NVIDIA H200", (9, 0), 132, 150109880320, 60 * MIB, 989e12, 4.8e12, measured=True),
     "h100": GpuKind("NVIDIA H100 80GB HBM3", (9, 0), 132, 85017493504, 50 * MIB, 989e12, 3.35e12),
-    "h100-pcie": GpuKind("NVIDIA H100 PCIe", (9, 0), 114, 80 * _GIB, 50 * MIB, 756e12, 2.0e12),
-    "b200": GpuKind("NVIDIA B200", (10, 0), 148, 192 * _GIB, 126 * MIB, 2250e12, 8.0e12),
-    "a100": GpuKind("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * _GIB, 40 * MIB, 312e12, 2.04e12),
-    "a100-40gb": GpuKind("NVIDIA A100-SXM4-40GB", (8, 0), 108, 40 * _GIB, 40 * MIB, 312e12, 1.56e12),
-    "a10": GpuKind("NVIDIA A10G", (8, 6), 80, 24 * _GIB, 6 * MIB, 125e12, 0.6e12),
-    "l4": GpuKind("NVIDIA L4", (8, 9), 58, 24 * _GIB, 48 * MIB, 121e12, 0.3e12),
-    "l40s": GpuKind("NVIDIA L40S", (8, 9), 142, 48 * _GIB, 96 * MIB, 362e12, 0.864e12),
-    "rtx4090": GpuKind("NVIDIA GeForce RTX 4090", (8, 9), 128, 24 * _GIB, 72 * MIB, 165e12, 1.01e12),
-    "rtx3090": GpuKind("NVIDIA GeForce RTX 3090", (8, 6), 82, 24 * _GIB, 6 * MIB, 71e12, 0.936e12),
-    "v100": GpuKind("Tesla V100-SXM2-32GB", (7, 0), 80, 32 * _GIB, 6 * MIB, 125e12, 0.9e12),
-    "t4": GpuKind("Tesla T4", (7, 5), 40, 16 * _GIB, 4 * MIB, 65e12, 0.32e12),
+    "h100-pcie": GpuKind("NVIDIA H100 PCIe", (9, 0), 114, 80 * GIB, 50 * MIB, 756e12, 2.0e12),
+    "b200": GpuKind("NVIDIA B200", (10, 0), 148, 192 * GIB, 126 * MIB, 2250e12, 8.0e12),
+    "a100": GpuKind("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * GIB, 40 * MIB, 312e12, 2.04e12),
+    "a100-40gb": GpuKind("NVIDIA A100-SXM4-40GB", (8, 0), 108, 40 * GIB, 40 * MIB, 312e12, 1.56e12),
+    "a10": GpuKind("NVIDIA A10G", (8, 6), 80, 24 * GIB, 6 * MIB, 125e12, 0.6e12),
+    "l4": GpuKind("NVIDIA L4", (8, 9), 58, 24 * GIB, 48 * MIB, 121e12, 0.3e12),
+    "l40s": GpuKind("NVIDIA L40S", (8, 9), 142, 48 * GIB, 96 * MIB, 362e12, 0.864e12),
+    "rtx4090": GpuKind("NVIDIA GeForce RTX 4090", (8, 9), 128, 24 * GIB, 72 * MIB, 165e12, 1.01e12),
+    "rtx3090": GpuKind("NVIDIA GeForce RTX 3090", (8, 6), 82, 24 * GIB, 6 * MIB, 71e12, 0.936e12),
+    "v100": GpuKind("Tesla V100-SXM2-32GB", (7, 0), 80, 32 * GIB, 6 * MIB, 125e12, 0.9e12),
+    "t4": GpuKind("Tesla T4", (7, 5), 40, 16 * GIB, 4 * MIB, 65e12, 0.32e12),
 }
 
 NO_GPU: Final = GpuKind("no GPU", (9, 0), 132, 0, 0, 989e12, 4.8e12, outside=0, measured=True)

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from memtriage.model.marks import Mark
+from memtriage.model.units import MIB
 from memtriage.process.collector import collector_paused
 from memtriage.store.locate import RecordError, newest_records, open_record, start_time_in
 from memtriage.store.reader import (
@@ -33,7 +34,7 @@ from memtriage.store.records import UNREADABLE, Start
 
 COURSE_POINTS: Final = 128
 """Marks kept of one name on one device; then every second is dropped, and every second that follows."""
-_CHUNK: Final = 4 * 1024**2
+_CHUNK: Final = 4 * MIB
 _OWN_NAMES: Final = 32
 """Names of marks that have a course of their own; a program that numbers its marks has one for the rest."""
 _REST: Final = "other marks"

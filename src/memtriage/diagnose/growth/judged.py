@@ -18,7 +18,7 @@ from memtriage.diagnose.growth.trend import (
     trend_policy,
 )
 from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
-from memtriage.model.units import count, devices_in_words, duration, rate
+from memtriage.model.units import MIB, count, devices_in_words, duration, rate
 
 _UNITS: Final[Mapping[JudgedScale, str]] = {"step": "step", "microbatch": "backward", "time": "second"}
 _SECONDS_NEEDED: Final = 3
@@ -26,7 +26,7 @@ _SECONDS_NEEDED: Final = 3
 _MEANINGFUL: Final = 8
 """A limit means nothing if a leak at the limit would add more than this many times the memory in use during
 the run: then even a leak that doubles the program's memory would not be detected."""
-_SMALL: Final = 256 * 1024**2
+_SMALL: Final = 256 * MIB
 """Bytes that a leak at the limit may always add during a run."""
 NO_COUNTER: Final = Judged(reason="no counter of it can be read")
 

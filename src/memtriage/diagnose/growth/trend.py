@@ -18,6 +18,7 @@ from memtriage.diagnose.growth.jumps import bend_to_flat, changes, without_jumps
 from memtriage.diagnose.growth.line import POLICY as LINE
 from memtriage.diagnose.growth.line import fit, levels, noise, quarter_rates, slopes
 from memtriage.diagnose.growth.track import Floats, Points
+from memtriage.model.units import MIB
 
 TrendState = Literal["too_short", "flat", "undecided", "growing"]
 """Whether a counter grows: `undecided` growth has slowed down, or came in a few irregular jumps."""
@@ -139,8 +140,8 @@ _RISES: Final = RisePolicy()
 
 _POLICIES: Final = {
     "cpu": TrendPolicy(),
-    "shared": TrendPolicy(least=16 * 1024, settles=4 * 1024**2),
-    "host": TrendPolicy(least=16 * 1024, settles=16 * 1024**2),
+    "shared": TrendPolicy(least=16 * 1024, settles=4 * MIB),
+    "host": TrendPolicy(least=16 * 1024, settles=16 * MIB),
 }
 _ALLOCATOR: Final = TrendPolicy(least=256, settles=8 * 1024)
 

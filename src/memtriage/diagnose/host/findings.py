@@ -17,10 +17,8 @@ from memtriage.diagnose.host.evidence import (
 )
 from memtriage.model.blocks import pinned_block
 from memtriage.model.findings import DEVICE_HOST, Finding
-from memtriage.model.units import size
+from memtriage.model.units import MIB, size
 from memtriage.playbook import host as words
-
-_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +46,20 @@ class HostPolicy:
         transient_share: the same as a share of the highest mark.
     """
 
-    retained: int = 192 * _MIB
+    retained: int = 192 * MIB
     retained_share: float = 0.2
-    copied: int = 64 * _MIB
-    copied_unexplained: int = 192 * _MIB
-    population: int = 32 * _MIB
+    copied: int = 64 * MIB
+    copied_unexplained: int = 192 * MIB
+    population: int = 32 * MIB
     shared_memory_share: float = 0.8
-    shared_memory_grown: int = 8 * _MIB
+    shared_memory_grown: int = 8 * MIB
     limit_share: float = 0.9
     limit_job_share: float = 0.25
-    swapped: int = 64 * _MIB
-    pinned_waste: int = 64 * _MIB
+    swapped: int = 64 * MIB
+    pinned_waste: int = 64 * MIB
     pinned_waste_share: float = 0.1
-    mapped_files: int = 256 * _MIB
-    transient: int = 256 * _MIB
+    mapped_files: int = 256 * MIB
+    transient: int = 256 * MIB
     transient_share: float = 0.25
 
 

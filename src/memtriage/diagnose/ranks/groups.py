@@ -20,6 +20,7 @@ from statistics import median
 from typing import Final, Literal
 
 from memtriage.model.rank_groups import RankDifference, RankFigureName, RankFigures
+from memtriage.model.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +69,21 @@ class GroupPolicy:
 
 POLICY: Final = GroupPolicy()
 
-_MIB: Final = 1024**2
-_GIB: Final = 1024**3
 
 GROWTH: Final = FigurePolicy("growth", lambda figures: figures.growth, 64 * 1024, 0.0, 0.0, "above")
 SIZES: Final = (
-    FigurePolicy("allocated", lambda figures: figures.allocated, 64 * _MIB, 0.02, 0.10),
+    FigurePolicy("allocated", lambda figures: figures.allocated, 64 * MIB, 0.02, 0.10),
     # These two depend on the longest batch that a rank happened to get.
-    FigurePolicy("reserved", lambda figures: figures.reserved, 64 * _MIB, 0.05, 0.10),
-    FigurePolicy("peak", lambda figures: figures.peak, 64 * _MIB, 0.05, 0.10),
+    FigurePolicy("reserved", lambda figures: figures.reserved, 64 * MIB, 0.05, 0.10),
+    FigurePolicy("peak", lambda figures: figures.peak, 64 * MIB, 0.05, 0.10),
     # One rank of a node may work for all of them (data, checkpoints), which adds to its resident set.
-    FigurePolicy("resident", lambda figures: figures.resident, 2 * _GIB, 0.25, 1.0),
+    FigurePolicy("resident", lambda figures: figures.resident, 2 * GIB, 0.25, 1.0),
 )
 COUNTS: Final = (
     FigurePolicy("steps", lambda figures: figures.steps, 2, 0.05, 0.10, "below"),
     FigurePolicy("marks", lambda figures: figures.marks, 16, 0.25, 0.50, "below"),
 )
-_BASE: Final = FigurePolicy("allocated", lambda figures: figures.base, 64 * _MIB, 0.02, 0.10)
+_BASE: Final = FigurePolicy("allocated", lambda figures: figures.base, 64 * MIB, 0.02, 0.10)
 _SPLITTING: Final = (_BASE, *SIZES[1:])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from memtriage.model.explanation import Field
+from memtriage.model.units import MIB
 
 Family = Literal[
     "cuda-v1",
@@ -59,7 +60,7 @@ ALLOCATORS: Final[frozenset[Family]] = frozenset(
 NOT_TORCH: Final[frozenset[Family]] = frozenset({"allocation", "engine", "vllm", "tensorrt", "mention"})
 """Messages of programs that PyTorch's settings and advice for training do not concern."""
 
-SUM_ERROR: Final = 64 * 1024**2
+SUM_ERROR: Final = 64 * MIB
 """Sums of a message's figures say nothing below this: each GiB figure is up to 5 MiB off, and free is read a
 moment later than the rest."""
 

@@ -12,12 +12,12 @@ import msgspec
 import psutil
 
 from memtriage.model.asked import Answer, Question, Unanswered
-from memtriage.model.units import duration
+from memtriage.model.units import MIB, duration
 from memtriage.session.remote.listen import peer, read_line
 from memtriage.session.remote.socket_path import socket_of
 
 _AT_ONCE: Final = 32
-_LONGEST_ANSWER: Final = 256 * 1024**2
+_LONGEST_ANSWER: Final = 256 * MIB
 _WAITING_SHARE: Final = 0.5
 """Part of the time that the process may wait for a suitable instant; the rest is for the census."""
 

@@ -28,7 +28,7 @@ from memtriage.model.findings import DEVICE_HOST, Finding
 from memtriage.model.judged import Judged, JudgedScale
 from memtriage.model.paths import is_native
 from memtriage.model.position import Scale
-from memtriage.model.units import size
+from memtriage.model.units import MIB, size
 from memtriage.observe import cuda, driver
 from memtriage.observe.cgroup import counted, host_limit
 from memtriage.observe.counters import Reading
@@ -53,7 +53,7 @@ class JudgmentPolicy:
     """
 
     resident: float = 0.5
-    noted: int = 2**20
+    noted: int = MIB
     unread: tuple[float, int] = (0.25, 16)
     beside: float = 0.1
 

@@ -30,7 +30,7 @@ from memtriage.allocator.settings import (
     SMALL_SEGMENT,
     AllocatorSettings,
 )
-from memtriage.model.units import MIB
+from memtriage.model.units import GIB, MIB
 from memtriage.treat.compaction.islands import Island, holes_of
 from memtriage.treat.device.layout import AWAITING, DeviceLayout
 from memtriage.treat.device.protocol import Storage
@@ -44,7 +44,7 @@ FILL: Final = 0.9
 """Share of the room in holes that small blocks are assumed to fill."""
 FILL_SHARE: Final = 0.75
 """Share of what may stay that small blocks may claim for holes that they do not fill."""
-BIN: Final = 1 << 30
+BIN: Final = GIB
 """Largest bin. A bin only returns to the driver when all its blocks are freed, so it should not be huge."""
 
 DIRECT_FROM: Final = 8 * MIB
