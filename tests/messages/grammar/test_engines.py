@@ -93,6 +93,12 @@ from support.marked_messages import found_and_expected
                 ran_out=False,
             ),
         ),
+        (
+            "After initializing optimizer states\n«MA 1 GB Max_MA 1 GB CA 1 GB Max_CA 1 GB»",
+            Message(
+                "deepspeed-mem", fields=dict.fromkeys(("MA", "Max_MA", "CA", "Max_CA"), 2**30), ran_out=False
+            ),
+        ),
     ],
 )
 def test_what_a_message_says(marked: str, message: Message) -> None:

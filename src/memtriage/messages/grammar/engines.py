@@ -65,7 +65,7 @@ _BREAKDOWN: Final = re.compile(
 _BREAKDOWN_NAMES: Final = ("weights", "non_torch", "activation_peak", "kv_cache")
 
 _DEEPSPEED: Final = re.compile(
-    rf"(?<![A-Za-z_])MA(?P<MA>{NUMBER})GBMax_MA(?P<Max_MA>{NUMBER})GBCA(?P<CA>{NUMBER})GBMax_CA(?P<Max_CA>{NUMBER})GB"
+    rf"(?<!Max_)MA(?P<MA>{NUMBER})GBMax_MA(?P<Max_MA>{NUMBER})GBCA(?P<CA>{NUMBER})GBMax_CA(?P<Max_CA>{NUMBER})GB"
 )
 
 
