@@ -384,3 +384,4 @@ def test_a_node_that_saves_the_very_tensor_it_made_is_found() -> None:
     assert packs_itself(inside, [2])
     outside = heap_of([packed.grad_fn, packed, {}, leaf()])
     assert not packs_itself(outside, [3])
+    after.backward()  # frees what is saved, and so ends the cycle
