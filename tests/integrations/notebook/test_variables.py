@@ -9,10 +9,11 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from memtriage.account.census import Look
+from memtriage.account.census import CensusView, Look
 from memtriage.integrations.notebook import variables as variables_module
 from memtriage.integrations.notebook.variables import Variables
 from memtriage.model.blocks import DeviceCounters
@@ -23,6 +24,8 @@ from memtriage.observe.tensors import storage_facts
 from support.paths import of_module
 
 MIB = 1 << 20
+OTHERS: set[int] = set()
+"""Addresses of the storages of other tests."""
 
 
 def mib(size: float) -> torch.Tensor:
@@ -34,8 +37,20 @@ def main(monkeypatch: pytest.MonkeyPatch, only_new_objects: None) -> Any:
     """The module in which a notebook's cells run."""
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
+    with Look() as view:
+        OTHERS.update(storage.address for storage in view.census().storages)
     yield module
+    OTHERS.clear()
     vars(module).clear()
+
+
+def without_others(view: CensusView) -> Any:
+    """What a look sees of this test: other tests may keep tensors that outweigh its own."""
+    census = view.census()
+    own = [storage for storage in census.storages if storage.address not in OTHERS]
+    return SimpleNamespace(
+        graph=view.graph, path=view.path, census=lambda: msgspec.structs.replace(census, storages=own)
+    )
 
 
 def rebound(cell: Callable[[], None]) -> dict[str, Rebinding]:
@@ -47,7 +62,7 @@ def rebound(cell: Callable[[], None]) -> dict[str, Rebinding]:
     cell()
     gc.collect()
     with Look() as view:
-        found = variables.rebindings(view)
+        found = variables.rebindings(without_others(view))
     assert [each.old for each in found] == sorted((each.old for each in found), reverse=True)
     return {each.name: each for each in found}
 
