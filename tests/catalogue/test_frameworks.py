@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from memtriage.catalogue.frameworks import DISPATCHER_ATTRIBUTES, FRAMEWORKS
-from support.holder_looks import clear_places, look, paths
-from support.holder_standins import NBYTES, STANDINS, QuantizedTensor, Stage, tensor
+from support.holder_looks import assert_found_where_filled, clear_places, look, paths
+from support.holder_standins import NBYTES, QuantizedTensor, Stage, tensor
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 
@@ -42,14 +42,7 @@ MOE = "torchao.prototype.moe_training.MXFP8OnDeviceAllToAllV"
 def test_a_structure_is_found_where_it_is_filled_and_only_then(
     name: str, shape: int, path: str, entries: int | None, cleared: int, stage: Stage
 ) -> None:
-    fill = STANDINS[name][shape](stage)
-    assert look(name).places == []
-    fill()
-    reading = look(name)
-    assert (reading.places, reading.entries) == ([(path, NBYTES)], entries)
-    assert reading.nbytes == {"cpu": NBYTES}
-    assert clear_places(name) == cleared
-    assert look(name).places == ([] if cleared else [(path, NBYTES)])
+    assert_found_where_filled(stage, name, shape, path, entries, cleared)
 
 
 def test_a_precomputed_scale_is_on_the_local_tensor_or_on_the_parameter(stage: Stage) -> None:

@@ -10,10 +10,9 @@ import torch
 
 from memtriage.catalogue.te_structures import release_symmetric_memory
 from memtriage.catalogue.transformer_engine import TRANSFORMER_ENGINE
-from support.holder_looks import clear_places, look, paths
+from support.holder_looks import assert_found_where_filled, clear_places, look, paths
 from support.holder_standins import (
     NBYTES,
-    STANDINS,
     CachingTensor,
     QuantizedLinear,
     QuantizedStorage,
@@ -62,14 +61,7 @@ pytestmark = pytest.mark.usefixtures("only_new_objects")
 def test_a_structure_is_found_where_it_is_filled_and_only_then(
     name: str, shape: int, path: str, entries: int | None, cleared: int, stage: Stage
 ) -> None:
-    fill = STANDINS[name][shape](stage)
-    assert look(name).places == []
-    fill()
-    reading = look(name)
-    assert (reading.places, reading.entries) == ([(path, NBYTES)], entries)
-    assert reading.nbytes == {"cpu": NBYTES}
-    assert clear_places(name) == cleared
-    assert look(name).places == ([] if cleared else [(path, NBYTES)])
+    assert_found_where_filled(stage, name, shape, path, entries, cleared)
 
 
 def test_communicators_are_told_without_bytes(stage: Stage) -> None:
