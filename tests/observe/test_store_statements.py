@@ -183,7 +183,7 @@ SOURCES: dict[str, tuple[StoreTarget, str, list[str]]] = {
         "for epoch in epochs:\n    h = start()\n    for x in xs:\n        h = step(h)\n    h = step(h)",
         ["2 replaces start()", "4 adds step(h) of itself", "5 replaces step(h)"],
     ),
-    "an assignment made of itself begins nothing anew": (
+    "an assignment made of itself begins nothing new": (
         OF_MODULE,
         "for x in xs:\n    h = first(h)\n    h = second(h)",
         ["2 adds first(h) of itself", "3 adds second(h) of itself"],

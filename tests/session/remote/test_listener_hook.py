@@ -44,7 +44,7 @@ def hooked() -> list[Any]:
 
 
 def start() -> None:
-    """Import the hook anew, as Python does when it starts."""
+    """Import the hook again, as Python does when it starts."""
     importlib.reload(listener_hook)
 
 

@@ -19,11 +19,12 @@ from memtriage.integrations.notebook.words import cell_path
 from memtriage.model.cell import Rebinding
 from memtriage.model.census import Census
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
+from memtriage.model.units import MIB
 from memtriage.observe import cuda
 from memtriage.observe.malloc import malloc_info
 from memtriage.observe.tensors import StorageFacts, storage_facts
 
-_LEAST: Final = 1 << 20
+_LEAST: Final = MIB
 """Bytes from which a variable is watched."""
 _SHARE: Final = 0.1
 """Of all tensors on the device: smaller values do not matter to the peak."""
