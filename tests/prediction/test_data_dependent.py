@@ -283,6 +283,36 @@ def test_a_gradient_is_written_into_the_zeros_that_were_made_for_it(function, ex
     assert traced(run).made == expected
 
 
+@pytest.mark.parametrize(
+    ("rows", "shifts", "dims", "expected"),
+    [
+        (lambda device: torch.empty(4, 8, device=device), 1, 0, ("empty 128, roll 128", 256)),
+        (lambda device: torch.empty(4, 8, device=device), 1, None, ("empty 128, roll 128", 256)),
+        (
+            lambda device: torch.empty(4, 8, device=device),
+            (1, 2, 1),
+            (0, 1, 0),
+            ("empty 128, roll 128, roll 128, roll 128", 512),
+        ),
+        (
+            lambda device: torch.empty(8, 4, device=device).t(),
+            (1, 2),
+            (0, 1),
+            ("empty 128, roll 128 workspace, roll 128, roll 128", 384),
+        ),
+    ],
+    ids=["one dimension", "all as one", "three", "turned"],
+)
+def test_each_dimension_is_rolled_into_another_tensor(rows, shifts, dims, expected):
+    run = traced(lambda device: rows(device).roll(shifts, dims).shape)
+    assert (run.answer, (run.made, run.most)) == ((4, 8), expected)
+
+
+def test_known_values_are_rolled():
+    run = traced(lambda device: known(device, [1, 2], [3, 4]).roll((1, 1), (0, 1)).tolist())
+    assert run.answer == [[4, 3], [2, 1]]
+
+
 def test_a_program_that_writes_out_of_place_gets_another_tensor():
     def run(device):
         places = torch.arange(4, device=device)

@@ -1,4 +1,5 @@
-"""Operators whose result depends on data: read from the known values, else a stated default."""
+"""Operators whose result depends on data (read from the known values, else a stated default), and those that
+run otherwise on the device than under a dispatch mode."""
 
 from __future__ import annotations
 
@@ -172,6 +173,17 @@ def _written_in_place(context: Context, func: Any, args: tuple[Any, ...], kwargs
     return args[0]
 
 
+def _rolled(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`roll` over several dimensions: one after the other, and all results are held until the last
+    (`roll_common`, TensorTransformations.h)."""
+    if len(args) < 3 or len(args[2]) < 2:
+        return NotImplemented
+    results = [args[0]]
+    for shift, dim in zip(args[1], args[2], strict=True):
+        results.append(context.run(func, (results[-1], [shift], [dim]), kwargs))
+    return results[-1]
+
+
 def _unscaled(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A gradient scaler's check, which writes in place: all is finite, so `found_inf` stays 0."""
     for gradient in args[0]:
@@ -229,5 +241,6 @@ RULES: Final[dict[Any, DataRule]] = {
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._amp_foreach_non_finite_check_and_unscale_.default: _unscaled,
+    aten.roll.default: _rolled,
     **dict.fromkeys(_IN_PLACE, _written_in_place),
 }
