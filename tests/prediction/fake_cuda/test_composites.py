@@ -223,22 +223,22 @@ def attend(dtype=HALF, query=SMALL, key=None, value=None, mask=None, needs_grad=
             (
                 ((2, 4, 20, 64), (5120, 64, 256, 1), torch.bfloat16),
                 "empty 20480, empty 20480, empty 20480, empty 400, full 2, scalar_tensor 2, where 800, "
-                "constant_pad_nd 1280, _scaled_dot_product_efficient_attention 20480, "
+                "constant_pad_nd 960, _scaled_dot_product_efficient_attention 20480, "
                 "_scaled_dot_product_efficient_attention 8, _scaled_dot_product_efficient_attention 8",
-                83616,
+                83296,
                 ["attention (bfloat16, head size 64, with a mask) is run by memory-efficient attention"],
             ),
             id="efficient, a mask that is padded",
         ),
         pytest.param(
             "a100",
-            {"query": (2, 4, 16, 64), "mask": ((4, 16, 16), HALF, (264, 16, 1))},
+            {"query": (2, 4, 16, 64), "mask": ((4, 16, 16), HALF, (260, 16, 1))},
             (
                 ((2, 4, 16, 64), (4096, 64, 256, 1), torch.bfloat16),
-                "empty 16384, empty 16384, empty 16384, empty_strided 2096, constant_pad_nd 4096, "
+                "empty 16384, empty 16384, empty 16384, empty_strided 2072, constant_pad_nd 3072, "
                 "_scaled_dot_product_efficient_attention 16384, _scaled_dot_product_efficient_attention "
                 "8, _scaled_dot_product_efficient_attention 8",
-                71744,
+                70696,
                 ["attention (bfloat16, head size 64, with a mask) is run by memory-efficient attention"],
             ),
             id="efficient, heads of the mask that are not aligned",
@@ -252,7 +252,7 @@ def attend(dtype=HALF, query=SMALL, key=None, value=None, mask=None, needs_grad=
                 "mul 768, bmm 288, cublas 8519680 workspace, _safe_softmax 288, _safe_softmax 72 "
                 "workspace, _safe_softmax 24 workspace, _safe_softmax 4 workspace, _to_copy 144, bmm "
                 "768, _to_copy 384",
-                8525008,
+                8525488,
                 ["attention (bfloat16, head size 8) is run by math"],
             ),
             id="in single precision",
@@ -266,7 +266,7 @@ def attend(dtype=HALF, query=SMALL, key=None, value=None, mask=None, needs_grad=
                 "scalar_tensor 8, where 1024, mul 32768, bmm 8192, cublas 33554432 workspace, "
                 "_safe_softmax 8192, _safe_softmax 1024 workspace, _safe_softmax 128 workspace, "
                 "_safe_softmax 8 workspace, bmm 65536",
-                33833984,
+                33825792,
                 ["attention (float64, head size 64) is run by math"],
             ),
             id="causal",
@@ -280,7 +280,7 @@ def attend(dtype=HALF, query=SMALL, key=None, value=None, mask=None, needs_grad=
                 "33554432 workspace, _safe_softmax 16384, _safe_softmax 2048 workspace, _safe_softmax "
                 "128 workspace, _safe_softmax 8 workspace, native_dropout 2048, native_dropout 16384, "
                 "bmm 65536",
-                33914880,
+                33898496,
                 ["attention (float64, head size 64) is run by math"],
             ),
             id="with dropout",
@@ -448,6 +448,26 @@ def test_dropout_keeps_a_mask_where_it_draws_one(count, p, train, expected):
 
     run = traced(run)
     assert (run.answer, run.made) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "bias", "expected"),
+    [
+        (lambda device: torch.empty(2, 3, 4, device=device), True, "addmm 192"),
+        (lambda device: torch.empty(4, 6, device=device).t(), True, "addmm 192"),
+        (lambda device: torch.empty(2, 4, 3, device=device).transpose(1, 2), True, "bmm 192"),
+        (lambda device: torch.empty(2, 4, 3, device=device).transpose(1, 2), False, "bmm 192"),
+        (lambda device: torch.empty(3, 2, 1, 4, device=device).transpose(0, 1), True, "clone 96, bmm 192"),
+    ],
+    ids=["contiguous", "a matrix", "turned", "turned, without a bias", "turned and copied"],
+)
+def test_linear_adds_its_bias_in_place(rows, bias, expected):
+    def run(device):
+        weight = torch.empty(8, 4, device=device)
+        functional.linear(rows(device), weight, torch.empty(8, device=device) if bias else None)
+
+    given = "empty 128, empty 96, empty 32, " if bias else "empty 128, empty 96, "
+    assert traced(run).made == f"{given}{expected}, cublas 33554432 workspace"
 
 
 def normalize_batch(shape=(2, 8, 4, 4), kind=torch.float32, norm=None, train=True):

@@ -23,8 +23,11 @@ aten: Final = torch.ops.aten
 
 FLASH_ALIGNMENT: Final = 8
 """`pad_last_dim<8>` in aten/src/ATen/native/transformers/attention.cpp."""
-BIAS_ALIGNMENT: Final = 16
-"""`pad_bias<16>` in the same file."""
+BIAS_ALIGNMENT: Final = 8
+"""`pad_bias<8>` in the same file."""
+
+MATRIX: Final = 2
+"""Dimensions of a matrix."""
 
 FUSED_RMS_NORM_SINCE: Final = (2, 9)
 """Before it `rms_norm` was a composite on CUDA too (pytorch #153666)."""
@@ -74,6 +77,8 @@ class Composites:
             ("batch_norm", batch_norm),
         ):
             self._put(overrides, name, kernel)
+        linear = overrides.put("linear", KEY, _linear)  # C++ adds out of place to a DTensor on a GPU, too
+        self.kernels[linear] = _linear(linear)
         for name in (*KERNELS_OF_CUDA, *WHOLE):
             self.kernels[overrides.put(name, KEY, _below_autograd)] = None
         for name in RECURRENT:
@@ -164,6 +169,20 @@ class Composites:
             return output, *(state.view(given.shape) for state, given in zip(last, first, strict=True))
 
         return run
+
+
+def _linear(overload: Any) -> Callable[..., Any]:
+    """`linear` (Linear.cpp), which adds the bias in place where the input is not contiguous.
+
+    C++ would add it out of place here, because a dispatch mode is on.
+    """
+
+    def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if bias is None or input.dim() == MATRIX or input.is_contiguous():
+            return overload.decompose(input, weight, bias)
+        return torch.matmul(input, weight.t()).add_(bias)
+
+    return linear
 
 
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -271,21 +290,22 @@ def _math_attention(
     if original in attention.HALVES and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
     factor = math.sqrt(1 / math.sqrt(query.size(-1)) if scale is None else abs(scale))
-    query = query * factor
+    scaled = query * factor  # query, key and value in single precision are held until the end
     if causal:
         lengths = (query.size(-2), key.size(-2))
         mask = _additive(torch.ones(lengths, dtype=torch.bool, device=query.device).tril(), query.dtype)
+    keys, values = key, value
     if gqa:
         groups = query.size(-3) // key.size(-3)
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = torch.matmul(query, key.transpose(-2, -1) * factor)
+        keys, values = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    weights = torch.matmul(scaled, keys.transpose(-2, -1) * factor)
     if mask is not None:
-        scores.add_(mask)
-    weights = aten._safe_softmax(scores, -1)
+        weights.add_(mask)
+    weights = aten._safe_softmax(weights, -1)
     if dropout_p > 0:
         weights = torch.dropout(weights, dropout_p, True)
     returned = weights.to(original)  # next to the result, and made before it
-    result = torch.matmul(weights, value).to(original)
+    result = torch.matmul(weights, values).to(original)
     del returned
     return result
 
@@ -296,7 +316,7 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """`preprocess_mask`: a mask whose rows do not begin at multiples of 16 is copied with some padding."""
+    """`preprocess_mask`: a mask whose rows do not begin at multiples of 8 is copied with some padding."""
     strides = mask.stride()
     if strides[-1] == 1 and all(stride % BIAS_ALIGNMENT == 0 for stride in strides[:-1]):
         return mask
