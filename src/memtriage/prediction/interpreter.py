@@ -36,7 +36,7 @@ from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
 from memtriage.prediction.operators import Operator, facts, mapped, tensors_in
 from memtriage.prediction.scratch import convolution, products
-from memtriage.prediction.scratch.stages import AT_THE_END
+from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE
 from memtriage.prediction.scratch.table import Scratch
 from memtriage.prediction.values import KnownValues
 
@@ -269,6 +269,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         on_device = any(map(is_gpu, (*outputs, *targets)))  # kernels of the host have no buffers there
         stages = self._scratch(func, args, kwargs, outputs) if on_device else {}
+        held = self.lifetimes.scratch(stages.get(BEFORE, []), operator.name)
         fresh: list[torch.Tensor] = []
         in_order = reversed(outputs) if func in shapes.LAST_FIRST else outputs
         for position, output in enumerate(in_order, 1):
@@ -283,6 +284,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
                 self.lifetimes.resized(target.untyped_storage(), operator.name)
         if on_device:
             self._scratch.keep(func, args)
+        self.lifetimes.release(held)
         self._hold(stages.get(AT_THE_END), operator)
         if targets:
             self._follow_writes(func, args, kwargs, targets)

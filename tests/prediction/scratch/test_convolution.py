@@ -11,6 +11,7 @@ from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.scratch import reductions
 from memtriage.prediction.scratch.convolution import RULES, is_depthwise, memory_format
 from memtriage.prediction.scratch.cudnn import Convolution, Operation, workspace
+from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE
 
 aten = torch.ops.aten
 HOPPER = machine("h200")
@@ -91,37 +92,53 @@ def with_workspace(operation: Operation) -> list[int]:
 
 
 def test_a_forward_has_the_workspace_of_cudnn() -> None:
-    assert forward(SOURCE, WEIGHT, RESULT) == {1: with_workspace(Operation.FORWARD)}
+    assert forward(SOURCE, WEIGHT, RESULT) == {BEFORE: [], 1: with_workspace(Operation.FORWARD)}
 
 
-def test_what_does_not_lie_as_the_others_is_copied() -> None:
+def test_an_input_that_lies_otherwise_is_copied_before_the_result() -> None:
     weight = images(128, 64, 3, 3, last=True)
     result = images(2, 128, 32, 32, last=True)
-    copies = forward(SOURCE, weight, result)[1]
-    assert copies[0] == 2 * 64 * 32 * 32 * 2 and SOURCE.nbytes == copies[0]
+    assert forward(SOURCE, weight, result) == {BEFORE: [2 * 64 * 32 * 32 * 2], 1: []}
     strided = torch.empty(2, 64, 32, 64, dtype=torch.bfloat16, device="meta")[..., ::2]
-    assert forward(strided, WEIGHT, RESULT)[1][0] == 2 * 64 * 32 * 32 * 2
+    assert forward(strided, WEIGHT, RESULT)[BEFORE] == [2 * 64 * 32 * 32 * 2]
+
+
+def test_a_weight_that_lies_otherwise_is_copied_after_the_result() -> None:
+    source, result = images(2, 64, 32, 32, last=True), images(2, 128, 32, 32, last=True)
+    assert forward(source, WEIGHT, result) == {BEFORE: [], 1: [128 * 64 * 3 * 3 * 2]}
+
+
+def test_a_backward_copies_what_its_gradients_read() -> None:
+    last = images(128, 64, 3, 3, last=True)
+    of_source, of_result = 2 * 64 * 32 * 32 * 2, 2 * 128 * 32 * 32 * 2
+    for wanted, copies in (
+        ((True, True, False), [of_source, of_result]),
+        ((False, True, False), [of_source, of_result]),
+        ((True, False, True), [of_result]),
+        ((False, False, True), []),
+    ):
+        assert backward(RESULT, SOURCE, last, wanted)[BEFORE] == copies
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
 def test_of_what_was_not_measured_there_is_no_workspace(dtype: torch.dtype) -> None:
     some = [images(*tensor.shape, dtype=dtype) for tensor in (SOURCE, WEIGHT, RESULT)]
-    assert forward(*some) == {1: []}
+    assert forward(*some) == {BEFORE: [], 1: []}
 
 
 def test_a_backward_has_its_buffers_stage_by_stage() -> None:
     of_input, of_weight = (with_workspace(one) for one in (Operation.OF_INPUT, Operation.OF_WEIGHT))
-    assert backward(RESULT, SOURCE, WEIGHT, (True, True, False)) == {1: of_input, 2: of_weight}
-    assert backward(RESULT, SOURCE, WEIGHT, (False, True, False)) == {1: of_weight}
-    assert backward(RESULT, SOURCE, WEIGHT, (False, False, False)) == {}
+    assert backward(RESULT, SOURCE, WEIGHT, (True, True, False)) == {BEFORE: [], 1: of_input, 2: of_weight}
+    assert backward(RESULT, SOURCE, WEIGHT, (False, True, False)) == {BEFORE: [], 1: of_weight}
+    assert backward(RESULT, SOURCE, WEIGHT, (False, False, False)) == {BEFORE: []}
     layout = reductions.layout_of((2, 128, 32, 32), RESULT.stride(), {0, 2, 3})
     of_bias = reductions.sizes(layout, 4, HOPPER)
-    assert backward(RESULT, SOURCE, WEIGHT, (True, True, True))[3] == of_bias
-    assert backward(RESULT, SOURCE, WEIGHT, (False, False, True)) == {1: of_bias}
+    assert backward(RESULT, SOURCE, WEIGHT, (True, True, True))[AT_THE_END] == of_bias
+    assert backward(RESULT, SOURCE, WEIGHT, (False, False, True)) == {BEFORE: [], AT_THE_END: of_bias}
 
 
 def test_a_bias_is_summed_over_images_and_pixels() -> None:
     gradient = images(256, 4, 256, 256)
-    (stage,) = backward(gradient, images(256, 4, 256, 256), images(4, 4, 1, 1), (False, False, True)).values()
+    stage = backward(gradient, images(256, 4, 256, 256), images(4, 4, 1, 1), (False, False, True))[AT_THE_END]
     layout = reductions.layout_of((256, 4, 256, 256), gradient.stride(), {0, 2, 3})
     assert stage == reductions.sizes(layout, 4, HOPPER) != []

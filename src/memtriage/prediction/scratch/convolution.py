@@ -10,7 +10,7 @@ import torch
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.scratch import reductions
 from memtriage.prediction.scratch.cudnn import Convolution, Operation, workspace
-from memtriage.prediction.scratch.stages import Staged
+from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE, Staged
 
 aten: Final = torch.ops.aten
 
@@ -27,61 +27,67 @@ def is_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int) -> boo
     """Whether PyTorch's own kernel runs: one filter or more for each channel, which lie channels first
     (`is_depthwise` and `use_cudnn_depthwise`)."""
     # One dimension is seen as two, of which one is a pixel wide (`view1d_as_2d`).
-    if source.dim() > IMAGES or (source.dim() == IMAGES and _suggests_channels_last(source, weight)):
+    if source.dim() > IMAGES or memory_format(source, weight) is torch.channels_last:
         return False
     return groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
 
 
 def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """The layout of the results: that of the input or the weight (`cudnn_conv_suggest_memory_format`)."""
-    last = source.dim() == IMAGES and _suggests_channels_last(source, weight)
+    suggested = suggested_format(source)
+    return suggested_format(weight) if suggested is torch.contiguous_format else suggested
+
+
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The layout that the strides of images say (`suggest_memory_format`)."""
+    last = tensor.dim() == IMAGES and _channels_last(tensor)
     return torch.channels_last if last else torch.contiguous_format
-
-
-def _suggests_channels_last(source: torch.Tensor, weight: torch.Tensor) -> bool:
-    return _has_format(source) or _has_format(weight)
 
 
 def _forward(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
 ) -> Staged:
+    """A copy of the input before the result, one of the weight after it."""
     source, weight, _, stride, *_, groups = args
-    buffers = _copies(source, weight, outputs[0])
+    wanted = memory_format(source, weight)
     described = _described(source, weight, outputs[0], stride, groups, machine)
-    return {1: _with_workspace(buffers, described, Operation.FORWARD, machine)}
+    return {
+        BEFORE: _copies(wanted, source),
+        1: [*_copies(wanted, weight), *_workspace(described, Operation.FORWARD, machine)],
+    }
 
 
 def _backward(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
 ) -> Staged:
-    """The gradient of the input, then that of the weight, then that of the bias, each with its buffers."""
-    gradient, source, weight, stride, groups, wanted = args[0], args[1], args[2], args[4], args[9], args[10]
-    buffers = _copies(source, weight, gradient)
+    """The gradient of the input, then that of the weight, then that of the bias, each with its buffers.
+
+    What is copied for the first two is freed before the third.
+    """
+    gradient, source, weight, stride, groups, wants = args[0], args[1], args[2], args[4], args[9], args[10]
+    wanted = memory_format(source, weight)
     described = _described(source, weight, gradient, stride, groups, machine)
-    stages: Staged = {}
+    read = [tensor for tensor, by in ((source, wants[1]), (gradient, wants[0] or wants[1])) if by]
+    stages: Staged = {BEFORE: _copies(wanted, *read)}
     for what, operation in enumerate((Operation.OF_INPUT, Operation.OF_WEIGHT)):
-        if wanted[what]:
-            stages[sum(wanted[: what + 1])] = _with_workspace(buffers, described, operation, machine)
-    if wanted[2]:
+        if wants[what]:
+            copies = [] if operation is Operation.OF_WEIGHT else _copies(wanted, weight)
+            stages[sum(wants[: what + 1])] = [*copies, *_workspace(described, operation, machine)]
+    if wants[2]:
         others = {dim for dim in range(gradient.dim()) if dim != 1}
         layout = reductions.layout_of(tuple(gradient.shape), gradient.stride(), others)
-        stages[sum(wanted)] = reductions.sizes(layout, reductions.SINGLE, machine)
+        stages[AT_THE_END] = reductions.sizes(layout, reductions.SINGLE, machine)
     return stages
 
 
-def _copies(source: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> list[int]:
-    """What ATen copies before it calls a kernel: all that does not lie as the others do."""
-    wanted = memory_format(source, weight)
-    return [
-        tensor.nbytes for tensor in (source, weight, result) if not tensor.is_contiguous(memory_format=wanted)
-    ]
+def _copies(wanted: torch.memory_format, *read: torch.Tensor) -> list[int]:
+    """What ATen copies before it calls a kernel: what does not lie as wanted."""
+    return [tensor.nbytes for tensor in read if not tensor.is_contiguous(memory_format=wanted)]
 
 
-def _with_workspace(
-    buffers: list[int], described: Convolution | None, operation: Operation, machine: GpuKind
-) -> list[int]:
+def _workspace(described: Convolution | None, operation: Operation, machine: GpuKind) -> list[int]:
     size = 0 if described is None else workspace(described, operation, machine.multiprocessors)
-    return [*buffers, size] if size else buffers
+    return [size] if size else []
 
 
 def _described(
@@ -121,7 +127,7 @@ def _tf32_allowed() -> bool:
     return bool(settings.allow_tf32)
 
 
-def _has_format(tensor: torch.Tensor) -> bool:
+def _channels_last(tensor: torch.Tensor) -> bool:
     """Whether strides say channels last; what could be both is channels first
     (`is_channels_last_strides_2d`, c10/core/MemoryFormat.h)."""
     least = 0

@@ -18,5 +18,7 @@ Staged = dict[int, list[int]]
 An operator that computes its results one after the other holds other buffers for each.
 """
 
+BEFORE = 0
+"""From before the results are allocated until `AT_THE_END`."""
 AT_THE_END = -1
 """After all results were allocated."""

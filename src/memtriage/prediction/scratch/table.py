@@ -18,26 +18,44 @@ from memtriage.prediction.scratch import (
     reductions,
 )
 from memtriage.prediction.scratch.products import Workspaces
-from memtriage.prediction.scratch.stages import AT_THE_END, Staged
+from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE, Staged
 
 aten: Final = torch.ops.aten
 
-CONTIGUOUS: Final[dict[Any, tuple[int, ...]]] = {
+COPIED_BEFORE: Final[dict[Any, tuple[int, ...]]] = {
     aten.native_layer_norm.default: (0,),
     aten.native_layer_norm_backward.default: (0, 1),
     aten.native_group_norm.default: (0,),
     aten.native_group_norm_backward.default: (0, 1),
+    aten.embedding_dense_backward.default: (0,),
+    aten.roll.default: (0,),
+}
+"""Positions of the arguments that are made contiguous before the results are allocated, in
+layer_norm_kernel.cu, group_norm_kernel.cu, Embedding.cu and TensorTransformations.cu of ATen/native/cuda."""
+COPIED: Final[dict[Any, tuple[int, ...]]] = {
     aten._softmax.default: (0,),
     aten._log_softmax.default: (0,),
     aten._softmax_backward_data.default: (0, 1),
     aten._log_softmax_backward_data.default: (0, 1),
-    aten.embedding_dense_backward.default: (0,),
     aten.sort.default: (0,),
     aten.sort.stable: (0,),
     aten.topk.default: (0,),
+    aten.upsample_nearest1d.default: (0,),
+    aten.upsample_nearest1d_backward.default: (0,),
+    aten.upsample_nearest3d.default: (0,),
+    aten.upsample_nearest3d_backward.default: (0,),
 }
-"""Positions of the arguments that are made contiguous, in layer_norm_kernel.cu, group_norm_kernel.cu,
-SoftMax.cu, Embedding.cu, Sort.cpp and TensorTopK.cu of ATen/native/cuda."""
+"""The same for operators whose results are allocated first, in SoftMax.cu, Sort.cpp, TensorTopK.cu and
+UpSampleNearest*.cu."""
+COPIED_IN_ITS_LAYOUT: Final = frozenset(
+    {
+        aten.upsample_bilinear2d_backward.default,
+        aten.upsample_nearest2d.default,
+        aten.upsample_nearest2d_backward.default,
+    }
+)
+"""Operators that then make their first argument contiguous in the layout that its strides suggest, unless the
+result has the same size, in UpSampleBilinear2d.cu and UpSampleNearest2d.cu."""
 
 
 class Scratch:
@@ -79,7 +97,10 @@ class Scratch:
         else:
             rule = self._rules.get(func) or attention.OF_PACKAGES.get(func._schema.name)
             buffers = [] if rule is None else rule(args, kwargs, outputs, self._machine)
-            buffers = _contiguous_copies(func, args) + buffers
+            before = _copies(func, args, COPIED_BEFORE)
+            if before:
+                return {BEFORE: before, len(outputs): buffers}
+            buffers = _copies(func, args, COPIED) + _copies_of_images(func, args, outputs) + buffers
         return {AT_THE_END: buffers} if buffers else {}
 
     @property
@@ -105,10 +126,18 @@ class Scratch:
             self._lifetimes.cache_emptied()
 
 
-def _contiguous_copies(func: Any, args: tuple[Any, ...]) -> list[int]:
+def _copies(func: Any, args: tuple[Any, ...], copied: dict[Any, tuple[int, ...]]) -> list[int]:
     """Return the bytes of each copy that a kernel makes because it reads contiguous memory only."""
     return [
         args[place].numel() * args[place].element_size()
-        for place in CONTIGUOUS.get(func, ())
+        for place in copied.get(func, ())
         if not args[place].is_contiguous()
     ]
+
+
+def _copies_of_images(func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> list[int]:
+    """The same for `COPIED_IN_ITS_LAYOUT`."""
+    if func not in COPIED_IN_ITS_LAYOUT or args[0].shape == outputs[0].shape:
+        return []
+    lies_well = args[0].is_contiguous(memory_format=convolution.suggested_format(args[0]))
+    return [] if lies_well else [args[0].numel() * args[0].element_size()]
