@@ -92,7 +92,7 @@ def test_training_begins_a_phase_once_and_its_offload_ends_it(monkeypatch: pytes
 
     ended: list[Any] = []
     monkeypatch.setattr(phase_module.phase_needs, "begin", begin)
-    monkeypatch.setattr(phase_module.phase_needs, "end", ended.append)
+    monkeypatch.setattr(phase_module.phase_needs, "end", lambda phase, needs: ended.append(needs))
     monkeypatch.setattr(phase_module.phase_needs, "left", lambda needs: None)
 
     class Worker(MegatronPolicyWorker):
@@ -108,7 +108,7 @@ def test_training_begins_a_phase_once_and_its_offload_ends_it(monkeypatch: pytes
             worker.offload_before_refit()
             worker.offload_after_refit()
     assert [(phase, prime) for phase, prime, _ in rounds] == [("optimizer offload", True)] * 2
-    assert [needs for needs in ended if needs] == [needs for _, _, needs in rounds]
+    assert ended == [needs for _, _, needs in rounds]
     scored = [call for call in worker.calls if call.startswith("scores")]
     assert scored == ["scores in round 1", "scores in round 2"]
 

@@ -20,6 +20,7 @@ from memtriage.allocator.simulator import Simulator
 from memtriage.model.blocks import DeviceCounters
 from memtriage.treat import phase_needs
 from memtriage.treat.device.cuda import CudaDevice
+from memtriage.treat.phase import phase_end
 from memtriage.treat.phase_needs import SPARE, Need, in_turn
 
 GIB = 1 << 30
@@ -213,6 +214,7 @@ class Gpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     made = Gpu()
     known: dict[str, Any] = {
+        "initialized": lambda: True,
         "devices": lambda: [0],
         "counters": lambda device: made.figures,
         "capacity": lambda device: MEMORY,
@@ -243,6 +245,29 @@ def test_the_second_round_is_primed_for_what_the_first_made(gpu: Gpu) -> None:
     phase = two_rounds(gpu, QUIET)
     assert gpu.allocated == [4608 * MIB, 4610 * MIB]
     assert phase.primed == {0: sum(gpu.allocated)}
+
+
+def test_a_round_that_is_the_first_to_use_the_gpu_is_learned_from(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(phase_needs.cuda, "devices", lambda: used)
+    monkeypatch.setattr(phase_needs.cuda, "initialized", lambda: bool(used))
+    monkeypatch.setattr(phase_needs.cuda, "backend", lambda: "native" if used else None)
+    with memtriage.phase("train", QUIET):
+        used.append(0)
+        gpu.figures = DeviceCounters(allocated=GIB, reserved=10 * GIB, peak_allocated=9 * GIB)
+    gpu.figures = DeviceCounters(allocated=GIB, reserved=GIB, peak_allocated=9 * GIB)
+    with memtriage.phase("train", QUIET) as phase:
+        pass
+    # 1 GiB is alive and reserved already; the first round made 9 GiB, and an eighth of that is spare
+    assert sum(gpu.allocated) == 9 * GIB + 9 * GIB // 8 + 2 * MIB
+    assert phase.primed == {0: sum(gpu.allocated)}
+
+
+def test_an_end_without_a_beginning_teaches_nothing(gpu: Gpu) -> None:
+    phase_end("train", QUIET)
+    assert phase_needs._needs == {}
 
 
 @pytest.mark.parametrize("changed", [{"prime": False}, {"compact": False}])

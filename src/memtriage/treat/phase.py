@@ -179,7 +179,7 @@ class Phase:
         self.report: PhaseReport | None = None
         self.primed: Mapping[int, int] = {}
         self._before: dict[str, int] = {}
-        self._needs: Mapping[int, Need] = {}
+        self._needs: dict[int, Need] | None = None
 
     def __enter__(self) -> Phase:
         if self.policy.unpark:
@@ -195,7 +195,8 @@ class Phase:
         """
         if _acts() and self.policy.compact:
             self._needs = phase_needs.begin(self.name, coming, prime=self.policy.prime)
-        self.primed = {device: need.primed for device, need in self._needs.items() if need.primed}
+        needs = self._needs or {}
+        self.primed = {device: need.primed for device, need in needs.items() if need.primed}
         self._before = _allocated()
 
     def __exit__(
@@ -249,11 +250,12 @@ def bring_back(what: tuple[Any, ...]) -> Moved | None:
 
 
 def _end(
-    name: str, policy: PhasePolicy, before: Mapping[str, int], needs: Mapping[int, Need]
+    name: str, policy: PhasePolicy, before: Mapping[str, int], needs: dict[int, Need] | None
 ) -> tuple[PhaseReport, list[Exception]]:
     """Do everything at the end of a phase; return the report and the failures of its parts."""
     started = time.perf_counter()
-    phase_needs.end(needs)
+    if needs is not None:
+        phase_needs.end(name, needs)
     failures: list[Exception] = []
     problems: list[str] = []
     parts: dict[str, float] = {}
@@ -281,7 +283,7 @@ def _end(
         parked = attempt("parking", lambda: _park(policy, meanwhile=lambda: clear_once(idle=True)))
         clear_once(idle=False)  # if nothing had to be copied, or that failed
         compaction = attempt("compaction", lambda: _compact(policy))
-        phase_needs.left(needs)
+        phase_needs.left(needs or {})
     report = PhaseReport(
         name=name,
         devices=allocator_figures(),

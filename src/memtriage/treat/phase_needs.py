@@ -96,7 +96,7 @@ _needs: Final[dict[tuple[str, int], Need]] = {}
 """The needs, by phase and device."""
 
 
-def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Need]:
+def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Need] | None:
     """Begin a phase: prime each device in use for its known needs.
 
     Args:
@@ -105,10 +105,10 @@ def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Ne
         prime: False to only learn.
 
     Returns:
-        Its needs by device, to be updated at its end.
+        Its needs by device, to be updated at its end; None if nothing can be learned now.
     """
-    if cuda.capturing() or cuda.backend() != "native" or not _packs():
-        return {}
+    if cuda.initialized() and not _learns():
+        return None
     needs = {}
     for device in cuda.devices():
         now = cuda.counters(device)
@@ -124,13 +124,26 @@ def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Ne
     return needs
 
 
-def _packs() -> bool:
-    """Whether later requests can use a large free block: segments are not expandable, and it may be split."""
+def _learns() -> bool:
+    """Whether figures mean what they do without a capture, and later requests can use a large free block:
+    segments are not expandable, and it may be split."""
+    if cuda.capturing() or cuda.backend() != "native":
+        return False
     return not cuda.expandable_segments() and cuda.splits_any_block()
 
 
-def end(needs: Mapping[int, Need]) -> None:
-    """Learn at the end of a phase, before anything leaves the devices. `needs` is the result of `begin`."""
+def end(phase: str, needs: dict[int, Need]) -> None:
+    """Learn at the end of a phase, before anything leaves the devices.
+
+    Args:
+        phase: its name.
+        needs: the result of `begin`. A device that was first used during the phase is added: it began with
+            nothing.
+    """
+    first_used = [device for device in cuda.devices() if device not in needs]
+    for device in first_used if _learns() else ():
+        needs[device] = _needs.setdefault((phase, device), Need())
+        needs[device].begin(0, 0, 0)
     for device, need in needs.items():
         peak = cuda.counters(device).peak_allocated
         if peak is not None:
