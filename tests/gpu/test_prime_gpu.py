@@ -23,6 +23,7 @@ from support.primed_training import build, priming_of
 MIB = 1 << 20
 SIZES = [64 * MIB, 40 * MIB, 20 * MIB]
 TIME_LIMIT_S = 300
+SEARCH_LIMIT_S = 900
 TESTS = Path(__file__).parents[1]
 
 
@@ -238,7 +239,7 @@ def test_run_primes_a_script_before_its_first_allocation(tmp_path: Path) -> None
         env=os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))},
         capture_output=True,
         text=True,
-        timeout=TIME_LIMIT_S,
+        timeout=SEARCH_LIMIT_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     (file,) = (tmp_path / "run").rglob("priming.json")
