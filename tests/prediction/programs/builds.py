@@ -285,10 +285,14 @@ def answers(device):
     model = defined("answers")["Answers"]().half().to(device).eval()
 
     @torch.inference_mode()
-    def step():
-        cache, ids = None, torch.randint(0, 1000, (16, 32)).cuda()
-        for _ in range(12):
-            logits, cache = model(ids, cache)
-            ids = logits[:, -1:].argmax(-1)
+    def answered():
+        """As in the script, the last answers are alive when the next ones begin."""
+        while True:
+            cache, ids = None, torch.randint(0, 1000, (16, 32)).cuda()
+            for _ in range(12):
+                logits, cache = model(ids, cache)
+                ids = logits[:, -1:].argmax(-1)
+            yield
 
-    return model, torch.optim.SGD(model.parameters()), step
+    steps = answered()
+    return model, torch.optim.SGD(model.parameters()), lambda: next(steps)

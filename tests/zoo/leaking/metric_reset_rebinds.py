@@ -37,7 +37,7 @@ def main():
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     store, logger = PredictionStore(), CurveLogger()
-    for epoch in range(9):
+    for epoch in range(18):
         for _ in range(4):
             x = torch.randn(1024, 32, device=device)
             predictions = model(x)
