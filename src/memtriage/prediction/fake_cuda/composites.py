@@ -77,8 +77,8 @@ class Composites:
             ("batch_norm", batch_norm),
         ):
             self._put(overrides, name, kernel)
-        linear = overrides.put("linear", KEY, _linear)  # C++ adds out of place to a DTensor on a GPU, too
-        self.kernels[linear] = _linear(linear)
+        # Not at the key of shards: C++ adds out of place to a DTensor on a GPU, too.
+        self.kernels[overrides.put("linear", KEY, lambda overload: linear)] = linear
         for name in (*KERNELS_OF_CUDA, *WHOLE):
             self.kernels[overrides.put(name, KEY, _below_autograd)] = None
         for name in RECURRENT:
@@ -171,18 +171,14 @@ class Composites:
         return run
 
 
-def _linear(overload: Any) -> Callable[..., Any]:
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`linear` (Linear.cpp), which adds the bias in place where the input is not contiguous.
 
     C++ would add it out of place here, because a dispatch mode is on.
     """
-
-    def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if bias is None or input.dim() == MATRIX or input.is_contiguous():
-            return overload.decompose(input, weight, bias)
-        return torch.matmul(input, weight.t()).add_(bias)
-
-    return linear
+    if bias is None or input.dim() == MATRIX or input.is_contiguous():
+        return aten.linear.default.decompose(input, weight, bias)
+    return torch.matmul(input, weight.t()).add_(bias)
 
 
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:

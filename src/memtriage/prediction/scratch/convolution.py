@@ -52,8 +52,8 @@ def _forward(
     wanted = memory_format(source, weight)
     described = _described(source, weight, outputs[0], stride, groups, machine)
     return {
-        BEFORE: _copies(wanted, source),
-        1: [*_copies(wanted, weight), *_workspace(described, Operation.FORWARD, machine)],
+        BEFORE: copies(wanted, source),
+        1: [*copies(wanted, weight), *_workspace(described, Operation.FORWARD, machine)],
     }
 
 
@@ -68,11 +68,12 @@ def _backward(
     wanted = memory_format(source, weight)
     described = _described(source, weight, gradient, stride, groups, machine)
     read = [tensor for tensor, by in ((source, wants[1]), (gradient, wants[0] or wants[1])) if by]
-    stages: Staged = {BEFORE: _copies(wanted, *read)}
+    stages: Staged = {BEFORE: copies(wanted, *read)}
     for what, operation in enumerate((Operation.OF_INPUT, Operation.OF_WEIGHT)):
         if wants[what]:
-            copies = [] if operation is Operation.OF_WEIGHT else _copies(wanted, weight)
-            stages[sum(wants[: what + 1])] = [*copies, *_workspace(described, operation, machine)]
+            weights = [] if operation is Operation.OF_WEIGHT else [weight]
+            buffers = [*copies(wanted, *weights), *_workspace(described, operation, machine)]
+            stages[sum(wants[: what + 1])] = buffers
     if wants[2]:
         others = {dim for dim in range(gradient.dim()) if dim != 1}
         layout = reductions.layout_of(tuple(gradient.shape), gradient.stride(), others)
@@ -80,8 +81,8 @@ def _backward(
     return stages
 
 
-def _copies(wanted: torch.memory_format, *read: torch.Tensor) -> list[int]:
-    """What ATen copies before it calls a kernel: what does not lie as wanted."""
+def copies(wanted: torch.memory_format, *read: torch.Tensor) -> list[int]:
+    """Bytes of what ATen copies before it calls a kernel: each tensor that does not lie as wanted."""
     return [tensor.nbytes for tensor in read if not tensor.is_contiguous(memory_format=wanted)]
 
 

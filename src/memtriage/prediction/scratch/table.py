@@ -99,7 +99,7 @@ class Scratch:
             buffers = [] if rule is None else rule(args, kwargs, outputs, self._machine)
             before = _copies(func, args, COPIED_BEFORE)
             if before:
-                return {BEFORE: before, len(outputs): buffers}
+                return {BEFORE: before, len(outputs): buffers}  # the copies are still held then
             buffers = _copies(func, args, COPIED) + _copies_of_images(func, args, outputs) + buffers
         return {AT_THE_END: buffers} if buffers else {}
 
@@ -128,16 +128,12 @@ class Scratch:
 
 def _copies(func: Any, args: tuple[Any, ...], copied: dict[Any, tuple[int, ...]]) -> list[int]:
     """Return the bytes of each copy that a kernel makes because it reads contiguous memory only."""
-    return [
-        args[place].numel() * args[place].element_size()
-        for place in copied.get(func, ())
-        if not args[place].is_contiguous()
-    ]
+    read = (args[place] for place in copied.get(func, ()))
+    return convolution.copies(torch.contiguous_format, *read)
 
 
 def _copies_of_images(func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> list[int]:
     """The same for `COPIED_IN_ITS_LAYOUT`."""
     if func not in COPIED_IN_ITS_LAYOUT or args[0].shape == outputs[0].shape:
         return []
-    lies_well = args[0].is_contiguous(memory_format=convolution.suggested_format(args[0]))
-    return [] if lies_well else [args[0].numel() * args[0].element_size()]
+    return convolution.copies(convolution.suggested_format(args[0]), args[0])
