@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import textwrap
 from pathlib import Path
 
@@ -53,10 +54,14 @@ def sandboxed(tmp_path, monkeypatch):
 
 
 def tree(folder: Path) -> dict[str, object]:
-    """Every path below a folder, with its kind and contents."""
-    return {
-        str(path): os.readlink(path)
-        if path.is_symlink()
-        else (hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None)
-        for path in folder.rglob("*")
-    }
+    """Every path below a folder, with its kind, contents, mode, owner, time and attributes."""
+    return {str(path): _state(path) for path in folder.rglob("*")}
+
+
+def _state(path: Path) -> object:
+    status = path.lstat()
+    contents = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else None
+    target = os.readlink(path) if path.is_symlink() else None
+    attributes = os.listxattr(path, follow_symlinks=False) if hasattr(os, "listxattr") else []
+    owner = (status.st_uid, status.st_gid)
+    return contents, target, status.st_mode, owner, status.st_mtime_ns, attributes

@@ -25,8 +25,8 @@ def test_progress_is_passed_on(sandboxed):
     from memtriage.prediction.sandbox.child import report_progress
     report_progress("step 1 of 2")
     """
-    sandboxed(body, progress=lines.append)
-    assert lines == ["step 1 of 2"]
+    sandboxed(body, progress=lambda text, seconds: lines.append(text))
+    assert list(dict.fromkeys(lines)) == ["before the first step", "step 1 of 2"]
 
 
 def test_the_child_ends_with_its_caller(sandboxed, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -30,7 +31,7 @@ def write(path):
 before = os.listdir("/proc/self/fd")
 if int(version):
     syscalls.landlock_version = lambda: int(version)
-landlock.enforce([mine], bool(int(network)))
+found["not protected"] = landlock.enforce([mine], bool(int(network)))
 found["descriptors"] = len(os.listdir("/proc/self/fd")) - len(before)
 for place in (mine, other):
     name = os.path.basename(place)
@@ -48,6 +49,9 @@ os.mkdir(mine + "/folder")
 write(mine + "/a")
 tried("another folder", lambda: os.rename(mine + "/a", mine + "/folder/a"))
 tried("device", lambda: write("/dev/null"))
+tried("signal", lambda: os.kill(os.getppid(), 0))
+abstract = "\\0" + os.path.dirname(mine)
+tried("abstract socket", lambda: socket.socket(socket.AF_UNIX).connect(abstract))
 tried("connect", lambda: socket.socket().connect(("127.0.0.1", 1)))
 print(json.dumps(found))
 """
@@ -72,7 +76,10 @@ def enforced(tmp_path):
             pytest.skip("this system has no such Landlock")
         arguments = [tmp_path / "mine", tmp_path / "other", int(network), version]
         command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"\0{tmp_path}")
+            server.listen()
+            done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -95,7 +102,14 @@ def test_only_the_given_directories_are_writable(enforced, tmp_path):
         "other bind": "EACCES",
         "another folder": "done",
         "device": "done",
+        "signal": "EPERM" if system_has(6) else "done",
+        "abstract socket": "EPERM" if system_has(6) else "done",
         "connect": "EACCES",
+        "not protected": [
+            *("/dev/shm", "SysV memory", "priorities of processes"),
+            *([] if system_has(6) else ["signals to processes"]),
+            *("UDP", "local sockets"),
+        ],
     }
     assert {what for name, what in found.items() if name.startswith("mine")} == {"done"}
     assert sorted(os.listdir(tmp_path / "other")) == ["empty", "kept", "moved"]
@@ -103,17 +117,21 @@ def test_only_the_given_directories_are_writable(enforced, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "network", "expected"),
+    ("version", "network", "expected", "open_besides"),
     [
-        (1, False, ["EACCES", "EXDEV", "done", "ECONNREFUSED"]),
-        (2, False, ["EACCES", "done", "done", "ECONNREFUSED"]),
-        (3, False, ["EACCES", "done", "EACCES", "ECONNREFUSED"]),
-        (4, False, ["EACCES", "done", "EACCES", "EACCES"]),
-        (4, True, ["EACCES", "done", "EACCES", "ECONNREFUSED"]),
+        (1, False, ["EACCES", "EXDEV", "done", "ECONNREFUSED", "done"], {"signals to processes", "TCP"}),
+        (2, False, ["EACCES", "done", "done", "ECONNREFUSED", "done"], {"signals to processes", "TCP"}),
+        (3, False, ["EACCES", "done", "EACCES", "ECONNREFUSED", "done"], {"signals to processes", "TCP"}),
+        (4, False, ["EACCES", "done", "EACCES", "EACCES", "done"], {"signals to processes"}),
+        (4, True, ["EACCES", "done", "EACCES", "ECONNREFUSED", "done"], {"signals to processes"}),
+        (6, True, ["EACCES", "done", "EACCES", "ECONNREFUSED", "EPERM"], set()),
     ],
 )
-def test_each_version_of_the_interface_refuses_what_it_knows(enforced, version, network, expected):
+def test_each_version_of_the_interface_refuses_what_it_knows(
+    enforced, version, network, expected, open_besides
+):
     found = enforced(network, version)
     assert [
-        found[name] for name in ("other write", "another folder", "other truncate", "connect")
+        found[name] for name in ("other write", "another folder", "other truncate", "connect", "signal")
     ] == expected
+    assert open_besides == set(found["not protected"]) & {"signals to processes", "TCP"}

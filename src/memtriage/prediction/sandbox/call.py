@@ -6,6 +6,7 @@ shown only on request or when the trace fails.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import select
@@ -13,18 +14,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import msgspec
 
+from memtriage.model.units import duration
 from memtriage.prediction.sandbox.protection import LEVELS, ProtectionLevel
+from memtriage.prediction.sandbox.supervise import BY_SIGNAL
 
 T = TypeVar("T")
 
 _POLL_S: Final = 0.5
 """Seconds between looks at whether the child still runs, while it sends nothing."""
+_BEGIN: Final = "before the first step"
 _READ_AT_ONCE: Final = 1 << 20
 
 _ROOT: Final = str(Path(__file__).parents[3])
@@ -60,7 +65,7 @@ class ChildCall(msgspec.Struct, kw_only=True):
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """A line about how far the child is."""
+    """A few words about how far the child is."""
 
     text: str
 
@@ -93,6 +98,10 @@ class TraceFailed(Exception):
         self.output = output
 
 
+class TimedOut(TraceFailed):
+    """The child was ended because it took too long."""
+
+
 def call(
     function: str,
     arguments: dict[str, Any],
@@ -102,7 +111,8 @@ def call(
     network: bool = False,
     levels: tuple[ProtectionLevel, ...] = LEVELS,
     output: int | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str, float], None] = lambda text, seconds: None,
+    timeout_s: float = math.inf,
 ) -> T:
     """Call a function in a child process that can change no file.
 
@@ -115,11 +125,13 @@ def call(
         network: whether the program may open connections.
         levels: ways to keep it from changing files, tried in this order.
         output: descriptor that the program's output goes to; None to keep it aside.
-        progress: is given a line about how far the trace is, now and then.
+        progress: is given, at least twice per second, how far the trace is, and the seconds since its begin.
+        timeout_s: the child is ended after this time.
 
     Raises:
         ValueError: the function raised one; the text says what to change.
         TraceFailed: the child ended without a result.
+        TimedOut: it was ended.
     """
     with (
         tempfile.TemporaryFile() as kept,
@@ -150,7 +162,7 @@ def call(
         finally:
             os.close(writing)
         try:
-            answer = _answer(child, reading, progress)
+            answer = _answer(child, reading, progress, timeout_s)
         finally:
             os.close(reading)
             _end(child)
@@ -159,41 +171,55 @@ def call(
         if isinstance(answer, Refused):
             raise ValueError(answer.text)
         status = child.returncode
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        number = -status if status < 0 else status - BY_SIGNAL
+        names = {each.value: each.name for each in signal.Signals}
+        how = f"by {names[number]}" if number in names else f"with status {status}"
         raise TraceFailed(f"the traced process ended {how} before the trace was done", _end_of(kept))
 
 
 def _answer(
-    child: subprocess.Popen[bytes], descriptor: int, progress: Callable[[str], None] | None
+    child: subprocess.Popen[bytes],
+    descriptor: int,
+    progress: Callable[[str, float], None],
+    timeout_s: float,
 ) -> Returned | Refused | None:
     """Read messages until one is an answer; None where the child ends before.
 
     The end of the child counts, not that of the pipe: what it has forked may keep that open.
     """
     received = b""
-    ended = False
-    while not ended:
+    begun, reached = time.monotonic(), _BEGIN
+    while True:
         ended = child.poll() is not None
-        while select.select([descriptor], [], [], 0 if ended else _POLL_S)[0]:
-            part = os.read(descriptor, _READ_AT_ONCE)
-            if not part:
+        seconds = time.monotonic() - begun
+        if seconds > timeout_s and not ended:
+            raise TimedOut(f"the trace was stopped after {duration(timeout_s)}, {reached}")
+        progress(reached, seconds)
+        if not select.select([descriptor], [], [], 0 if ended else _POLL_S)[0]:
+            if ended:
                 return None
-            *lines, received = (received + part).split(b"\n")
-            for line in lines:
-                message: Progress | Refused | Returned = _DECODER.decode(line)
-                if not isinstance(message, Progress):
-                    return message
-                if progress is not None:
-                    progress(message.text)
-    return None
+            continue
+        part = os.read(descriptor, _READ_AT_ONCE)
+        if not part:
+            return None
+        *lines, received = (received + part).split(b"\n")
+        for line in lines:
+            message: Progress | Refused | Returned = _DECODER.decode(line)
+            if not isinstance(message, Progress):
+                return message
+            reached = message.text
+            progress(reached, seconds)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Wait for the child, and kill what it has left running."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    """End the child and what it has left running."""
+    if sys.platform == "linux":  # it ends its descendants
+        child.terminate()
+    else:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
     child.wait()
 
 

@@ -25,22 +25,24 @@ def main() -> None:
     _send_to = high_descriptor(descriptor)
     sys.argv[:] = sys.argv[:1]
     if sys.platform == "linux":
-        syscalls.die_with_parent(signal.SIGKILL)
+        syscalls.die_with_parent(signal.SIGTERM)
     with open(request, "rb") as file:
         asked = msgspec.json.decode(file.read(), type=ChildCall)
     protection = protect(asked.scratch, asked.wanted, asked.network, asked.levels)
     directory = os.getcwd()
     module, _, name = asked.function.partition(":")
+    answer: Refused | Returned
     try:
         result = getattr(importlib.import_module(module), name)(**asked.arguments)
     except ValueError as error:
-        _send(Refused(" ".join(str(error).split())))
+        answer = Refused(" ".join(str(error).split()))
     else:
         result.notes.extend([*protection.notes, *filter(None, [protection.changes().line(directory)])])
-        _send(Returned(msgspec.Raw(msgspec.json.encode(result))))
-    # At once: threads and exit handlers that the program has left cannot keep the process.
+        answer = Returned(msgspec.Raw(msgspec.json.encode(result)))
     sys.stdout.flush()
     sys.stderr.flush()
+    _send(answer)
+    # At once: threads and exit handlers that the program has left cannot keep the process.
     os._exit(0)
 
 

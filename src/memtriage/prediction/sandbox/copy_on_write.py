@@ -41,10 +41,13 @@ class CopyOnWrite:
 
     Args:
         root: an existing directory.
+        temporary: a directory that is used as it is, so that subprocesses see what Python code writes there.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, temporary: str | None = None) -> None:
         self.root = os.path.realpath(root)
+        own = [self.root] if temporary is None else [self.root, os.path.realpath(temporary)]
+        self._exempt = (*_SPECIAL, *(directory + "/" for directory in own))
         self._gone: set[str] = set()
         """Places that were deleted below. They stay hidden when something new has their name."""
         self._os: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _USED}
@@ -112,7 +115,7 @@ class CopyOnWrite:
 
     def is_exempt(self, place: str) -> bool:
         """Whether a place is used as it is: a device, or a part of the scratch directory."""
-        return (place + "/").startswith((*_SPECIAL, self.root + "/"))
+        return (place + "/").startswith(self._exempt)
 
     def getcwd(self) -> str:
         """The working directory as the program sees it."""

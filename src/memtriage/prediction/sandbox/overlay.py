@@ -24,6 +24,7 @@ from typing import Final
 
 from memtriage.prediction.sandbox import syscalls
 from memtriage.prediction.sandbox.changes import Changes
+from memtriage.prediction.sandbox.supervise import supervise
 
 _NOT_FILES: Final = frozenset(
     {
@@ -75,21 +76,24 @@ class Overlay:
         return changes
 
 
-def enter(mount_point: str, wanted: Iterable[str], network: bool) -> Overlay:
-    """Give this process its own view of the file system, and no network unless `network`.
+def enter(mount_point: str, wanted: Iterable[str], network: bool, own_processes: bool = True) -> Overlay:
+    """Give a child of this process its own view of the file system, and return in it; see `supervise`.
 
     The process must have a single thread.
 
     Args:
         mount_point: an empty directory, for the tmpfs.
         wanted: paths that the program is likely to write to.
+        network: whether it keeps this process's network.
+        own_processes: it sees no other processes. A container may not allow the /proc that this needs.
 
     Raises:
         OSError: the system does not allow it; the process may then have changed, so try it in a fork.
     """
     here = os.getcwd()
-    namespaces = syscalls.CLONE_NEWNS | (0 if network else syscalls.CLONE_NEWNET)
-    user_namespace = _unshare(namespaces)
+    namespaces = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
+    namespaces |= 0 if network else syscalls.CLONE_NEWNET
+    user_namespace = _unshare(namespaces | (syscalls.CLONE_NEWPID if own_processes else 0))
     if not network:
         _raise_loopback()
     mounts = [mount for mount in _mounts() if mount.point != "/"]
@@ -100,6 +104,12 @@ def enter(mount_point: str, wanted: Iterable[str], network: bool) -> Overlay:
     for directory in _roots(mounts, wanted):
         cover.add(directory)
     os.chdir(here)
+    supervise()
+    if own_processes:  # this is the first of them, on which most signals have no effect
+        flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+        syscalls.mount("proc", "/proc", "proc", flags)
+        supervise()
+    syscalls.give_up_capabilities()
     return Overlay(cover.uppers)
 
 

@@ -8,18 +8,33 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import struct
 from typing import Any, Final
 
 CLONE_NEWNS: Final = 0x00020000
+CLONE_NEWIPC: Final = 0x08000000
 CLONE_NEWUSER: Final = 0x10000000
+CLONE_NEWPID: Final = 0x20000000
 CLONE_NEWNET: Final = 0x40000000
 
+MS_RDONLY: Final = 1
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
 MS_BIND: Final = 0x1000
 MS_REC: Final = 0x4000
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NO_NEW_PRIVS: Final = 38
+_SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
+_SECCOMP_SET_MODE_FILTER: Final = 1
+_SECCOMP_FILTER_FLAG_NEW_LISTENER: Final = 8
+_CAPABILITIES: Final = struct.pack("=Ii", 0x20080522, 0)
+"""`struct __user_cap_header_struct`: version 3, of this thread."""
+_KEPT: Final = sum(1 << capability for capability in (*range(9), 10, 14, 23, 24))
+"""Of files, signals, users and groups (0 to 8), NET_BIND_SERVICE, IPC_LOCK, SYS_NICE and SYS_RESOURCE."""
 _MOUNT_SETATTR: Final = 442
 _LANDLOCK_CREATE_RULESET: Final = 444
 _LANDLOCK_ADD_RULE: Final = 445
@@ -56,14 +71,17 @@ def landlock_version() -> int:
     return _call(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_CREATE_RULESET_VERSION)
 
 
-def landlock_ruleset(files: int, network: int) -> int:
+def landlock_ruleset(files: int, network: int, scoped: int = 0) -> int:
     """Return the descriptor of a set of rules that refuses these accesses where no rule allows them.
 
     Args:
         files: bits of `LANDLOCK_ACCESS_FS_*`.
         network: bits of `LANDLOCK_ACCESS_NET_*`; 0 before version 4 of the interface.
+        scoped: bits of `LANDLOCK_SCOPE_*`; 0 before version 6.
     """
-    attributes = struct.pack("=QQ", files, network) if network else struct.pack("=Q", files)
+    fields = (files, network, scoped)
+    known = 3 if scoped else 2 if network else 1
+    attributes = struct.pack(f"={known}Q", *fields[:known])
     return _call(_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
 
 
@@ -75,13 +93,47 @@ def landlock_allow(ruleset: int, directory: int, files: int) -> None:
 
 def landlock_enforce(ruleset: int) -> None:
     """Put this process and all that it starts under the rules, for good."""
-    _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _refuse_new_rights()
     _call(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
+
+
+def seccomp_listener(steps: bytes) -> int:
+    """Put this process and all that it starts under a filter, for good; return where it asks (Linux 5.0).
+
+    Args:
+        steps: `struct sock_filter` after `struct sock_filter`.
+    """
+    _refuse_new_rights()
+    kept = ctypes.create_string_buffer(steps, len(steps))
+    program = struct.pack("HP", len(steps) // 8, ctypes.addressof(kept))
+    number = _SECCOMP.get(platform.machine(), -1)
+    return _call(number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_NEW_LISTENER, program)
+
+
+def give_up_capabilities() -> None:
+    """Give up, for good, the capabilities that reach beyond this process's own files and processes.
+
+    Mounts, the host's name, the clock and devices are some of what needs them.
+    """
+    _refuse_new_rights()
+    data = ctypes.create_string_buffer(24)
+    _check(_libc().capget(_CAPABILITIES, data))
+    words = zip(struct.unpack("=6I", data.raw), (*[_KEPT] * 2, *[0] * 4), strict=True)
+    _check(_libc().capset(_CAPABILITIES, struct.pack("=6I", *(has & keeps for has, keeps in words))))
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose parent ends."""
+    _check(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def die_with_parent(signum: int) -> None:
     """Send this process a signal when the thread that started it ends."""
     _check(_libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0))
+
+
+def _refuse_new_rights() -> None:
+    _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def _libc() -> Any:
