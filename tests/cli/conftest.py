@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from memtriage.cli import trace_options
+
 STEP_PROGRAM = """
 import torch
 from torch import nn
@@ -19,6 +21,12 @@ def build(device, micro_batch=64):
         optimizer.zero_grad()
     return model, optimizer, step
 """
+
+
+@pytest.fixture(autouse=True)
+def no_progress_on_slow_machines(monkeypatch):
+    """No line of progress among those that tests compare, however long a trace takes."""
+    monkeypatch.setattr(trace_options, "_FIRST_LINE_S", float("inf"))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from memtriage.cli import app, trace_options
 from memtriage.cli.trace_options import (
     NamedProgram,
     progress_line,
@@ -156,9 +157,36 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_shown_on_terminals_alone() -> None:
-    with progress_line(io.StringIO()) as show:
-        assert show is None
-    with progress_line(Terminal()) as show:
-        assert show is not None
-        show("tracing step 2")
+def test_a_terminal_shows_how_far_the_trace_is() -> None:
+    terminal = Terminal()
+    with progress_line(terminal) as show:
+        show("in step 2 of 4", 5)
+    assert "traced for 5.0 s, in step 2 of 4" in terminal.getvalue()
+
+
+def test_elsewhere_a_line_is_printed_each_time_the_time_has_doubled(monkeypatch) -> None:
+    monkeypatch.setattr(trace_options, "_FIRST_LINE_S", 30)
+    stream = io.StringIO()
+    with progress_line(stream) as show:
+        for seconds in (0, 29.5, 30, 31, 59, 60.5, 100, 120):
+            show(f"in step {seconds / 10:.0f}", seconds)
+    assert stream.getvalue().splitlines() == [
+        "memtriage: traced for 30 s, in step 3",
+        "memtriage: traced for 1 min 00 s, in step 6",
+        "memtriage: traced for 2 min 00 s, in step 12",
+    ]
+
+
+@pytest.mark.parametrize("command", [["predict"], ["plan", "--budget", "1GiB"]])
+def test_a_program_that_never_ends_is_one_line_on_stderr(command, tmp_path, capfd) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text("while True: pass")
+    assert app.main([*command, str(script), "--timeout", "0.5s"]) == 2
+    before = "the trace was stopped after 500 ms, before the first step: allow more time with --timeout"
+    assert capfd.readouterr() == ("", f"memtriage {command[0]}: {before}\n")
+
+
+def test_what_is_no_time_is_one_line_on_stderr(program, capfd) -> None:
+    assert app.main(["predict", f"{program}:build", "--timeout", "soon"]) == 2
+    expected = "memtriage predict: invalid --timeout 'soon': use 60s, 5m or 1h\n"
+    assert capfd.readouterr() == ("", expected)

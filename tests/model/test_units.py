@@ -9,6 +9,7 @@ from memtriage.model.units import (
     duration,
     four_digits,
     measured_time,
+    parse_duration,
     parse_size,
     rank_list,
     ranks_in_words,
@@ -67,6 +68,19 @@ def test_size_is_short_and_right_to_a_tenth_of_its_unit(nbytes):
 )
 def test_sizes_as_people_write_them(text, nbytes):
     assert parse_size(text, "budget") == nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("0.5s", 0.5)]
+)
+def test_times_as_people_write_them(text, seconds):
+    assert parse_duration(text, "--for") == seconds
+
+
+@pytest.mark.parametrize("given", ["soon", "", "0", "-1s", "5 minutes"])
+def test_what_is_no_time_is_refused_by_name(given):
+    with pytest.raises(ValueError, match="--for"):
+        parse_duration(given, "--for")
 
 
 @pytest.mark.parametrize("given", ["much", "8 GiB free", "", 0, "0", -1])

@@ -184,4 +184,4 @@ def test_progress_is_told_step_by_step(program: Path, monkeypatch: pytest.Monkey
     told: list[str] = []
     monkeypatch.setattr(traced_commands, "report_progress", told.append)
     predict({"name": f"{program}:build"})
-    assert told == ["tracing step 1 of 2", "tracing step 2 of 2"]
+    assert told == ["in step 1 of 2", "in step 2 of 2"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
+from memtriage.model.units import parse_duration
 from memtriage.process.messages import complain
-
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def attach(
@@ -24,10 +22,10 @@ def attach(
     ] = False,
 ) -> int:
     """Judge a running job from outside, without changing it."""
-    written = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", for_)
-    seconds = float(written[1]) * _UNITS[written[2]] if written else 0.0
-    if not seconds > 0:
-        complain("memtriage attach", f"invalid --for '{for_}': use 60s, 5m or 1h")
+    try:
+        seconds = parse_duration(for_, "--for")
+    except ValueError as error:
+        complain("memtriage attach", error)
         return 2
     import psutil
 

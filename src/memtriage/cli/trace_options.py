@@ -19,11 +19,16 @@ from typing import Annotated, Any, Final, TextIO, TypeVar
 import typer
 
 from memtriage.model.target import TraceTarget
-from memtriage.process.messages import complain
+from memtriage.model.units import duration, parse_duration
+from memtriage.process.messages import Messages, complain
 
 T = TypeVar("T")
 
 _STDERR: Final = 2
+_FIRST_LINE_S: Final = 30
+"""Where progress is printed line by line; each line comes after twice the time of the one before."""
+_LIMIT: Final = "30m"
+"""Much longer than traces take, and short enough that a program that never ends is noticed."""
 _TRAINING: Final = "With --hf-config: "
 
 
@@ -33,12 +38,14 @@ class NamedProgram:
 
     Attributes:
         figures: `gpu`, `allocator_conf` and `torch_version`: what it is traced for.
+        timeout_s: the longest time of a trace.
     """
 
     target: TraceTarget
     figures: dict[str, Any]
     allow_network: bool
     show_output: bool
+    timeout_s: float = parse_duration(_LIMIT, "--timeout")
 
     def trace(self, function: str, options: dict[str, Any], returned: type[T]) -> T:
         """Call a function that traces a program in a child process that can change no file.
@@ -50,7 +57,7 @@ class NamedProgram:
 
         Raises:
             ValueError: the program or an option cannot be used.
-            TraceFailed: the child process ended without a result.
+            TraceFailed: the child process ended without a result, or took too long.
         """
         import msgspec
 
@@ -70,6 +77,7 @@ class NamedProgram:
                 network=self.allow_network,
                 output=_STDERR if self.show_output else None,
                 progress=show,
+                timeout_s=self.timeout_s,
             )
 
 
@@ -110,6 +118,9 @@ def _program(
         bool,
         typer.Option("--show-output", help="Show what the traced program prints, on stderr."),
     ] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Longest time of a trace, such as 90s or 2h.")
+    ] = _LIMIT,
     hf_config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Trace a Hugging Face model, given its config.json."),
@@ -153,7 +164,7 @@ def _program(
     """Return the program that these options name.
 
     Raises:
-        ValueError: they name none, or more than one.
+        ValueError: they name none, or more than one, or cannot be used.
     """
     training = {
         "batch": batch,
@@ -169,6 +180,7 @@ def _program(
         {"gpu": gpu, "allocator_conf": allocator_conf, "torch_version": torch_version},
         allow_network,
         show_output,
+        parse_duration(timeout, "--timeout"),
     )
 
 
@@ -182,13 +194,14 @@ def traces_a_program(command: Callable[..., int]) -> Callable[..., int]:
     parameters = [*list(own.values())[1:], *named.values()]
 
     def run(**given: Any) -> int:
-        from memtriage.prediction.sandbox.call import TraceFailed
+        from memtriage.prediction.sandbox.call import TimedOut, TraceFailed
 
         of_program = {name: given.pop(name) for name in named}
         try:
             return command(_program(**of_program), **given)
         except (ValueError, TraceFailed) as error:
-            complain_of(f"memtriage {command.__name__}", error)
+            longer = ": allow more time with --timeout" if isinstance(error, TimedOut) else ""
+            complain_of(f"memtriage {command.__name__}", error, longer)
             return 2
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -246,9 +259,9 @@ def target_of(
     )
 
 
-def complain_of(speaker: str, error: Exception) -> None:
+def complain_of(speaker: str, error: Exception, advice: str = "") -> None:
     """Print why a trace failed: one line, and the end of what a child that ended by itself has printed."""
-    complain(speaker, error)
+    complain(speaker, f"{error}{advice}")
     if output := getattr(error, "output", ""):
         print(f"its last output:\n{output}", file=sys.stderr)
 
@@ -265,15 +278,27 @@ def _likely_written(target: TraceTarget) -> list[str]:
 
 
 @contextmanager
-def progress_line(stream: TextIO) -> Iterator[Callable[[str], None] | None]:
-    """Give a function that replaces the line before; None where `stream` is no terminal.
+def progress_line(stream: TextIO) -> Iterator[Callable[[str, float], None]]:
+    """Give a function that shows how far a trace is, and for how many seconds it has run.
 
-    The line is gone at the end.
+    On a terminal it replaces the line before, which is gone at the end. Elsewhere it prints a few lines.
     """
-    if not stream.isatty():
-        yield None
-        return
-    from rich.console import Console
+    if stream.isatty():
+        from rich.console import Console
 
-    with Console(file=stream).status("starting the trace") as status:
-        yield lambda text: status.update(text)
+        with Console(file=stream).status("starting the trace") as status:
+            yield lambda text, seconds: status.update(_progress(text, seconds))
+        return
+    due = _FIRST_LINE_S
+
+    def show(text: str, seconds: float) -> None:
+        nonlocal due
+        if seconds >= due:
+            due *= 2
+            Messages(stream).write(f"memtriage: {_progress(text, seconds)}\n")
+
+    yield show
+
+
+def _progress(text: str, seconds: float) -> str:
+    return f"traced for {duration(seconds)}, {text}"

@@ -16,6 +16,7 @@ UNKNOWN: Final = "n/a"
 _MINUTE: Final = 60
 _HOUR: Final = 60 * _MINUTE
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -56,6 +57,23 @@ def parse_size(given: int | str, name: str) -> int:
     if given <= 0:
         raise ValueError(f"{name}={given}; expected a positive number of bytes")
     return given
+
+
+def parse_duration(given: str, name: str) -> float:
+    """Seconds of a time as people write it: `90`, `90s`, `5m` or `1h`.
+
+    Args:
+        given: the time.
+        name: what it is, for the error.
+
+    Raises:
+        ValueError: it is none, or not positive.
+    """
+    match = _DURATION.fullmatch(given)
+    seconds = float(match[1]) * {"m": _MINUTE, "h": _HOUR}.get(match[2], 1) if match else 0.0
+    if not seconds > 0:
+        raise ValueError(f"invalid {name} '{given}': use 60s, 5m or 1h")
+    return seconds
 
 
 def rank_list(ranks: Iterable[int]) -> str:

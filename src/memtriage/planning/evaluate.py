@@ -21,6 +21,7 @@ from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent
 from memtriage.prediction.owners import owners_at
 from memtriage.prediction.requests import requests_of
+from memtriage.prediction.sandbox.child import report_progress
 from memtriage.prediction.simulate import phase_at, replay
 from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram
@@ -195,6 +196,7 @@ class Evaluator:
         if known is not None and observer is None:
             self._traces.move_to_end(key)
             return known
+        report_progress(f"in trace {self.traces + 1} of the program")
         work = Work()
         counted = [0]
         program = self._build

@@ -44,7 +44,7 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
     horizon, lengths, limit = (options.pop(name, None) for name in ("horizon", "lengths", "limit"))
 
     def progress(step: int, steps: int) -> None:
-        report_progress(f"tracing step {step} of {steps}")
+        report_progress(f"in step {step} of {steps}")
 
     if horizon is not None:
         del options["steps"]
