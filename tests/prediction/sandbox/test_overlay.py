@@ -110,6 +110,16 @@ print(json.dumps(found))
 """
 
 
+PROCESSES = """
+become()
+starter = os.getppid()
+overlay.enter(scratch, [folder], False, OWN)
+tried("through another process", lambda: write(f"/proc/{starter}/root{folder}/kept", "x"))
+found["memory"] = text("/proc/sysvipc/shm").count(chr(10))
+print(json.dumps(found))
+"""
+
+
 @pytest.fixture
 def ran():
     """Returns what a program finds in a process of its own, and afterwards the files that there are."""
@@ -170,6 +180,13 @@ def test_writes_are_read_back_and_gone_with_the_process(ran, user):
         "/job/tree/deep/file": "tree/deep/file"
     }
     assert not os.path.exists("/dev/shm/memtriage-overlay-test")
+
+
+@pytest.mark.parametrize(("own", "error"), [(True, "ENOENT"), (False, "EACCES")])
+def test_other_processes_lead_to_no_file_and_their_memory_is_not_seen(ran, user, own, error):
+    found, left = ran(PROCESSES.replace("OWN", str(own)), user)
+    assert found == {"through another process": error, "memory": 1}  # the line of headings
+    assert left["/job/kept"] == "kept"
 
 
 ROOT_COVERS = {

@@ -1,7 +1,10 @@
 """Whatever a program writes, at each level of protection the files stay as they were."""
 
+import ctypes
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -204,3 +207,67 @@ def test_each_level_says_what_it_leaves_open_and_libraries_know_of_the_network(
     assert note.startswith(NOTES[level])
     assert ("UDP" in note) == (level == "landlock" and not network)
     assert done.seen == ["kept for a moment", "False", str((offline, "dryrun")), str(level != "overlay")]
+
+
+EFFECTS = """
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    victim, key = int(os.environ["VICTIM"]), int(os.environ["KEY"])
+
+    def tried(name, act):
+        try:
+            act()
+            seen.append(name)
+        except OSError:
+            pass
+
+    tried("signals", lambda: os.kill(victim, 0))
+    tried("priorities", lambda: os.setpriority(os.PRIO_PROCESS, victim, 7))
+    tried("the host's name", lambda: socket.sethostname(socket.gethostname()))
+    tried("memory", lambda: libc.shmget(key, 4096, 0o1600))
+    for way in ("root" + os.path.abspath("outside.txt"), "cwd/outside.txt"):
+        tried("files", lambda: open(f"/proc/{os.getppid()}/{way}", "w").write("reached"))
+    # MS_REMOUNT and MS_BIND: writable again.
+    if os.environ["LEVEL"] != "python" and libc.mount(None, b"/", None, 0x1020, None) == 0:
+        seen.append("mounts")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="system calls of Linux")
+def test_what_reaches_other_processes_and_the_system_is_named(level, sandboxed, monkeypatch):
+    libc = ctypes.CDLL(None, use_errno=True)
+    key = 0x4D000000 + os.getpid() % 0x1000000
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        try:
+            monkeypatch.setenv("VICTIM", str(victim.pid))
+            monkeypatch.setenv("KEY", str(key))
+            monkeypatch.setenv("LEVEL", level)
+            done = sandboxed(EFFECTS, levels=(level, "python"))
+            priority = os.getpriority(os.PRIO_PROCESS, victim.pid)
+        finally:
+            victim.kill()
+    segment = libc.shmget(key, 0, 0)
+    if segment != -1:
+        libc.shmctl(segment, 0, None)
+    reached = {name for name in ("signals", "the host's name") if name in done.seen}
+    reached |= {"priorities"} if priority == 7 else set()
+    reached |= {"SysV memory"} if segment != -1 else set()
+    note = " ".join(done.notes)
+    # What reaches the outside is named in the line about what is not protected.
+    assert "mounts" not in done.seen
+    assert {name for name in reached if name not in note} == set()
+
+
+DAEMON = """
+    from memtriage.prediction.sandbox.child import report_progress
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.write(writing, b"x")
+        while True:
+            signal.pause()
+    seen.append(os.read(reading, 1))
+    report_progress("the daemon runs")
+"""
