@@ -59,13 +59,12 @@ def _end_of(program: int) -> int:
 
 def _end_children() -> None:
     """End all descendants: the children of one that ends become children of this process."""
-    import psutil
+    with suppress(ChildProcessError):  # there is none, or none any more
+        os.waitpid(-1, os.WNOHANG)
+        import psutil
 
-    while True:
-        for child in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        try:
+        while True:
+            for child in psutil.Process().children():
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
