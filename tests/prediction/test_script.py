@@ -482,6 +482,9 @@ def test_an_error_of_the_script_itself_is_said_plainly(script, text, said):
         predict_program(Script(script(text)))
 
 
+_SETTINGS = {"expandable segments", "primed memory"}
+
+
 def test_a_script_is_planned_with_what_needs_no_change_of_it(script):
     plan = plan_program(Script(script(ONE), ["1000"]), "860MiB")
     assert plan.traces == 1
@@ -491,3 +494,6 @@ def test_a_script_is_planned_with_what_needs_no_change_of_it(script):
     assert passed["expandable segments"].outcome == "no help"
     assert passed["micro-batch"].outcome == "does not apply"
     assert "build function" in passed["micro-batch"].why
+    assert plan.settings_only
+    assert {rung.outcome for name, rung in passed.items() if name not in _SETTINGS} == {"does not apply"}
+    assert not any("on request" in note for note in plan.notes)

@@ -91,6 +91,12 @@ def test_what_does_not_fit_says_by_how_much_and_what_remains():
     assert "Next cheaper" not in text
 
 
+def test_a_script_that_does_not_fit_is_not_said_to_have_had_every_change():
+    text = shown(made(fits=False, short_by=GIB // 2, next_cheaper=None, settings_only=True))
+    assert text.startswith("DOES NOT FIT  512.0 MiB short, only allocator settings were tried:")
+    assert "every change" not in text
+
+
 def test_changes_passed_over_for_the_same_reason_share_a_line():
     same = [
         PassedOver(rung=rung, playbook="M13", outcome="not needed", why="it fits", saves=None)

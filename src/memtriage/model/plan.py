@@ -110,6 +110,7 @@ class Plan(msgspec.Struct, kw_only=True):
         steps: the changes, in order of cost; empty where none is needed.
         next_cheaper: None where no change is needed, or nothing fits.
         passed_over: all other rungs.
+        settings_only: only the allocator's settings were tried, because the program is a script.
         traces: how often the program was traced.
         seconds: time that the search took.
         notes: what had to be assumed.
@@ -126,6 +127,7 @@ class Plan(msgspec.Struct, kw_only=True):
     steps: list[PlanStep]
     next_cheaper: Cheaper | None
     passed_over: list[PassedOver]
+    settings_only: bool = False
     traces: int
     seconds: float
     notes: list[str]

@@ -25,7 +25,7 @@ STEPS: Final = 2
 """Steps that are traced: the second finds the optimizer's states in place."""
 
 _AS_IT_IS: Final = (
-    "a script is planned as it is: only options of the allocator are tried; for changes of the program give "
+    "a script is planned as it is: only settings of the allocator are tried; for changes of the program give "
     "a build function (FILE.py:FUNCTION)"
 )
 
@@ -55,8 +55,12 @@ def plan_program(
         )
     evaluator = Evaluator(build, kind, version, allocator_conf, STEPS, room, world_size)
     rungs = ladder(evaluator.conf(), world_size)
-    if isinstance(build, TracedProgram):
-        rungs = tuple(rung if rung.configures else replace(rung, offer=_not_for_scripts) for rung in rungs)
+    settings_only = isinstance(build, TracedProgram)
+    if settings_only:
+        rungs = tuple(
+            rung if rung.configures else replace(rung, offer=_not_for_scripts, on_request="")
+            for rung in rungs
+        )
     result = LadderSearch(evaluator, rungs, requested).run(evaluator.facts())
     before = evaluator.of(())
     after = result.evaluated
@@ -72,11 +76,12 @@ def plan_program(
         steps=steps,
         next_cheaper=_cheaper(evaluator, result, size),
         passed_over=result.passed_over,
+        settings_only=settings_only,
         traces=evaluator.traces,
         seconds=time.perf_counter() - begun,
         notes=[
             *evaluator.notes,
-            *([_AS_IT_IS] if isinstance(build, TracedProgram) else []),
+            *([_AS_IT_IS] if settings_only else []),
             *_notes(kind, size, after, result.passed_over, world_size),
         ],
     )

@@ -54,10 +54,10 @@ def render(plan: Plan, console: Console) -> None:
 def _verdict(page: Page, plan: Plan) -> None:
     before, after = plan.before, plan.after
     if not plan.fits:
-        page.line(
-            ("DOES NOT FIT", BAD),
-            (f"  {size(plan.short_by)} short, even with every change that helps", "bold"),
-        )
+        tried = "even with every change that helps"
+        if plan.settings_only:
+            tried = "only allocator settings were tried: changes of the program need a build function"
+        page.line(("DOES NOT FIT", BAD), (f"  {size(plan.short_by)} short, {tried}", "bold"))
     elif plan.steps:
         page.line(("FITS", GOOD), (f"  with {count(len(plan.steps), 'change')}", "bold"))
     else:
