@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -78,6 +79,26 @@ def names(report: RunReport) -> list[str]:
 
 
 # --- without a watch ----------------------------------------------------------------------------------------
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import memtriage
+for name in ("predict", "plan", "horizon", "park", "BuildError"):
+    try:
+        getattr(memtriage, name)
+    except ImportError as error:
+        print(error.name, error.__cause__, error.__suppress_context__, str(error).partition(";")[0], sep="|")
+"""
+
+
+def test_without_torch_a_name_that_needs_it_says_so() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"torch|None|True|memtriage.{name} needs torch, and there is none in this environment"
+        for name in ("predict", "plan", "horizon", "park", "BuildError")
+    ]
 
 
 def test_without_a_watch_marks_and_steps_do_nothing(tmp_path: Path) -> None:

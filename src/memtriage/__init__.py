@@ -10,6 +10,7 @@ Names are imported when they are first used: `import memtriage` loads neither to
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -214,7 +215,17 @@ _HOMES: Final = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        home = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"{__name__}.{name} needs torch, and there is none in this environment; expected 2.8 or newer: "
+            f"install torch for {sys.executable}",
+            name="torch",
+        ) from None
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

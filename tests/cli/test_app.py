@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from memtriage.cli import app, run, trace_options
+from memtriage.cli import app, run
 from memtriage.model.version import __version__
 
 
@@ -83,13 +83,44 @@ def test_explain_needs_nothing_that_windows_lacks():
     assert "M8" in done.stdout
 
 
-def test_without_torch_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from memtriage.cli.app import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", "train.py:build"],
+        ["predict", "train.py", "--host", "--all-ranks", "--world-size", "2"],
+        ["predict", "--hf-config", "config.json"],
+        ["plan", "train.py", "--budget", "1GiB"],
+    ],
+)
+def test_without_torch_one_line_says_what_to_install(tmp_path, arguments):
     (tmp_path / "train.py").write_text("def build(device): ...")
-    monkeypatch.setattr(trace_options, "find_spec", lambda name: None)
-    assert app.main(["predict", f"{tmp_path}/train.py:build"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("memtriage predict: no torch in this environment")
-    assert err.count("\n") == 1
+    (tmp_path / "config.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"memtriage {arguments[0]}: no torch in this environment")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_torch_a_program_is_run_without_priming(tmp_path):
+    (tmp_path / "train.py").write_text("print('ran')")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "run", "--prime", "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

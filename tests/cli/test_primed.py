@@ -14,7 +14,7 @@ import pytest
 from memtriage.cli import primed, run
 from memtriage.cli.trace_options import NamedProgram
 from memtriage.model.priming import Priming, no_priming
-from memtriage.planning import priming
+from memtriage.prediction import gpu_kinds
 from memtriage.prediction.sandbox.call import TraceFailed
 from memtriage.session.runner import ScriptTarget
 
@@ -94,7 +94,7 @@ def test_a_program_is_predicted_as_it_is_going_to_run(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(priming, "gpu_here", lambda: "h100")
+    monkeypatch.setattr(gpu_kinds, "gpu_here", lambda: "h100")
     asked: list[tuple[NamedProgram, str, dict[str, Any], type]] = []
 
     def trace(program: NamedProgram, function: str, options: dict[str, Any], returned: type) -> Any:
@@ -115,7 +115,7 @@ def test_why_a_program_cannot_be_predicted(monkeypatch: pytest.MonkeyPatch, erro
     def trace(*given: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(priming, "gpu_here", lambda: "h100")
+    monkeypatch.setattr(gpu_kinds, "gpu_here", lambda: "h100")
     monkeypatch.setattr(NamedProgram, "trace", trace)
     choice = primed.choose_for(ScriptTarget("script", "train.py", []))
     assert (choice.reason, choice.blocks) == ("the program cannot be predicted: no torch", [])

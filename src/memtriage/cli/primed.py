@@ -53,6 +53,7 @@ def choose_for(target: ScriptTarget) -> Priming:
     from memtriage.cli.trace_options import NamedProgram
     from memtriage.model.priming import Priming, no_priming
     from memtriage.model.target import TraceTarget
+    from memtriage.prediction.gpu_kinds import gpu_here
     from memtriage.prediction.sandbox.call import TraceFailed
 
     is_module = target.kind == "module"
@@ -62,17 +63,11 @@ def choose_for(target: ScriptTarget) -> Priming:
         arguments=list(target.args),
     )
     try:
-        program = NamedProgram(traced, {"gpu": _gpu()}, allow_network=False, show_output=False)
+        program = NamedProgram(traced, {"gpu": gpu_here()}, allow_network=False, show_output=False)
         ranks = {"world_size": _number("WORLD_SIZE", 1), "rank": _number("RANK", 0)}
         return program.trace("prime", ranks, Priming)
     except (ValueError, TraceFailed) as error:
         return no_priming(f"the program cannot be predicted: {error}")
-
-
-def _gpu() -> str:
-    from memtriage.planning.priming import gpu_here
-
-    return gpu_here()
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -22,16 +22,13 @@ from memtriage.allocator.what_if import prime_recording, settings_of
 from memtriage.model.priming import POOLS_BY_THREAD, Priming, PrimingCheck, StatePool
 from memtriage.model.recording import Recording
 from memtriage.model.units import size
-from memtriage.observe.driver import first_device_name
 from memtriage.prediction.build import Build
-from memtriage.prediction.gpu_kinds import GPU_KINDS, GpuKind, machine
+from memtriage.prediction.gpu_kinds import MEASURED, GpuKind, machine
 from memtriage.prediction.requests import requests_of
 from memtriage.prediction.simulate import replay
 from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram
 
-MEASURED: Final = "h200"
-"""The kind of GPU that predictions were measured on."""
 SETTINGS: Final = ("large_segment_size_mb:512", "max_split_size_mb:1024")
 """What is tried along with blocks. Of all settings only these saved 2 % where blocks alone did not, in 2 of
 34 workloads (`benchmarks/prime.py`)."""
@@ -212,12 +209,6 @@ def priming_of_recording(recording: Recording) -> Priming:
         seconds=time.perf_counter() - begun,
         notes=["of a recording only what it holds is known: the choice was not checked with other lengths"],
     )
-
-
-def gpu_here() -> str:
-    """The kind of the first GPU of this machine; `MEASURED` where there is none, or none that is known."""
-    name = first_device_name()
-    return next((key for key, kind in GPU_KINDS.items() if kind.name == name), MEASURED)
 
 
 _EXPANDABLE: Final = "expandable segments are on, which have no fixed sizes"

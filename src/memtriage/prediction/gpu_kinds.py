@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.model.units import GIB, MIB
+from memtriage.observe.driver import first_device_name
+
+MEASURED: Final = "h200"
+"""The kind of GPU that predictions were measured on."""
 
 # One H200 (torch 2.11.0+cu130), 15 training workloads, after three steps: cudaMemGetInfo's total less free
 # less the allocator's segments was 751 to 771 MiB; 767 MiB is the median.
@@ -98,3 +102,9 @@ def machine(kind: str) -> GpuKind:
     if kind_of_gpu is None:
         raise ValueError(f"no GPU kind {kind!r}; expected one of {', '.join(GPU_KINDS)}")
     return kind_of_gpu
+
+
+def gpu_here() -> str:
+    """The kind of the first GPU of this machine; `MEASURED` where there is none, or none that is known."""
+    name = first_device_name()
+    return next((key for key, kind in GPU_KINDS.items() if kind.name == name), MEASURED)

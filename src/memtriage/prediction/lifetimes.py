@@ -6,9 +6,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 FREE: Final = 0
 """The `size` of an event that frees; allocations are larger (empty storages take no memory)."""

@@ -268,7 +268,8 @@ def read_priming(directory: Path) -> Priming:
 
 
 def _of_build(build: Callable[[Any], Any]) -> Priming:
-    from memtriage.planning.priming import gpu_here, plan_priming
+    from memtriage.planning.priming import plan_priming
+    from memtriage.prediction.gpu_kinds import gpu_here
 
     return plan_priming(build, gpu=gpu_here())
 
