@@ -111,8 +111,8 @@ class Script(TracedProgram):
         if watch.backwards and made < steps:
             raise BuildError(
                 f"{self._target} {exited or 'ended'} after {made} training step{'s' * (made != 1)}; "
-                f"expected at least {steps}: pass a smaller --steps, arguments with which it trains, or a "
-                "build function if its steps are made in a process of its own"
+                f"expected at least {steps}: pass a smaller --steps or --horizon, arguments with which it "
+                "trains longer, or a build function if its steps are made in a process of its own"
             )
         if "parameter" not in watch.owners.values():
             if exited is not None:

@@ -8,6 +8,7 @@ import torch
 import memtriage
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedScript
+from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS
 
 
 def looping(body, batches="[torch.zeros(2, 3)] * 6", loader="batch_size=None"):
@@ -62,6 +63,20 @@ LEARNS = "    for batch in loader:\n        learn(batch)"
 def test_the_loader_of_a_step_is_read_to_the_end_of_the_horizon(tmp_path, body, batches, steps, shapes):
     horizon = horizon_of(tmp_path, looping(body, batches), steps)
     assert (horizon.steps, horizon.shapes) == (steps, shapes)
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_a_program_of_as_many_steps_as_the_horizon_needs_no_more(tmp_path, steps):
+    body = f"""
+    for number, batch in enumerate(loader):
+        learn(batch)
+        if number + 1 == {steps}:
+            raise OSError("cannot save")
+"""
+    horizon = horizon_of(tmp_path, looping(body, "[torch.zeros(2 + i, 3) for i in range(9)]"), steps)
+    assert horizon.steps == steps
+    # Which loader the steps read is only known where a third one begins.
+    assert horizon.shapes == (steps if steps > FIRST_STEPS else 1)
 
 
 @pytest.mark.parametrize(

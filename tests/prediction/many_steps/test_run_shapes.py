@@ -16,9 +16,17 @@ def test_the_largest_traced_shape_comes_again_at_the_end() -> None:
     assert (planned.first, planned.shapes) == (2, [shape(each) for each in lengths])
     assert planned.traced == tuple(shape(each) for each in (5, 7, 9, 4, 2, 9))
     assert run_shapes([shape(5)]).traced == (shape(5),)
-    assert run_shapes([shape(each) for each in lengths], 4).traced == tuple(
+    longer = [*lengths, 4, 2]
+    assert run_shapes([shape(each) for each in longer], 4).traced == tuple(
         shape(each) for each in (5, 7, 2, 9, 4, 2, 4)
     )
+
+
+def test_no_more_steps_are_traced_than_the_run_has() -> None:
+    lengths = [shape(each) for each in (5, 7, 2, 9, 2, 4)]
+    planned = run_shapes(lengths, 4)
+    assert (planned.first, planned.traced) == (6, tuple(lengths))
+    assert planned.choice.traced == ()
 
 
 def test_derived_shapes_are_not_traced_but_checked_ones_are() -> None:

@@ -44,4 +44,7 @@ def run_shapes(shapes: Sequence[Shape], first: int = FIRST_STEPS) -> RunShapes:
         ValueError: its inputs are too different.
     """
     first = min(first, len(shapes))
-    return RunShapes(shapes, first, choose(shapes[first:]))
+    planned = RunShapes(shapes, first, choose(shapes[first:]))
+    if len(planned.traced) > len(shapes):  # the program may have no step more: all are traced as they come
+        return RunShapes(shapes, len(shapes), choose(()))
+    return planned
