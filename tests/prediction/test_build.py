@@ -1,12 +1,15 @@
 """What a build function may return, and what is said of one that cannot be used."""
 
 import sys
+import types
 
 import pytest
 import torch
 from torch import nn
 
 import memtriage
+from memtriage.observe.origin import package_folder
+from memtriage.prediction import trace
 from memtriage.prediction.build import BuildError, Built, load
 
 GPU_HERE = torch.cuda.is_available()
@@ -80,6 +83,32 @@ def test_what_it_raises_says_where_and_what_to_change(what, said):
     with pytest.raises(BuildError, match=said):
         memtriage.predict(failing(what))
     assert torch.cuda.is_available() is GPU_HERE
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("no such attribute"),
+        RuntimeError(f'cannot compile: File "{package_folder()}prediction/trace.py", line 1'),
+    ],
+)
+def test_a_mistake_of_memtriage_is_not_said_of_the_program(error, monkeypatch):
+    def made(function):
+        # Innermost in the traceback, as of a mistake there.
+        return types.FunctionType(function.__code__.replace(co_filename=trace.__file__), globals())
+
+    monkeypatch.setattr(trace, "check_built", made(missing))
+    with pytest.raises(BuildError, match=r"^this is a fault of memtriage.* please report it: "):
+        memtriage.predict(lambda device: error)
+
+
+def test_an_error_of_the_program_below_memtriage_is_the_program_s():
+    def build(device):
+        model, optimizer, _ = model_on(device)
+        return model, optimizer, lambda: torch.zeros(2, device=device)[5]
+
+    with pytest.raises(BuildError, match=r"^the program raised IndexError"):
+        memtriage.predict(build)
 
 
 def test_a_function_is_loaded_from_its_file(tmp_path):

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,10 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
         assumptions: what was assumed about values until then.
     """
     text = " ".join(str(error).split())[:_MESSAGE_LIMIT] or "no message"
-    said = f"the program raised {type(error).__name__}{_place(error)}: {text}"
+    raised = f"{type(error).__name__}{_place(error)}: {text}"
+    if _is_own(error):
+        return BuildError(f"this is a fault of memtriage, not of the program; please report it: {raised}")
+    said = f"the program raised {raised}"
     if isinstance(error, _UNRELATED):
         advice = next((advice for sign, advice in _MISSING.items() if sign in text), None)
         return BuildError(said if advice is None else f"{said}; {advice}")
@@ -145,7 +149,18 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
 
 def of_the_trace(error: Exception) -> bool:
     """Whether this error is known to come from the trace, not from the program."""
-    return _without_shapes(error) is not None or _advice(error) is not None
+    return _is_own(error) or _without_shapes(error) is not None or _advice(error) is not None
+
+
+def _is_own(error: Exception) -> bool:
+    """Whether an error is about memtriage's own code, or was raised there by a mistake.
+
+    Errors of other types are raised there on behalf of the program: C functions are called from there.
+    """
+    if _OWN_FOLDER in str(error):
+        return True
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, _MISTAKES) and any(file.startswith(_OWN_FOLDER) for file in files[-1:])
 
 
 def _advice(error: Exception) -> str | None:
@@ -193,6 +208,8 @@ def _register(name: str, place: str) -> str:
 
 _UNRELATED: Final = (ImportError, OSError, SyntaxError, NameError)
 """Errors that neither the device nor the values of tensors can cause."""
+_MISTAKES: Final = (AttributeError, KeyError, NameError, AssertionError)
+"""Errors that torch's functions in C do not raise."""
 _MESSAGE_LIMIT: Final = 400
 _NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
 _WORLD: Final = (

@@ -18,6 +18,7 @@ from memtriage.prediction.distributed.collectives import WAITED_FOR_LATER, Colle
 from memtriage.prediction.engine import ADD, adds_in_place, held_alone, references_to_first
 from memtriage.prediction.fake_cuda.composites import Composites
 from memtriage.prediction.fake_cuda.python_kernels import PythonKernels
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import (
     CPU,
     CUDA,
@@ -29,7 +30,6 @@ from memtriage.prediction.fake_cuda.tensors import (
     meta_is_meant,
     true_device,
 )
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.host.program import HostNotes
 from memtriage.prediction.known_shapes import KnownShapes
 from memtriage.prediction.lifetimes import Lifetimes

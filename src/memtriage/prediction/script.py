@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader
 from memtriage.observe.objects import instances
 from memtriage.observe.origin import package_folder
 from memtriage.prediction.build import BuildError, of_the_trace
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker
 from memtriage.prediction.watch import TracedProgram, TraceWatch
 

@@ -25,8 +25,9 @@ from memtriage.prediction.fake_cuda.autocast import Autocast
 from memtriage.prediction.fake_cuda.composites import Composites
 from memtriage.prediction.fake_cuda.extensions import compiled_parts_optional
 from memtriage.prediction.fake_cuda.overrides import Overrides
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import fake_devices, gpu
-from memtriage.prediction.fake_cuda.torch_cuda import fake_cuda, replaced
+from memtriage.prediction.fake_cuda.torch_cuda import fake_cuda
 from memtriage.prediction.fake_cuda.triton import fake_triton
 from memtriage.prediction.gpu_kinds import NO_GPU, GpuKind
 from memtriage.prediction.host.libraries import Imports, measure

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memtriage.prediction.compiled import fakes
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from memtriage.prediction.compiled import inductor
 from memtriage.prediction.compiled.graphs import CudaGraphs
 from memtriage.prediction.compiled.padding import Paddings
 from memtriage.prediction.compiled.trials import KernelTrials
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.notes import Notes
 from memtriage.prediction.watch import TraceWatch

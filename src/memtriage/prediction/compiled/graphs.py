@@ -19,8 +19,8 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import CUDA, META, as_device, meaning_meta, true_device
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.lifetimes import SHARED_POOL, Lifetimes
 
 _ADDRESS_SHIFT: Final = 40

@@ -22,8 +22,9 @@ from memtriage.prediction.compiled import fakes
 from memtriage.prediction.compiled.graphs import CudaGraphs
 from memtriage.prediction.compiled.padding import MatrixProduct, Paddings
 from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
-from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES, replaced
+from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.process.collector import collector_paused
 

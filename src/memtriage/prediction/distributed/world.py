@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memtriage.prediction.build import BuildError
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import devices_true, gpu
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.lifetimes import Lifetimes
 
 NCCL_VERSION: Final = (2, 27, 3)

@@ -13,6 +13,7 @@ import torch
 
 from memtriage.prediction.fake_cuda.autocast_lists import LOWER, SINGLE, SINGLE_BY_DTYPE, SINGLE_NORM, WIDEST
 from memtriage.prediction.fake_cuda.overrides import Overrides
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu
 from memtriage.prediction.operators import mapped, tensors_in
 
@@ -49,11 +50,10 @@ class Autocast:
             self._cache.clear()
             original()
 
-        torch.clear_autocast_cache = clear
         try:
-            yield
+            with replaced(torch, "clear_autocast_cache", clear):
+                yield
         finally:
-            torch.clear_autocast_cache = original
             self._cache.clear()
 
     def _lower(self, func: Any) -> Callable[..., Any]:

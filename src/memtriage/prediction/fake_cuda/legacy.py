@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from memtriage.prediction.fake_cuda.tensors import CUDA, fake_device, passing_for
+from memtriage.prediction.fake_cuda.stand_ins import passing_for
+from memtriage.prediction.fake_cuda.tensors import CUDA, fake_device
 
 _TYPES: Final = {
     "FloatTensor": torch.float32,

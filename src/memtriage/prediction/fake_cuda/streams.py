@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from memtriage.prediction.fake_cuda.tensors import gpu
 from memtriage.prediction.lifetimes import DEFAULT_STREAM, Lifetimes
+
+_MODULE: Final = {"__module__": "torch.cuda"}
+"""Where programs find these classes, and pickle does."""
 
 
 class Stream:
@@ -112,8 +115,8 @@ class Streams:
     def __init__(self, lifetimes: Lifetimes) -> None:
         self._lifetimes = lifetimes
         self._next = DEFAULT_STREAM
-        self.stream_type: type[Stream] = type("Stream", (Stream,), {"streams": self})
-        self.event_type: type[Event] = type("Event", (Event,), {"streams": self})
+        self.stream_type: type[Stream] = type("Stream", (Stream,), {"streams": self, **_MODULE})
+        self.event_type: type[Event] = type("Event", (Event,), {"streams": self, **_MODULE})
         self.default = self.current = self.stream_type()
 
     def number(self) -> int:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import torch
 import torch._meta_registrations  # registers the meta kernels that are written in Python
+
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 
 META: Final = torch.device("meta")
 CUDA: Final = torch.device("cuda", 0)
@@ -165,17 +167,6 @@ def meaning_meta(function: Callable[..., Any], asks: Callable[..., bool]) -> Cal
     return call
 
 
-def passing_for(original: type, make: Callable[..., Any], module: str = "torch") -> type:
-    """A class of the same name whose calls make something else, which counts as its instance."""
-
-    class _Type(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, original)
-
-    names = {"__module__": module, "__new__": lambda cls, *args, **kwargs: make(*args, **kwargs)}
-    return _Type(original.__name__, (), names)
-
-
 @contextmanager
 def fake_devices(index: int) -> Iterator[None]:
     """Replaces the device attributes and conversions of `torch.Tensor` for the time of the block.
@@ -184,7 +175,7 @@ def fake_devices(index: int) -> Iterator[None]:
         index: of the GPU, as the program sees it.
     """
     global _played
-    replaced: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "device": property(fake_device),
         "is_cuda": property(lambda self: fake_device(self).type == "cuda"),
         "is_cpu": property(lambda self: fake_device(self).type == "cpu"),
@@ -202,21 +193,16 @@ def fake_devices(index: int) -> Iterator[None]:
     }
     uninitialized = torch.nn.parameter.UninitializedTensorMixin
     allowed = uninitialized._allowed_methods
-    uninitialized._allowed_methods = [*allowed, *replaced.values()]
-    before = {name: torch.Tensor.__dict__.get(name) for name in replaced}
-    for name, value in replaced.items():
-        setattr(torch.Tensor, name, value)
-    _played = torch.device("cuda", index)
-    try:
-        yield
-    finally:
-        _played = CUDA
-        uninitialized._allowed_methods = allowed
-        for name, value in before.items():
-            if value is None:
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, value)
+    with ExitStack() as stack:
+        for name, value in replacements.items():
+            stack.enter_context(replaced(torch.Tensor, name, value))
+        uninitialized._allowed_methods = [*allowed, *(getattr(torch.Tensor, name) for name in replacements)]
+        _played = torch.device("cuda", index)
+        try:
+            yield
+        finally:
+            _played = CUDA
+            uninitialized._allowed_methods = allowed
 
 
 def _wrapped_to(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

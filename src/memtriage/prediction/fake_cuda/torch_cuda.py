@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from torch.utils import _device
 
 from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.fake_cuda import legacy, transfers
+from memtriage.prediction.fake_cuda.stand_ins import accepting, passing_for, replaced
 from memtriage.prediction.fake_cuda.streams import Streams
 from memtriage.prediction.fake_cuda.tensors import (
     CPU,
@@ -25,7 +25,6 @@ from memtriage.prediction.fake_cuda.tensors import (
     gpu,
     is_host_fake,
     meaning_meta,
-    passing_for,
 )
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.lifetimes import Lifetimes
@@ -70,45 +69,16 @@ def fake_cuda(
     with ExitStack() as stack:
         if not _numbers_are_devices():
             stack.enter_context(_device_pickled(torch.device))
+        made: dict[tuple[int, int], Any] = {}  # one function is known by several names
         for owner, name, value in _replacements(
             machine, lifetimes, allocator, conf, notes, stand_in, devices
         ):
             before = getattr(owner, name, _MISSING)
             # Not every version of torch has all names, and only a build for CUDA has all of `torch._C`.
             if before is not _MISSING or owner is torch._C:
-                stack.enter_context(replaced(owner, name, accepting(before, value)))
+                accepted = made.setdefault((id(before), id(value)), accepting(before, value))
+                stack.enter_context(replaced(owner, name, accepted))
         yield
-
-
-def accepting(original: Any, answer: Any) -> Any:
-    """The stand-in for a function: it accepts what the original accepts, and raises its TypeErrors."""
-    if not callable(answer) or isinstance(original, type):
-        return answer
-    try:
-        signature = inspect.signature(original)
-    except (TypeError, ValueError):  # written in C, or not there; then the answer hands on what it is given
-        return answer
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        return answer(*bound.args, **bound.kwargs)
-
-    return call
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute is another for the time of the block."""
-    before = vars(owner).get(name, _MISSING)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 def _replacements(
@@ -132,7 +102,10 @@ def _replacements(
     of_accelerator = _of_accelerator(machine, lifetimes, allocator, streams, devices)
     attributes: list[tuple[Any, str, Any]] = []
     for owners, answers in (
-        ((torch.cuda, torch.cuda.memory, torch.cuda.random), of_cuda),
+        (
+            (torch.cuda, *(getattr(torch.cuda, part) for part in ("memory", "random", "streams", "graphs"))),
+            of_cuda,
+        ),
         ((torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)), of_accelerator),
     ):
         # Some functions are known by two names.
@@ -300,8 +273,9 @@ def _readable(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
 def _of_torch(
     notes: Notes, conf: AllocatorConf, stand_in: Callable[[Any], Any]
 ) -> list[tuple[Any, str, Any]]:
-    # Before its members are replaced: the set is made once and kept for good.
+    # Before their members are replaced: these sets are made once and kept for good.
     _device._device_constructors()
+    torch.overrides.get_overridable_functions()
     context = _device.DeviceContext
     asked_by_context = meaning_meta(
         context.__torch_function__, lambda self, *args: self.device.type == "meta"

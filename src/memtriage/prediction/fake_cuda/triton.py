@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import CUDA
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.gpu_kinds import GpuKind
 
 _NEEDED: Final = ("JITFunction", "driver")

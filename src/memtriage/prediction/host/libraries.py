@@ -14,8 +14,8 @@ from typing import Any, Final
 from memtriage.model.code_origin import is_installed
 from memtriage.observe.host import kib_fields
 from memtriage.observe.origin import package_folder
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import in_kernel
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.host.memory import Libraries
 
 _OWN_FOLDER: Final = package_folder()

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memtriage.prediction.distributed.collectives import WAITED_FOR_LATER
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import CPU, META, as_device, kernel, parts, true_device
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.host import checkpoints, loaders
 from memtriage.prediction.host.memory import COMMUNICATION, HostMemory
 from memtriage.prediction.host.safetensors_files import safetensors_followed

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import fake_device
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.host.memory import LOADED, SAVED, HostMemory, MappedFile
 from memtriage.prediction.host.torch_files import TorchFiles
 

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from memtriage.prediction.build import Build, BuildError, Built
+from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu
-from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, RunShapes, run_shapes
 from memtriage.prediction.many_steps.shapes import Shape, StepInput, shape_of
 from memtriage.prediction.script import Script, ScriptWatch
