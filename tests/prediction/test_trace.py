@@ -42,7 +42,7 @@ def test_a_plain_trace_has_its_events_and_nothing_else():
     found = traced(build, 3, progress=lambda step, steps: seen.append((step, steps)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert (found.steps, found.varies, found.notes, found.conf) == (3, False, [], "")
-    assert (found.communicators, found.held, found.compile_trials, found.host) == (0, 0, None, None)
+    assert (found.communicators, found.held, found.compile_trials, found.host) == ([], 0, None, None)
     assert (found.cudnn_tries, found.convolves, found.optimizers) == (False, False, [288])
     assert set(found.modules.values()) == {"(Linear)"}
     assert {found.owners[number] for number in found.modules} == {"parameter", "gradient", "optimizer state"}

@@ -55,7 +55,7 @@ class Trace:
         notes: what was assumed.
         modules: paths of the modules that blocks belong to, where known.
         instants: where a watched run makes marks.
-        communicators: process groups that NCCL makes a communicator for.
+        communicators: how many ranks each process group has that NCCL makes a communicator for.
         held: bytes of DDP's first bucket, where another has replaced it.
         steps: how many steps were traced.
         varies: whether the steps may differ (`Program.varies`).
@@ -73,7 +73,7 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     modules: dict[int, str] = field(default_factory=dict)
     instants: list[Instant] = field(default_factory=list)
-    communicators: int = 0
+    communicators: list[int] = field(default_factory=list)
     held: int = 0
     steps: int = 0
     varies: bool = False
@@ -241,7 +241,7 @@ def trace(
         notes.all(),
         modules={**made_in, **watch.homes},
         instants=watch.instants,
-        communicators=len(collectives.groups),
+        communicators=[*collectives.groups.values()],
         held=collectives.held,
         steps=made,
         varies=program.varies,

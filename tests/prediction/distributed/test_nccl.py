@@ -17,7 +17,15 @@ BUCKET = (
 ALONE = "world_size={}, but the ranks do not communicate: each is predicted alone"
 
 
-@pytest.mark.parametrize(("communicators", "held"), [(0, 0), (1, 862), (2, 862 + 485), (3, 862 + 970)])
+ONE_RANK = (
+    "NCCL is taken to hold 377.0 MiB outside the allocator: its kernels, as one rank connects to no other"
+)
+
+
+@pytest.mark.parametrize(
+    ("communicators", "held"),
+    [([], 0), ([2], 862), ([8, 2], 862 + 485), ([2, 2, 2], 862 + 970), ([1, 1], 377), ([1, 2], 862)],
+)
 def test_the_first_communicator_brings_the_library(communicators, held):
     assert outside(communicators) == held * MIB
 
@@ -25,12 +33,13 @@ def test_the_first_communicator_brings_the_library(communicators, held):
 @pytest.mark.parametrize(
     ("world", "communicators", "held", "said"),
     [
-        (1, 0, 0, []),
-        (2, 0, 0, [ALONE.format(2)]),
-        (8, 0, 5, [ALONE.format(8)]),
-        (1, 1, 0, [HOLDS.format("is 1")]),
-        (2, 1, 0, [HOLDS.format("is 1")]),
-        (2, 3, 25 * MIB, [HOLDS.format("are 3"), BUCKET]),
+        (1, [], 0, []),
+        (2, [], 0, [ALONE.format(2)]),
+        (8, [], 5, [ALONE.format(8)]),
+        (8, [1], 0, [ALONE.format(8)]),
+        (1, [1], 0, [ONE_RANK]),
+        (2, [2, 1], 0, [HOLDS.format("is 1")]),
+        (4, [4, 2, 2], 25 * MIB, [HOLDS.format("are 3"), BUCKET]),
     ],
 )
 def test_what_is_assumed_is_said(world, communicators, held, said):

@@ -175,7 +175,7 @@ def test_hybrid_mesh_shards_one_dimension_with_two_communicators():
 
     for _ in range(2):  # the second time, what DTensor remembers of the first must not matter
         prediction = traced(program(wrap), steps=1)
-        assert prediction.communicators == 2
+        assert prediction.communicators == [2, 2]
         assert sizes(prediction, "parameter") == {LAYER // 2: LAYERS}
 
 
@@ -265,7 +265,7 @@ def test_ddp_has_smaller_buckets_after_the_first_step(options, rebuilt):
         {size: count for size, count in sizes(prediction, COMMUNICATION).items() if size >= LAYER}
     )
     assert buckets == Counter({LAYERS * LAYER: 1}) + Counter(rebuilt)
-    assert prediction.communicators == 1
+    assert prediction.communicators == [RANKS]
 
 
 def test_ddp_has_two_buckets_in_its_second_step():
@@ -287,10 +287,18 @@ def test_a_bucket_that_stays_is_not_said_to_be_replaced():
     assert not any("bucket of the first step" in note for note in prediction.notes)
 
 
-def test_first_communicator_also_takes_the_library():
-    assert nccl.outside(0) == 0
-    assert nccl.outside(3) - nccl.outside(2) == nccl.outside(2) - nccl.outside(1) == nccl.COMMUNICATOR
-    assert nccl.outside(1) == nccl.LIBRARY + nccl.COMMUNICATOR
+def test_a_rank_alone_holds_neither_the_first_bucket_nor_a_communicator(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    build = program(replicated, rows=1 << 14)
+    alone = memtriage.predict(build, steps=3)
+    _, second, third = alone.steps
+    assert second.peak_allocated == third.peak_allocated
+    # Its buckets are there all the same, those of a rank of many in its third step.
+    many = memtriage.predict(build, steps=3, world_size=RANKS)
+    assert third.peak_allocated == many.steps[2].peak_allocated
+    assert alone.by_owner[COMMUNICATION] == LAYERS * LAYER
+    assert many.outside_allocator - alone.outside_allocator == nccl.COMMUNICATOR
+    assert not any("bucket of the first step" in note for note in alone.notes)
 
 
 def test_gradients_as_bucket_views_save_a_copy_of_the_model():
@@ -465,7 +473,7 @@ def test_a_rank_that_a_launcher_starts_alone_has_its_group(monkeypatch):
     prediction = memtriage.predict(program(wrap))
     assert seen == [(0, 1, "0")]
     assert prediction.by_owner["parameter"] == LAYERS * LAYER
-    assert prediction.outside_allocator == machine("h200").outside + nccl.outside(1)
+    assert prediction.outside_allocator == machine("h200").outside + nccl.outside([1])
     assert os.environ["WORLD_SIZE"] == "1"
 
 

@@ -34,18 +34,22 @@ class Collectives:
     collective in a backward of a later step. So the bucket of the first step is there until the second
     backward, next to those that replace it.
 
+    The all-reduce of a group of one rank waits for no other and launches nothing where it is in place
+    (`ncclLaunchOneRank`), so it is taken to be complete in time: the next collective in a later step lets its
+    tensors go, before DDP makes its buckets again.
+
     How far the host is ahead of the watchdog differs from run to run and from rank to rank: on two H200s
     (torch 2.11) six of eight ranks let the bucket go before the second step, one in its backward, and one in
     the third's.
 
     Attributes:
-        groups: names of the process groups that were used: NCCL makes a communicator of each.
+        groups: ranks of the process groups that were used, by name: NCCL makes a communicator of each.
     """
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self._lifetimes = lifetimes
-        self._shelves: list[tuple[int, list[torch.Tensor]]] = []
-        self.groups: set[str] = set()
+        self._shelves: list[tuple[int, bool, list[torch.Tensor]]] = []  # step, whether of one rank, tensors
+        self.groups: dict[str, int] = {}
         self._buckets: dict[int, dict[int, int]] = {}  # by step, the bytes of the reducer's storages
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -61,7 +65,7 @@ class Collectives:
             stands_for[id(made[-1])] = tensor
             return made[-1]
 
-        self._note_group(args)
+        ranks = self._note_group(args)
         self._flatten(func._schema.name, args)
         self._clear_shelves()
         result = func(*mapped(args, stand_in), **mapped(kwargs, stand_in))
@@ -70,22 +74,27 @@ class Collectives:
         if isinstance(work, torch.ScriptObject):
             work = _done(tensors_in(written)).boxed()
         if called_by_engine():  # of DDP's reducer
-            self._shelve(tensors_in(written))
+            self._shelve(tensors_in(written), alone=ranks == 1)
         return (*written, work) if isinstance(result, (tuple, list)) else work
 
-    def _shelve(self, tensors: list[torch.Tensor]) -> None:
+    def _shelve(self, tensors: list[torch.Tensor], alone: bool) -> None:
         step = self._lifetimes.step
         if step < HOLDS_UNTIL_STEP:
-            self._shelves.append((step, tensors))
+            self._shelves.append((step, alone, tensors))
+        if step < HOLDS_UNTIL_STEP and not alone:
             storages = (tensor.untyped_storage() for tensor in tensors)
             self._buckets.setdefault(step, {}).update(
                 {storage._cdata: storage.nbytes() for storage in storages}
             )
 
-    def _note_group(self, args: tuple[Any, ...]) -> None:
+    def _note_group(self, args: tuple[Any, ...]) -> int:
+        """Note the group of a collective, and return how many ranks it has."""
+        ranks = 0
         for arg in args:
             if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
-                self.groups.add(dist.ProcessGroup.unbox(arg).group_name)
+                group = dist.ProcessGroup.unbox(arg)
+                ranks = self.groups[group.group_name] = group.size()
+        return ranks
 
     def _flatten(self, name: str, args: tuple[Any, ...]) -> None:
         if name in _FLATTENED:
@@ -95,8 +104,12 @@ class Collectives:
                     self._lifetimes.release(self._lifetimes.scratch([size], name))
 
     def _clear_shelves(self) -> None:
-        if self._lifetimes.phase == "backward":
-            self._shelves = [shelve for shelve in self._shelves if shelve[0] == self._lifetimes.step]
+        now, backward = self._lifetimes.step, self._lifetimes.phase == "backward"
+        self._shelves = [
+            (step, alone, tensors)
+            for step, alone, tensors in self._shelves
+            if step == now or not (backward or alone)
+        ]
 
     @property
     def held(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from memtriage.model.units import size
@@ -10,30 +11,42 @@ from memtriage.model.units import size
 # allocator's segments, after all-reduce, all-gather, reduce-scatter and broadcast: 862 MiB more with the
 # first communicator, then 486 and 484 MiB more with the second and the third.
 COMMUNICATOR: Final = 485 << 20
-"""Bytes of one communicator. It depends on NCCL's version, its channels and its transports: others report 544
+"""Bytes of one communicator: the buffers of its connections. A rank alone has none (`comm->nRanks > 1` in
+NCCL's transport/generic.cc). It depends on NCCL's version, its channels and its transports: others report 544
 to 688 MB (nccl #964, sglang #30908), and up to gigabytes across hosts (nccl #864, #1685)."""
 LIBRARY: Final = 377 << 20
 """Bytes that the first communicator takes beyond its own: NCCL's kernels."""
 
 
-def outside(communicators: int) -> int:
-    """Bytes outside the allocator."""
-    return LIBRARY + communicators * COMMUNICATOR if communicators else 0
+def outside(communicators: Collection[int]) -> int:
+    """Bytes outside the allocator, for communicators of so many ranks each."""
+    return LIBRARY + _connected(communicators) * COMMUNICATOR if communicators else 0
 
 
-def notes(world_size: int, communicators: int, held: int) -> list[str]:
+def _connected(communicators: Collection[int]) -> int:
+    return sum(ranks > 1 for ranks in communicators)
+
+
+def notes(world_size: int, communicators: Collection[int], held: int) -> list[str]:
     """What is assumed of a job of many ranks.
 
     Args:
+        communicators: how many ranks each has.
         held: bytes of DDP's first bucket, where another has replaced it.
     """
-    if world_size > 1 and not communicators:
+    connected = _connected(communicators)
+    if world_size > 1 and not connected:
         return [f"world_size={world_size}, but the ranks do not communicate: each is predicted alone"]
     if not communicators:
         return []
+    if not connected:
+        return [
+            f"NCCL is taken to hold {size(LIBRARY)} outside the allocator: its kernels, as one rank connects "
+            "to no other"
+        ]
     notes_made = [
         f"NCCL is taken to hold {size(LIBRARY)} outside the allocator and {size(COMMUNICATOR)} more for each "
-        f"communicator, of which there {'is' if communicators == 1 else 'are'} {communicators}: measured on "
+        f"communicator, of which there {'is' if connected == 1 else 'are'} {connected}: measured on "
         "two H200s of one host; more ranks, another network or another version may take more"
     ]
     if held:
