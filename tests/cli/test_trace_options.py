@@ -28,9 +28,10 @@ def target(
     arguments: list[str] | None = None,
     module: str | None = None,
     hf_config: Path | None = None,
+    inference: bool = False,
     **training: Any,
 ) -> TraceTarget:
-    return target_of(name, arguments, module, hf_config, training)
+    return target_of(name, arguments, module, hf_config, training, inference)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def target(
             TraceTarget(name="train.py", arguments=["--lr", "1"], training={}),
         ),
         (target(module="pkg.train"), TraceTarget(module="pkg.train", arguments=[], training={})),
+        (target("serve.py", inference=True), TraceTarget(name="serve.py", inference=True)),
         (
             target("first", ["second"], module="pkg.train"),
             TraceTarget(module="pkg.train", arguments=["first", "second"], training={}),
@@ -66,6 +68,11 @@ def test_a_program_is_named_in_one_way(named: TraceTarget, expected: TraceTarget
         ({"module": "m", "hf_config": CONFIG}, "use only one of 'm' and '--hf-config'"),
         ({"name": "a.py", "batch": 4, "gradient_accumulation": 2}, "--batch, --gradient-accumulation needs"),
         ({"name": "a.py:build", "arguments": ["x"]}, "unexpected 'x' after 'a.py:build'"),
+        (
+            {"name": "a.py:build", "inference": True},
+            "--inference needs a script or a module",
+        ),
+        ({"hf_config": CONFIG, "inference": True}, "--inference needs a script or a module"),
         ({"hf_config": CONFIG, "arguments": ["x", "y"]}, "unexpected 'x y' after '--hf-config'"),
     ],
 )

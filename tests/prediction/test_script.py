@@ -414,11 +414,47 @@ with torch.no_grad():
         else:
             model(batch())
 """
-    prediction = predict_program(Script(script(text)))
+    prediction = predict_program(Script(script(text.replace("10**9", "90"))))
     assert len(prediction.steps) == 1
     assert prediction.peak_phase == "forward"
     assert prediction.peak_allocated > 50 * BATCH * WIDTH * FP32
     assert any("no backward ran" in note for note in prediction.notes)
+    ended = predict_program(Script(script(text), inference=True))
+    assert ended.peak_allocated == prediction.peak_allocated
+    assert any("until 32 calls needed no more memory" in note for note in ended.notes)
+
+
+EVALUATED_FIRST = """
+def evaluate(model, count):
+    with torch.no_grad():
+        for number in range(count):
+            model(batch())
+
+def backwards(model, count):
+    for number in range(count):
+        model(batch()).sum().backward()
+        model.zero_grad()
+
+model = network()
+BEFORE
+optimizer = torch.optim.AdamW(model.parameters())
+AFTER
+for number in range(10**9):
+    model(batch().repeat(8, 1)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "does", ["evaluate(model, 200)", "backwards(model, 7)", "evaluate(model.eval(), 40)"]
+)
+def test_what_a_script_does_before_it_makes_an_optimizer_does_not_end_it(script, does):
+    first = predict_program(Script(script(EVALUATED_FIRST.replace("BEFORE", does).replace("AFTER", ""))))
+    second = predict_program(Script(script(EVALUATED_FIRST.replace("BEFORE", "").replace("AFTER", does))))
+    assert first.peak_allocated == second.peak_allocated
+    assert first.by_owner["optimizer state"] >= 2 * PARAMETERS
+    assert len(first.steps) == 2
 
 
 def test_a_callback_after_the_last_step_is_not_run(script, capsys):

@@ -61,6 +61,7 @@ def choose_for(target: ScriptTarget) -> Priming:
         name=None if is_module else target.name,
         module=target.name if is_module else None,
         arguments=list(target.args),
+        inference=True,  # what only infers is primed too, however long it runs
     )
     try:
         program = NamedProgram(traced, {"gpu": gpu_here()}, allow_network=False, show_output=False)

@@ -97,6 +97,9 @@ def _program(
     module: Annotated[
         str | None, typer.Option("-m", metavar="MODULE", help="Trace a module, as python -m runs it.")
     ] = None,
+    inference: Annotated[
+        bool, typer.Option("--inference", help="The script never trains: end it early.")
+    ] = False,
     gpu: Annotated[
         str,
         typer.Option(
@@ -176,7 +179,7 @@ def _program(
         "attention": attention,
     }
     return NamedProgram(
-        target_of(target, arguments, module, hf_config, training),
+        target_of(target, arguments, module, hf_config, training, inference),
         {"gpu": gpu, "allocator_conf": allocator_conf, "torch_version": torch_version},
         allow_network,
         show_output,
@@ -217,6 +220,7 @@ def target_of(
     module: str | None,
     hf_config: Path | None,
     training: dict[str, Any],
+    inference: bool = False,
 ) -> TraceTarget:
     """The program that a command line names.
 
@@ -226,6 +230,7 @@ def target_of(
         module: of `-m`; then `name` is its first argument.
         hf_config: the file or folder of a Hugging Face configuration.
         training: the options that only go with it, None where not given.
+        inference: whether the program is said never to train.
 
     Raises:
         ValueError: none, or more than one.
@@ -250,10 +255,13 @@ def target_of(
         raise ValueError(
             f"unexpected {' '.join(rest)!r} after {named[0]!r}: only a script or a module takes arguments"
         )
+    if inference and (hf_config is not None or (name is not None and ":" in name)):
+        raise ValueError(f"--inference needs a script or a module; {named[0]!r} says itself what a step is")
     return TraceTarget(
         name=name,
         module=module,
         arguments=rest,
+        inference=inference,
         hf_config=None if hf_config is None else str(hf_config),
         training=given,
     )

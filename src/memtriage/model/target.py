@@ -14,6 +14,7 @@ class TraceTarget(msgspec.Struct, kw_only=True):
         name: `FILE.py:FUNCTION` for a build function, else the path of a script.
         module: dotted name of a module that is run as `python -m` runs it.
         arguments: of the script or module, without its name.
+        inference: whether a script or module is said never to train.
         hf_config: the file or folder of a Hugging Face configuration.
         training: how such a model is trained: keyword arguments of `predict.hf.TrainingArguments`.
     """
@@ -21,5 +22,6 @@ class TraceTarget(msgspec.Struct, kw_only=True):
     name: str | None = None
     module: str | None = None
     arguments: list[str] = []
+    inference: bool = False
     hf_config: str | None = None
     training: dict[str, Any] = {}

@@ -96,6 +96,8 @@ def _shaped(given: dict[str, Any], steps: int, lengths: str | None) -> ShapedBui
     if build is not None:
         return ShapedBuild(build, inputs_of(_read_lengths(lengths), steps))
     name = _script_name(target)
+    if target.inference:
+        raise ValueError("use only one of --horizon and --inference: a script that never trains has no steps")
     if lengths is not None:
         raise ValueError(
             f"--lengths needs a build function whose step takes a length; the lengths of {name} are "
@@ -129,7 +131,12 @@ def _program(given: dict[str, Any]) -> Build | TracedProgram:
     build = _build_function(target)
     if build is not None:
         return build
-    return Script(_script_name(target), target.arguments, module=target.module is not None)
+    return Script(
+        _script_name(target),
+        target.arguments,
+        module=target.module is not None,
+        inference=target.inference,
+    )
 
 
 def _build_function(target: TraceTarget) -> Build | None:

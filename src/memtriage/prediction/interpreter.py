@@ -287,6 +287,11 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self.lifetimes.release(held)
         self._hold(stages.get(AT_THE_END), operator)
         if targets:
+            self.lifetimes.written.update(
+                block
+                for target in targets
+                if (block := self.lifetimes.block_of(target.untyped_storage())) is not None
+            )
             self._follow_writes(func, args, kwargs, targets)
         elif fresh and all(tensor.numel() <= data_dependent.VALUE_LIMIT for tensor in fresh):
             self._follow(func, args, kwargs, outputs)

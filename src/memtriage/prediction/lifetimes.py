@@ -156,6 +156,7 @@ class Lifetimes:
         freed: called with the identity of each storage that goes.
         allocated: called with the number of each new block.
         begun: called before the first block.
+        written: blocks that operators have written to in place, since whoever asks has cleared it.
         overwritten: by identity of a storage whose memory is another's by now, what the program is told if it
             uses it.
     """
@@ -173,6 +174,7 @@ class Lifetimes:
         self.allocated: Callable[[int], None] = lambda block: None
         self.begun: Callable[[], object] = lambda: None
         self._blocks: dict[int, tuple[int, _StorageReference]] = {}
+        self.written: set[int] = set()
         self.overwritten: dict[int, str] = {}
         self._borrowed: set[int] = set()
         self._in_pools: dict[int, dict[int, None]] = {}

@@ -36,15 +36,15 @@ from memtriage.prediction.build import BuildError, of_the_trace
 from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker
+from memtriage.prediction.sandbox.child import report_progress
 from memtriage.prediction.watch import TracedProgram, TraceWatch
 
 _KEPT: Final = frozenset({"parameter", "buffer", "optimizer state"})
 _WAKES: Final = signal.SIGURG
 """Hardly any program handles it, none is ended by it, and a shell's `&` does not have it ignored."""
 CALLS_WITHOUT_GROWTH: Final = 32
-"""A script that never trains is ended when its first model was called so often without a new highest: a loop
-over equal batches is settled by then, and generation grows with every token."""
-
+"""A script that is said to infer alone is ended when its first model was called so often without a new
+highest: a loop over equal batches is settled by then, and generation grows with every token."""
 
 STEPS_BEYOND: Final = 256
 """Steps or calls of a model after which a script whose host is followed is ended: its training loop does not
@@ -62,6 +62,8 @@ class Script(TracedProgram):
         target: path of a Python file, or the name of a module.
         arguments: what it finds in `sys.argv`, without its own name.
         module: whether `target` is a module, run as `python -m` does.
+        inference: it never trains, so it may be ended once its model needs no more memory. Of no other script
+            that is known before its end: it may evaluate its model before it makes an optimizer.
 
     Raises:
         BuildError: there is no such file or module.
@@ -69,7 +71,9 @@ class Script(TracedProgram):
 
     varies = True
 
-    def __init__(self, target: str, arguments: Sequence[str] = (), *, module: bool = False) -> None:
+    def __init__(
+        self, target: str, arguments: Sequence[str] = (), *, module: bool = False, inference: bool = False
+    ) -> None:
         if module:
             _check_module(target)
         elif not os.path.isfile(target):
@@ -77,9 +81,10 @@ class Script(TracedProgram):
         self._target = target
         self._arguments = list(arguments)
         self._module = module
+        self._inference = inference
 
     def watch(self, lifetimes: Lifetimes) -> ScriptWatch:
-        return ScriptWatch(lifetimes)
+        return ScriptWatch(lifetimes, self._inference)
 
     def run(self, watch: ScriptWatch, steps: int) -> int:
         watch.last = steps
@@ -208,8 +213,9 @@ class ScriptWatch(TraceWatch):
             taken for the end of the one before was not.
     """
 
-    def __init__(self, lifetimes: Lifetimes) -> None:
+    def __init__(self, lifetimes: Lifetimes, inference: bool = False) -> None:
         super().__init__(lifetimes)
+        self._inference = inference
         self._runs_in = threading.get_ident()
         self.last = 0
         self.backwards = 0
@@ -229,6 +235,7 @@ class ScriptWatch(TraceWatch):
         self._optimizers: list[ref[Any]] = []
         self._forwards: list[int] = []  # events at which forward follows a backward
         self._after_backward = False
+        self._blocks_before = 0  # blocks that there were when the last backward ended
         self._used_at: int | None = None  # the event at which a model was first called
         self._first_model: ref[nn.Module] | None = None
         self._calls = self._highest = 0
@@ -305,12 +312,13 @@ class ScriptWatch(TraceWatch):
         """Ends a script that only infers once it needs no more memory."""
         if self.backwards:
             return
-        if self.lifetimes.highest > self._highest:
-            self._highest, self._calls = self.lifetimes.highest, 0
-            return
         self._calls += 1
-        if self._calls >= CALLS_WITHOUT_GROWTH and not self._has_optimizer():
-            self._enough()
+        if self._inference and self.lifetimes.highest > self._highest:
+            self._highest, self._calls = self.lifetimes.highest, 0
+        if self._calls % CALLS_WITHOUT_GROWTH == 0 and self._calls:
+            if self._inference:
+                self._enough()
+            report_progress(f"{self._calls} calls of its model, no training so far (see --inference)")
 
     def _forward_follows(self) -> None:
         """A step ends here, in a script without an optimizer."""
@@ -318,8 +326,23 @@ class ScriptWatch(TraceWatch):
         if self._ever_stepped:
             return
         self._forwards.append(len(self.lifetimes.recording.events))
-        if len(self._forwards) >= self.last and not self._has_optimizer():
+        if len(self._forwards) >= self.last and self._updated() and not self._has_optimizer():
             self._enough()
+
+    def _updated(self) -> bool:
+        """Whether the script itself has updated a parameter since the backward.
+
+        If not, these backwards may be checks or estimates before training, and an optimizer may follow.
+        """
+        blocks = {
+            self.lifetimes.block_of(part.untyped_storage())
+            for parameter in self.parameters()
+            for part in parts(parameter)
+        }
+        return any(
+            block is not None and (block >= self._blocks_before or block in self.lifetimes.written)
+            for block in blocks
+        )
 
     def _has_optimizer(self) -> bool:
         """Whether there is a `torch.optim.Optimizer`, which may be about to step."""
@@ -382,6 +405,8 @@ class ScriptWatch(TraceWatch):
             return
         super().backward_ends(failed)
         self._after_backward = True
+        self._blocks_before = len(self.lifetimes.recording.blocks)
+        self.lifetimes.written.clear()
         if self._inside:
             self.note_instant("step")
             self._end()
@@ -437,9 +462,9 @@ class ScriptWatch(TraceWatch):
                 return []
             return [f"the host's memory is that until the script was left: {self.left_out}"]
         if not self.backwards:
+            until = f", until {CALLS_WITHOUT_GROWTH} calls needed no more memory" if self._inference else ""
             return [
-                "no backward ran: the figures are those of all that the script did with its model, until it "
-                f"ended or needed no more memory for {CALLS_WITHOUT_GROWTH} calls"
+                f"no backward ran: the figures are those of all that the script did with its model{until}"
             ]
         if not self._ever_stepped:
             return ["no torch.optim.Optimizer stepped: each backward counts as a step"]
