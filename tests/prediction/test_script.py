@@ -424,6 +424,20 @@ with torch.no_grad():
     assert any("until 32 calls needed no more memory" in note for note in ended.notes)
 
 
+def test_a_script_whose_gradients_are_of_its_inputs_is_ended_where_it_never_trains(script):
+    text = """
+model = network()
+source = batch().requires_grad_()
+for number in range(COUNT):
+    model(source).sum().backward()
+    source = (source + source.grad.sign()).detach().requires_grad_()
+"""
+    whole = predict_program(Script(script(text.replace("COUNT", "6"))))
+    ended = predict_program(Script(script(text.replace("COUNT", "10**9")), inference=True))
+    assert len(whole.steps) == len(ended.steps) == 2
+    assert whole.peak_allocated == ended.peak_allocated
+
+
 EVALUATED_FIRST = """
 def evaluate(model, count):
     with torch.no_grad():

@@ -62,8 +62,8 @@ class Script(TracedProgram):
         target: path of a Python file, or the name of a module.
         arguments: what it finds in `sys.argv`, without its own name.
         module: whether `target` is a module, run as `python -m` does.
-        inference: it never trains, so it may be ended once its model needs no more memory. Of no other script
-            that is known before its end: it may evaluate its model before it makes an optimizer.
+        inference: it never makes an optimizer, so it may be ended once its model needs no more memory. Of no
+            other script that is known before its end: it may evaluate its model first.
 
     Raises:
         BuildError: there is no such file or module.
@@ -326,7 +326,8 @@ class ScriptWatch(TraceWatch):
         if self._ever_stepped:
             return
         self._forwards.append(len(self.lifetimes.recording.events))
-        if len(self._forwards) >= self.last and self._updated() and not self._has_optimizer():
+        settled = self._inference or self._updated()
+        if len(self._forwards) >= self.last and settled and not self._has_optimizer():
             self._enough()
 
     def _updated(self) -> bool:
