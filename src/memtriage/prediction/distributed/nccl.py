@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from memtriage.model.units import size
+from memtriage.model.units import count, size
 
 # Two H200s of one host (NVLink; torch 2.11.0+cu130, NCCL 2.28.9), cudaMemGetInfo's total less free less the
 # allocator's segments, after all-reduce, all-gather, reduce-scatter and broadcast: 862 MiB more with the
 # first communicator, then 486 and 484 MiB more with the second and the third.
 COMMUNICATOR: Final = 485 << 20
-"""Bytes of one communicator: the buffers of its connections. A rank alone has none (`comm->nRanks > 1` in
-NCCL's transport/generic.cc). It depends on NCCL's version, its channels and its transports: others report 544
-to 688 MB (nccl #964, sglang #30908), and up to gigabytes across hosts (nccl #864, #1685)."""
+"""Bytes of one communicator: the buffers of its connections. It depends on NCCL's version, its channels and
+its transports: others report 544 to 688 MB (nccl #964, sglang #30908), and up to gigabytes across hosts (nccl
+#864, #1685)."""
 LIBRARY: Final = 377 << 20
 """Bytes that the first communicator takes beyond its own: NCCL's kernels."""
+# One H200 (same versions), DDP of one rank: 560 MiB more with the first communicator, then 388 and 390.
+ALONE: Final = 389 << 20
+"""Bytes of the communicator of one rank, which connects to no other."""
+LIBRARY_ALONE: Final = 171 << 20
+"""Bytes that the first one takes beyond its own: it runs none of NCCL's kernels."""
 
 
 def outside(communicators: Collection[int]) -> int:
     """Bytes outside the allocator, for communicators of so many ranks each."""
-    return LIBRARY + _connected(communicators) * COMMUNICATOR if communicators else 0
+    connected = _connected(communicators)
+    library = (LIBRARY if connected else LIBRARY_ALONE) if communicators else 0
+    return library + connected * COMMUNICATOR + (len(communicators) - connected) * ALONE
 
 
 def _connected(communicators: Collection[int]) -> int:
@@ -41,8 +48,8 @@ def notes(world_size: int, communicators: Collection[int], held: int) -> list[st
         return []
     if not connected:
         return [
-            f"NCCL is taken to hold {size(LIBRARY)} outside the allocator: its kernels, as one rank connects "
-            "to no other"
+            f"NCCL is taken to hold {size(outside(communicators))} outside the allocator for "
+            f"{count(len(communicators), 'communicator')} of one rank: measured on an H200"
         ]
     notes_made = [
         f"NCCL is taken to hold {size(LIBRARY)} outside the allocator and {size(COMMUNICATOR)} more for each "
