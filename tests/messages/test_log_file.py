@@ -79,6 +79,30 @@ def test_several_messages_keep_their_order_and_are_found_once() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("filler", ["x", "loss ", "memory of a skill, exit code 0; "])
+@pytest.mark.parametrize("at", [0, 2_000, 40_000, 199_000])
+def test_a_message_anywhere_in_one_long_line(filler: str, at: int) -> None:
+    line = (filler * 200_000)[:200_000]
+    reading = read_text(f"{line[:at]} {FULL} {line[at:]}")
+    (message,) = [each for each in reading.messages if each.message.ran_out]
+    assert (message.line, dict(message.message.fields), reading.lines) == (1, SIZES, 1)
+    assert FULL[:300] in message.excerpt
+
+
+@pytest.mark.parametrize("before", [10, 16_000, 16_384, 17_000, 100_000])
+def test_a_message_in_a_line_that_is_read_in_parts(before: int) -> None:
+    (message,) = read_text(f"{'x' * before} {FULL}\nnext").messages
+    assert (message.line, dict(message.message.fields)) == (1, SIZES)
+    assert FULL[:300] in message.excerpt and len(message.excerpt) < 500
+
+
+def test_messages_of_one_long_line_are_each_found_once() -> None:
+    line = f" {'x' * 300_000} ".join([FULL, KILLED, FULL.replace("1.96", "2.96")])
+    families = [each.message.family for each in read_text(line).messages]
+    assert families == ["cuda-v2", "kernel-oom", "cuda-v2"]
+
+
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("width", [41, 60, 79])
 def test_a_wrapped_message_in_a_long_log(width: int) -> None:
     wrapped = [FULL[i : i + width] for i in range(0, len(FULL), width)]

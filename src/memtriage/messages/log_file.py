@@ -19,7 +19,7 @@ from typing import BinaryIO, Final, Protocol
 
 from memtriage.messages.grammar.allocation import first_that_speaks
 from memtriage.messages.grammar.find import FoundMessage, find
-from memtriage.messages.grammar.lines import LogLine, read_line
+from memtriage.messages.grammar.lines import LogLine, read_line, read_pieces
 from memtriage.model.units import MIB
 
 
@@ -297,6 +297,7 @@ class _Search:
         self._first_line = 1  # number of the line on which the buffer begins
         self._searched = 0  # offset in the buffer up to which it was searched
         self._read_to = 0  # number of the last line that the grammar has read
+        self._read_end = 0  # offset in the buffer at which that reading ended
         self._kinds: Counter[bytes] = Counter()
         self.reading = LogReading()
 
@@ -331,6 +332,7 @@ class _Search:
             self._first_line += self._buffer.count(b"\n", 0, keep)
             self._buffer = self._buffer[keep:]
             self._searched = limit - keep
+            self._read_end -= keep
 
     def _line_start(self, at: int) -> int:
         """Where the line of an offset begins; the offset itself inside of an overlong line."""
@@ -356,7 +358,7 @@ class _Search:
 
     def _line_of(self, at: int) -> LogLine:
         """The line of an offset in the buffer."""
-        begin = self._line_start(at)
+        begin = max(self._line_start(at), at - POLICY.after)
         end = self._buffer.find(b"\n", at, at + POLICY.after)
         raw = self._buffer[begin : end if end >= 0 else at + POLICY.after]
         return read_line(
@@ -402,17 +404,19 @@ class _Search:
     def _read_around(self, hits: list[int]) -> None:
         """Read the lines around some hits that are close together."""
         begin = self._line_start(hits[0] - POLICY.before)
-        last = self._buffer.find(b"\n", hits[-1] + POLICY.after)
+        last = self._buffer.find(b"\n", hits[-1] + POLICY.after, hits[-1] + POLICY.after + POLICY.margin)
         end = min(len(self._buffer), hits[-1] + 2 * POLICY.after) if last < 0 else last
         number = self._first_line + self._buffer.count(b"\n", 0, begin)
         hit_line = number + self._buffer.count(b"\n", begin, hits[0])
-        lines = list(_lines(self._buffer[begin:end], number))
         first = max(hit_line - POLICY.wrapped_lines, self._read_to + 1)
+        if hit_line <= self._read_to and hits[0] >= self._read_end:  # further on in an overlong line
+            begin, number, first = max(begin, self._read_end), hit_line, hit_line
+        lines = list(_lines(self._buffer[begin:end], number))
         self.reading.messages += find(lines, first)
         self.reading.building = self.reading.building or _builds(self._buffer[begin:end])
         self.reading.serving = self.reading.serving or any(serves(line.text) for line in lines)
         self.reading.speaks = self.reading.speaks or first_that_speaks(lines)
-        self._read_to = lines[-1].number
+        self._read_to, self._read_end = lines[-1].number, end
 
 
 def _lines(raw: bytes, first: int) -> Iterator[LogLine]:
@@ -422,4 +426,4 @@ def _lines(raw: bytes, first: int) -> Iterator[LogLine]:
         text = text[:-1]
     for number, line in enumerate(text.split("\n"), first):
         for part in line.rstrip("\r").split("\r") if "\r" in line else (line,):
-            yield read_line(number, part)
+            yield from read_pieces(number, part)

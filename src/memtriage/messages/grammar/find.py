@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Final
 
 from memtriage.messages.grammar import accelerators, aftermath, allocation, devices, engines, host
@@ -32,6 +32,8 @@ _TOGETHER: Final = 600
 _SAME_SIZE: Final = 8 * 1024
 """Bytes by which two prints of one size can differ: the last digit of a figure in MiB is 10 KiB."""
 _EXCERPT: Final = 400
+_BEFORE: Final = 40
+"""Characters of an excerpt before the message, if that is far from the line's beginning."""
 _TRACEBACK_LINES: Final = 400
 
 _FRAME: Final = re.compile(r'^\s*File "([^"]{1,300})", line (\d{1,7}), in (\S{1,100})')
@@ -72,12 +74,27 @@ class _Text:
         pieces = ["".join(line.text.split()) if tight else f"{line.text}\n" for line in lines[skip:]]
         self.text = "".join(pieces)
         self._starts = [0, *accumulate(len(piece) for piece in pieces)]
+        self._tight = tight
         self._skip = skip
         self._last = len(lines) - 1
 
     def line_at(self, position: int) -> int:
         """Index of the line that has the character at a position."""
         return min(bisect_right(self._starts, position) - 1 + self._skip, self._last)
+
+    def excerpt(self, lines: Sequence[LogLine], position: int) -> str:
+        """Return the line that has the character at a position, shortened to what begins there."""
+        at = self.line_at(position)
+        text = lines[at].text
+        before = position - self._starts[at - self._skip]
+        if self._tight:  # the white space of the line does not count
+            before = next(
+                islice((place for place, char in enumerate(text) if not char.isspace()), before, None), 0
+            )
+        if before > _EXCERPT // 2:
+            text = f"...{text[before - _BEFORE :]}"
+        text = text.strip()
+        return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
 
 
 def find(text: str | Sequence[LogLine], begin: int = 0) -> list[FoundMessage]:
@@ -144,33 +161,34 @@ def _find_in(lines: Sequence[LogLine], begin: int) -> list[FoundMessage]:
     for start, end, message in spans:
         first, last = tight.line_at(start), tight.line_at(max(start, end - 1))
         covered.update(range(first, last + 1))
-        messages.append(_found(message, lines, first))
+        messages.append(_found(message, lines, first, tight.excerpt(lines, start)))
     loose = _Text(lines, skip, tight=False)
-    for at, message in _loose_at(loose, _LOOSE, covered):
-        messages.append(_found(message, lines, at))
-        covered.add(at)
+    for start, message in _loose_at(loose, _LOOSE, covered):
+        messages.append(_found(message, lines, loose.line_at(start), loose.excerpt(lines, start)))
+        covered.add(loose.line_at(start))
     mentions = _loose_at(loose, (allocation.MENTION,), covered)
-    return messages + [_found(message, lines, at) for at, message in mentions]
+    return messages + [
+        _found(message, lines, loose.line_at(start), loose.excerpt(lines, start))
+        for start, message in mentions
+    ]
 
 
 def _loose_at(text: _Text, grammars: Sequence[Grammar], covered: set[int]) -> list[tuple[int, Message]]:
-    """Messages of lines that are no part of another, and the index of each one's line."""
+    """Messages of lines that are no part of another, and where each one begins."""
     # A match may begin with the line break before it.
-    at = [
-        (text.line_at(start + (text.text[start] == "\n")), message)
-        for start, _, message in _read_all(text.text, grammars)
+    starts = [
+        (start + (text.text[start] == "\n"), message) for start, _, message in _read_all(text.text, grammars)
     ]
-    return [(index, message) for index, message in at if index not in covered]
+    return [(start, message) for start, message in starts if text.line_at(start) not in covered]
 
 
-def _found(message: Message, lines: Sequence[LogLine], at: int) -> FoundMessage:
+def _found(message: Message, lines: Sequence[LogLine], at: int, excerpt: str) -> FoundMessage:
     line = lines[at]
-    excerpt = line.text.strip()
     return FoundMessage(
         message,
         line.number,
         line.source,
-        excerpt if len(excerpt) <= _EXCERPT else f"{excerpt[:_EXCERPT]}...",
+        excerpt,
         _frames_above(lines, at) if message.ran_out else (),
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 _LONGEST: Final = 16_384
-"""Characters read of a line. Messages are shorter than 3,000; what a line has more is no part of one."""
+"""Characters of a line that are read together. Messages are shorter than 3,000."""
+_CUT: Final = 1024
+"""Characters before that limit in which a line is cut at a space, if it has one there."""
 
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]")
@@ -67,7 +69,7 @@ class LogLine:
 
 
 def read_line(number: int, raw: str) -> LogLine:
-    """Take a line apart."""
+    """Take a line apart. What is longer than is read together is cut: see `read_pieces`."""
     text = _CONTROLS.sub("", _ESCAPES.sub("", raw[:_LONGEST])).rstrip()
     source: LineSource | None = None
     at = 0
@@ -82,9 +84,18 @@ def read_line(number: int, raw: str) -> LogLine:
     return LogLine(number, text[at:], source, bare=at == 0)
 
 
+def read_pieces(number: int, raw: str) -> Iterator[LogLine]:
+    """Take a line of any length apart: as several lines of the same number if it is longer than is read."""
+    while len(raw) > _LONGEST:
+        at = raw.rfind(" ", _LONGEST - _CUT, _LONGEST) + 1 or _LONGEST
+        yield read_line(number, raw[:at])
+        raw = raw[at:]
+    yield read_line(number, raw)
+
+
 def read_lines(texts: Iterable[str], first: int = 1) -> list[LogLine]:
     """Take lines apart; `first` is the number of the first."""
-    return [read_line(number, raw) for number, raw in enumerate(texts, first)]
+    return [line for number, raw in enumerate(texts, first) for line in read_pieces(number, raw)]
 
 
 def _source(tag: re.Match[str]) -> LineSource:
