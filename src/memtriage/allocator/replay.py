@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from memtriage.allocator.recorded_start import starting_state
 from memtriage.allocator.replay_walk import ReplayWalk
-from memtriage.allocator.settings import DIVISION_INTERVALS, AllocatorSettings
+from memtriage.allocator.settings import DIVISION_INTERVALS, AllocatorSettings, ConfError
 from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
@@ -72,13 +72,21 @@ class ReplayedTrace:
 
 
 def recorded_settings(recorded: Mapping[str, object]) -> AllocatorSettings:
-    """What decides sizes, from a snapshot's `allocator_settings`; defaults for what is missing."""
+    """What decides sizes, from a snapshot's `allocator_settings`; defaults for what is missing.
+
+    Raises:
+        ConfError: the divisions are not numbers by size.
+    """
     limit = recorded.get("max_split_size")
     divisions = recorded.get("roundup_power2_divisions")
     table = [0] * DIVISION_INTERVALS
     if isinstance(divisions, Mapping):
-        counts = {str(key): value for key, value in divisions.items()}
-        table = [int(counts.get(str(1 << interval)) or 0) for interval in range(DIVISION_INTERVALS)]
+        counts = {key: value for key, value in divisions.items() if isinstance(key, int | str)}
+        for interval in range(DIVISION_INTERVALS):
+            count = counts.get(str(1 << interval), counts.get(1 << interval)) or 0
+            if type(count) is not int or not 0 <= count < _NO_LIMIT or count & (count - 1):
+                raise ConfError("roundup_power2_divisions: expected 0 or a power of two for each size")
+            table[interval] = count
     bounded = isinstance(limit, int) and 0 < limit < _NO_LIMIT
     return AllocatorSettings(
         max_split_size=limit if isinstance(limit, int) and bounded else None,

@@ -14,3 +14,5 @@ _LONGEST_S: Final = 1e10
 Seconds = Annotated[float, msgspec.Meta(ge=-_LONGEST_S, le=_LONGEST_S)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""A size in bytes or a count. Reports draw them with numbers of 64 bits, and with floats."""

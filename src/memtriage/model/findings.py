@@ -6,6 +6,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from memtriage.model.bounds import Whole
 from memtriage.model.paths import HolderPath, in_words
 from memtriage.model.units import size
 
@@ -49,9 +50,9 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: str
-    limit: int
-    step: int | None = None
-    microbatches: int | None = None
+    limit: Whole
+    step: Whole | None = None
+    microbatches: Whole | None = None
 
     def __str__(self) -> str:
         full = f"at this rate {self.device} (limit {size(self.limit)}) is full"
@@ -92,12 +93,12 @@ class Finding(msgspec.Struct, kw_only=True):
 
     kind: FindingKind
     device: str
-    rank: int | None = None
-    bytes: int | None = None
-    bytes_step: int | None = None
-    bytes_per_step: int | None = None
-    bytes_per_microbatch: int | None = None
-    bytes_per_second: int | None = None
+    rank: Whole | None = None
+    bytes: Whole | None = None
+    bytes_step: Whole | None = None
+    bytes_per_step: Whole | None = None
+    bytes_per_microbatch: Whole | None = None
+    bytes_per_second: Whole | None = None
     certainty: Certainty | None = None
     holder: str | None = None
     holder_path: HolderPath | None = None
@@ -109,7 +110,7 @@ class Finding(msgspec.Struct, kw_only=True):
     fix: str | None = None
     playbook: str | None = None
     phase: str | None = None
-    step: int | None = None
+    step: Whole | None = None
     projection: Projection | None = None
     evidence: list[str] = msgspec.field(default_factory=list)
 

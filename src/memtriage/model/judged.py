@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from memtriage.model.bounds import Whole
+
 JudgedScale = Literal["step", "microbatch", "time"]
 """What a counter was followed by: optimizer steps, backwards (where no optimizer is seen), or seconds."""
 
@@ -18,7 +20,7 @@ class DetectionLimit(msgspec.Struct, frozen=True):
         per: `step` also where the program has no optimizer and each of its backwards counts as a step.
     """
 
-    bytes: int
+    bytes: Whole
     per: Literal["step", "second"]
 
 
@@ -34,7 +36,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     scale: JudgedScale | None = None
-    points: int = 0
+    points: Whole = 0
     detection_limit: DetectionLimit | None = None
     reason: str | None = None
     note: str | None = None

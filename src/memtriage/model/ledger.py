@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from memtriage.model.bounds import Whole
+
 
 class LedgerRow(msgspec.Struct, kw_only=True):
     """One row of a ledger.
@@ -16,7 +18,7 @@ class LedgerRow(msgspec.Struct, kw_only=True):
     """
 
     row: str
-    bytes: int
+    bytes: Whole
     owner: str | None = None
     detail: str | None = None
 
@@ -35,11 +37,11 @@ class Ledger(msgspec.Struct, kw_only=True):
     """
 
     device: str
-    total: int
+    total: Whole
     source: str
     rows: list[LedgerRow]
-    parameters: int | None = None
-    step: int | None = None
+    parameters: Whole | None = None
+    step: Whole | None = None
 
     def per_parameter(self, row: LedgerRow) -> float | None:
         """Bytes of a row per parameter; None without a model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memtriage.model.bounds import Rank, Seconds
+from memtriage.model.bounds import Rank, Seconds, Whole
 
 
 class Mark(msgspec.Struct, kw_only=True, gc=False):
@@ -26,14 +26,14 @@ class Mark(msgspec.Struct, kw_only=True, gc=False):
     """
 
     name: str
-    step: int
-    microbatch: int
+    step: Whole
+    microbatch: Whole
     rank: Rank | None
     time_s: Seconds
     device: str
-    allocated: int | None = None
-    reserved: int | None = None
-    requested: int | None = None
-    outside: int | None = None
-    host_rss: int | None = None
-    host_pinned: int | None = None
+    allocated: Whole | None = None
+    reserved: Whole | None = None
+    requested: Whole | None = None
+    outside: Whole | None = None
+    host_rss: Whole | None = None
+    host_pinned: Whole | None = None

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import numpy as np
 
 from memtriage.account.segments import segment_totals, stranded_segments
 from memtriage.allocator.replay import ReplayedTrace, recorded_settings, replay
-from memtriage.allocator.settings import AllocatorSettings
+from memtriage.allocator.settings import AllocatorSettings, ConfError
 from memtriage.allocator.trace_columns import StackTable, TraceColumns, named_spans, trace_columns
 from memtriage.allocator.what_if import settings_of
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
@@ -66,6 +67,9 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
     table = StackTable()
     with loaded(file) as raw:
         try:
+            _refuse_repetition(
+                [*(segment.get("blocks") for segment in raw["segments"]), *raw["device_traces"]]
+            )
             segments, block_stacks = _segments(raw["segments"], table)
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise SnapshotError(
@@ -75,8 +79,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
             traces = [trace_columns(trace, table) for trace in raw["device_traces"]]
         except SnapshotError as error:
             raise SnapshotError(f"{file}: not a memory snapshot: {error}") from None
-        settings = raw.get("allocator_settings")
-        named = dict(settings) if isinstance(settings, Mapping) else {}
+        named = _settings(raw.get("allocator_settings"))
         spans = named_spans(raw.get("external_annotations"))
         stacks, facts = table.stacks(), [stack_facts(frames) for frames in table.frames]
         # before the replay: the file's own objects are by far the largest thing in memory
@@ -84,7 +87,10 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
     indices = sorted(
         {segment.device for segment in segments} | {i for i, trace in enumerate(traces) if len(trace)}
     )
-    rules = recorded_settings(named)
+    try:
+        rules, simulated = recorded_settings(named), settings_of(named)
+    except ConfError as error:
+        raise SnapshotError(f"{file}: not a memory snapshot: its settings make no sense: {error}") from None
     try:
         devices = [
             _device(
@@ -92,13 +98,32 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
                 traces[index] if index < len(traces) else trace_columns([], table),
                 [segment for segment in segments if segment.device == index],
                 {address: number for (device, address), number in block_stacks.items() if device == index},
-                _Shared(stacks, facts, spans, rules, settings_of(named)),
+                _Shared(stacks, facts, spans, rules, simulated),
             )
             for index in indices
         ]
     except OverflowError as error:  # sums of damaged sizes: whole ones are below 2**63 by far
         raise SnapshotError(f"{file}: not a memory snapshot: a size is out of range: {error}") from None
     return Recording(path=str(file), devices=tuple(devices), stacks=stacks, settings=named, annotations=spans)
+
+
+def _refuse_repetition(lists: Sequence[Any]) -> None:
+    """Refuse lists that are there several times: three bytes of a file could repeat a million blocks."""
+    filled = [id(each) for each in lists if each]
+    if len(set(filled)) < len(filled):
+        raise ValueError("the same blocks or events are in several segments or devices")
+
+
+def _settings(raw: object) -> dict[str, Any]:
+    """The settings in a file: texts, numbers and tables of these. Others are none of the allocator's."""
+    if not isinstance(raw, Mapping):
+        return {}
+    plain = (str, int, float, NoneType)
+    return {
+        name: value
+        for name, value in raw.items()
+        if isinstance(name, str) and (isinstance(value, plain) or name == "roundup_power2_divisions")
+    }
 
 
 @dataclass(frozen=True, slots=True)

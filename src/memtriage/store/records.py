@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from memtriage.model.bounds import Rank, Ranks, Seconds
+from memtriage.model.bounds import Rank, Ranks, Seconds, Whole
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 
@@ -40,20 +40,20 @@ class Start(msgspec.Struct, kw_only=True):
         host_limit: the smaller of the cgroup limit and the machine's memory.
     """
 
-    schema: int = SCHEMA
+    schema: Whole = SCHEMA
     run_id: str = ""
-    restart: int = 0
+    restart: Whole = 0
     rank: Rank | None = None
     world_size: Ranks = 1
-    local_rank: int | None = None
-    pid: int | None = None
-    pid_start: int | None = None
+    local_rank: Whole | None = None
+    pid: Whole | None = None
+    pid_start: Whole | None = None
     host: str | None = None
     argv: list[str] = msgspec.field(default_factory=list)
     python: str | None = None
     torch: str | None = None
     time: Seconds | None = None
-    host_limit: int | None = None
+    host_limit: Whole | None = None
 
 
 class HostSampleLine(msgspec.Struct, kw_only=True):
@@ -71,15 +71,15 @@ class HostSampleLine(msgspec.Struct, kw_only=True):
     """
 
     time_s: Seconds | None = None
-    step: int | None = None
-    rss: int | None = None
-    pss: int | None = None
-    children_pss: int | None = None
-    cgroup_usage: int | None = None
-    cgroup_limit: int | None = None
-    cgroup_reclaimable: int | None = None
-    oom_kill: int | None = None
-    available: int | None = None
+    step: Whole | None = None
+    rss: Whole | None = None
+    pss: Whole | None = None
+    children_pss: Whole | None = None
+    cgroup_usage: Whole | None = None
+    cgroup_limit: Whole | None = None
+    cgroup_reclaimable: Whole | None = None
+    oom_kill: Whole | None = None
+    available: Whole | None = None
 
 
 class RecordedFinding(Finding, kw_only=True):
@@ -118,13 +118,13 @@ class End(msgspec.Struct, kw_only=True):
     """
 
     verdict: Verdict
-    steps: int = 0
+    steps: Whole = 0
     exception: str | None = None
-    exit_code: int | None = None
+    exit_code: Whole | None = None
     time_s: Seconds | None = None
-    device_limits: dict[str, int] = msgspec.field(default_factory=dict)
-    passing: dict[str, int] = msgspec.field(default_factory=dict)
-    peak_allocated: dict[str, int] = msgspec.field(default_factory=dict)
-    peak_reserved: dict[str, int] = msgspec.field(default_factory=dict)
-    peak_rss: int | None = None
+    device_limits: dict[str, Whole] = msgspec.field(default_factory=dict)
+    passing: dict[str, Whole] = msgspec.field(default_factory=dict)
+    peak_allocated: dict[str, Whole] = msgspec.field(default_factory=dict)
+    peak_reserved: dict[str, Whole] = msgspec.field(default_factory=dict)
+    peak_rss: Whole | None = None
     judged: dict[str, Judged] | None = None
