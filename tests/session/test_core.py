@@ -19,6 +19,7 @@ from memtriage.observe.host import InUse
 from memtriage.session import death_watch, ends, growth_watch
 from memtriage.session.core import Session
 from memtriage.session.death_watch import BatchPolicy
+from memtriage.session.ends import Terminated
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.marks import StoringPolicy
@@ -96,7 +97,7 @@ def test_a_finished_session_does_nothing_more(session: Session) -> None:
     session.mark("late")
     session.user_step()
     session.finish(exit_code=1)
-    session.terminated(signal.SIGTERM)
+    session.finish(Terminated.by(signal.SIGTERM), 128 + signal.SIGTERM, brief=True)
     assert session.path.read_bytes() == before
     assert not session.running
 
@@ -228,7 +229,7 @@ def test_a_forked_child_is_not_watched(session: Session) -> None:
 
 
 def test_a_termination_signal_takes_no_census(session: Session, asked: list[int]) -> None:
-    session.terminated(signal.SIGTERM)
+    session.finish(Terminated.by(signal.SIGTERM), 128 + signal.SIGTERM, brief=True)
     (end,) = lines(session, "end")
     assert (end["exception"], end["exit_code"]) == ("terminated by SIGTERM", 128 + signal.SIGTERM)
     assert asked == []

@@ -10,9 +10,12 @@ import dis
 import signal
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType, FunctionType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, Final
 
+from memtriage.observe.classes import module_of, stored
+from memtriage.observe.exceptions import traceback_of
+from memtriage.observe.loaded_modules import module_variable
 from memtriage.observe.origin import CodeOrigin
 
 
@@ -53,7 +56,7 @@ def _is_from_outside(error: BaseException) -> bool:
     handlers = _codes_of_handlers()
     last: TracebackType | None = None
     within_program = False
-    trace = error.__traceback__
+    trace = traceback_of(error)
     while trace is not None:
         code = trace.tb_frame.f_code
         if code in handlers:
@@ -62,7 +65,7 @@ def _is_from_outside(error: BaseException) -> bool:
         last, trace = trace, trace.tb_next
     if last is None or within_program or _raises(last, type(error)):
         return False
-    return not error.args or _is_users_class(type(error), origin)
+    return not vars(BaseException)["args"].__get__(error) or _is_users_class(type(error), origin)
 
 
 def _codes_of_handlers() -> set[CodeType]:
@@ -70,17 +73,17 @@ def _codes_of_handlers() -> set[CodeType]:
     codes = set()
     for signum in signal.valid_signals():
         handler: Any = programs_own(signal.getsignal(signum))
-        function = getattr(handler, "__func__", handler)
-        if not isinstance(function, FunctionType):
-            function = vars(type(handler)).get("__call__")
-        if isinstance(function, FunctionType):
+        function = handler.__func__ if type(handler) is MethodType else handler
+        if type(function) is not FunctionType:
+            function = stored(handler, "__call__")
+        if type(function) is FunctionType:
             codes.add(function.__code__)
     return codes
 
 
 def _is_users_class(kind: type, origin: CodeOrigin) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or origin.is_user_file(file)
+    name = module_of(kind)
+    return name == "__main__" or origin.is_user_file(module_variable(sys.modules.get(name), "__file__"))
 
 
 _RAISED_IN_C: Final = (StopIteration, MemoryError, RecursionError, AssertionError)

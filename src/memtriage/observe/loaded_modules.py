@@ -28,7 +28,7 @@ def own_modules() -> list[tuple[str, ModuleType]]:
 def module_variable(module: Any, name: str) -> str | None:
     """Return a module's `__name__` or `__file__`; None if it is not a text, or `module` is not a module."""
     value = variables_of(module).get(name) if issubclass(type(module), ModuleType) else None
-    return value if isinstance(value, str) else None
+    return value if type(value) is str else None
 
 
 def is_user_module(module: ModuleType, origin: CodeOrigin) -> bool:

@@ -86,7 +86,8 @@ class Conclusion:
         """
         self.exception_text = None if exception is None else exception_text(exception)
         self.died_of_memory = memory_error is not None
-        self._judge_growth(isinstance(exception, Exception) and not isinstance(exception, Terminated))
+        kind = type(exception)
+        self._judge_growth(issubclass(kind, Exception) and kind is not Terminated)
         self.findings += self._residue.findings()
         self._judge_fragmentation()
         self._judge_host()

@@ -20,7 +20,6 @@ continue. Events arrive in the program's own threads; one lock makes their marks
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -39,7 +38,7 @@ from memtriage.session.batch_watch import BatchWatch
 from memtriage.session.conclusion import Conclusion
 from memtriage.session.death import error_frames, memory_error
 from memtriage.session.death_watch import DeathWatch
-from memtriage.session.ends import Terminated, start_record
+from memtriage.session.ends import start_record
 from memtriage.session.fragmentation_watch import FragmentationWatch
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
@@ -52,6 +51,7 @@ from memtriage.session.record import SessionRecord, never_raises
 from memtriage.session.remote.answer import Lock, Responder
 from memtriage.session.residue import PhaseResidue
 from memtriage.session.sampler import Sampler
+from memtriage.session.signals.own_work import a_signal_waits
 from memtriage.session.time_marks import TimeMarks
 from memtriage.store.layout import RankIdentity, record_path
 
@@ -333,11 +333,6 @@ class Session:
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def terminated(self, signum: int) -> None:
-        """End the watch: a termination signal is about to end the process."""
-        name = signal.Signals(signum).name
-        self.finish(Terminated(f"terminated by {name}"), 128 + signum, brief=True)
-
     def finish(
         self, exception: BaseException | None = None, exit_code: int | None = None, *, brief: bool = False
     ) -> None:
@@ -350,16 +345,18 @@ class Session:
         """
         if not self.running:
             return
-        self._stop_observing()
-        self.mark("end")
-        error = memory_error(exception)
-        # Guarded separately: if memory has run out, too little may be left for a census.
-        self._last_look(exception, error, brief)
-        self._conclusion.judge(exception, error)
-        last_readings = [] if self._last_mark is None else self._last_mark.readings
-        self._conclusion.write(exit_code, [reading.device for reading in last_readings])
-        self._record.close()
-        self._running = False
+        try:
+            self._stop_observing()
+            self.mark("end")
+            error = memory_error(exception)
+            # Guarded separately: if memory has run out, too little may be left for a census.
+            self._last_look(exception, error, brief or a_signal_waits())
+            self._conclusion.judge(exception, error)
+            last_readings = [] if self._last_mark is None else self._last_mark.readings
+            self._conclusion.write(exit_code, [reading.device for reading in last_readings])
+            self._record.close()
+        finally:
+            self._running = False
 
     @never_raises
     def _stop_observing(self) -> None:

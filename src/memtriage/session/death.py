@@ -19,6 +19,8 @@ from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import DEVICE_HOST, Finding
 from memtriage.model.position import TrainingPosition
+from memtriage.observe.classes import bases_of, name_of, stored
+from memtriage.observe.exceptions import cause_of, summary_of, text_of, traceback_of
 from memtriage.observe.inputs import batch_elements, batch_shapes, traceback_frames
 from memtriage.observe.tensors import plain, undisturbed
 from memtriage.process.limits import lifted_memory_limit
@@ -56,29 +58,21 @@ def memory_error(exception: BaseException | None) -> BaseException | None:
     with lifted_memory_limit():  # reading a message needs some memory itself
         while at is not None and id(at) not in seen:
             seen.add(id(at))
-            if is_out_of_memory([kind.__name__ for kind in type(at).__mro__], error_text(at)):
+            if is_out_of_memory(list(map(name_of, bases_of(type(at)))), text_of(at)):
                 return at
-            at = at.__cause__
+            at = cause_of(at)
     return None
-
-
-def error_text(error: BaseException) -> str:
-    """Return the error's message; empty if its class fails to make one."""
-    try:
-        return str(error)
-    except Exception:  # the program's own code
-        return ""
 
 
 def device_of(error: BaseException) -> str:
     """Return the device that the error's message names, `cpu` for all of the host."""
-    device = read_message(f"{type(error).__name__}: {error_text(error)}").device
+    device = read_message(summary_of(error)).device
     return "cpu" if device in (None, DEVICE_HOST) else device
 
 
 def error_frames(error: BaseException) -> list[FrameType]:
     """Frames of the error's traceback, innermost first; the error keeps their variables alive."""
-    return traceback_frames(error.__traceback__)
+    return traceback_frames(traceback_of(error))
 
 
 def died_of_memory(
@@ -99,7 +93,7 @@ def died_of_memory(
         limit_source: what sets the host's limit.
         leaks: the findings of leaks.
     """
-    text = f"{type(error).__name__}: {error}"
+    text = summary_of(error)
     fields = read_message(text)
     frames = error_frames(error)
     shapes = batch_shapes(frames)
@@ -137,11 +131,14 @@ def _recorded(frames: Sequence[FrameType]) -> bool | None:
     from memtriage.observe.frames import frame_locals
 
     for frame in frames[:12]:
-        results = [plain(value) for _, value in frame_locals(frame) if isinstance(value, torch.Tensor)]
+        values = [value for _, value in frame_locals(frame)]
+        results = [plain(value) for value in values if issubclass(type(value), torch.Tensor)]
         if any(value.grad_fn is not None for value in results):
             return True
-        modules = [value for _, value in frame_locals(frame) if isinstance(value, torch.nn.Module)]
-        needs = any(p.requires_grad for module in modules for p in module.parameters(recurse=False))
+        modules = [value for value in values if issubclass(type(value), torch.nn.Module)]
+        tables = [stored(module, "_parameters") for module in modules]
+        own = [value for table in tables if issubclass(type(table), dict) for value in dict.values(table)]
+        needs = any(plain(value).requires_grad for value in own if value is not None)
         if needs and any(value.is_floating_point() and not value.requires_grad for value in results):
             return None if all(value.is_leaf for value in results) and len(results) == 1 else False
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import signal
 import socket
 import sys
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from memtriage.observe import cuda
 from memtriage.observe.cgroup import host_limit
-from memtriage.session.death import error_text
+from memtriage.observe.exceptions import summary_of, text_of
 from memtriage.store.layout import RankIdentity
 from memtriage.store.records import Start
 
@@ -57,13 +58,15 @@ def torch_version() -> str | None:
 class Terminated(Exception):
     """Stands for the end by a signal in the record."""
 
+    @classmethod
+    def by(cls, signum: int) -> Terminated:
+        """Return the end by this signal."""
+        return cls(f"terminated by {signal.Signals(signum).name}")
+
 
 def exception_text(exception: BaseException) -> str:
     """Return what ended the program: its type and message, or the signal."""
-    if isinstance(exception, Terminated):
-        return str(exception)
-    name, text = type(exception).__name__, error_text(exception)
-    return f"{name}: {text}" if text else name
+    return text_of(exception) if type(exception) is Terminated else summary_of(exception)
 
 
 def allocator_peaks(devices: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from memtriage.model.findings import Finding
+from memtriage.observe.exceptions import summary_of
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.session.signals.own_work import do_own_work
 from memtriage.store.records import Note, RecordedFinding
@@ -33,7 +34,7 @@ class SessionRecord(RankWriter):
 
     def failed(self, where: str, error: BaseException) -> None:
         """Note that a part of the watch failed, once per text."""
-        self.note_once(f"memtriage could not do all of its work ({where}): {type(error).__name__}: {error}")
+        self.note_once(f"memtriage could not do all of its work ({where}): {summary_of(error)}")
 
     def findings(self, findings: Iterable[Finding], *, final: bool) -> None:
         """Write findings; one that is not final may be withdrawn by the end of the run."""

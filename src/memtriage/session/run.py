@@ -16,9 +16,10 @@ from memtriage.process.messages import Messages
 from memtriage.process.stdlib import os, time
 from memtriage.session.core import Session
 from memtriage.session.depth import enough_depth
+from memtriage.session.ends import Terminated
 from memtriage.session.remote.listen import Listener
 from memtriage.session.runner import ProgramEnd, ScriptTarget, absolute, execute, finish, program_folder
-from memtriage.session.signals.own_work import begin_program, do_own_work
+from memtriage.session.signals.own_work import a_signal_waits, begin_program, do_own_work
 from memtriage.session.signals.termination import TerminationGuard
 from memtriage.store.layout import DEFAULT_DIRECTORY, DIRECTORY_VARIABLE, RECORD_GLOB, RankIdentity, identify
 from memtriage.store.locate import RecordError, open_record
@@ -87,11 +88,11 @@ def run_watched(
         report = report_run(session, json_path, wait_s, messages)
         return "error" if report is None else report.verdict
 
+    outcome = ProgramEnd()
+
     def terminated(signum: int) -> None:
-        if listener is not None:
-            listener.stop()
-        session.terminated(signum)
-        conclude(_RANKS_WAIT_DYING_S)
+        if session.running:  # otherwise the program has ended, and its end is reported
+            end(outcome.exception or Terminated.by(signum), 128 + signum, brief=True)
 
     def begin() -> None:
         session.start()
@@ -100,23 +101,23 @@ def run_watched(
         if before_program is not None:
             before_program(session.path.parent, say or (lambda text: None))
 
-    def end(outcome: ProgramEnd) -> Verdict | None:
+    def end(exception: BaseException | None, exit_code: int, brief: bool = False) -> Verdict | None:
         with enough_depth(), own_processor_time():
             if listener is not None:
                 listener.stop()
             try:
-                session.finish(outcome.exception, outcome.exit_code)
+                session.finish(exception, exit_code, brief=brief)
             except Exception as error:  # the rank's end is then judged from its record
                 messages.say(f"the watch could not be ended ({type(error).__name__}: {error})")
-            return conclude(_RANKS_WAIT_S if outcome.exception is None else _RANKS_WAIT_DYING_S)
+            return conclude(_RANKS_WAIT_S if exception is None else _RANKS_WAIT_DYING_S)
 
     with TerminationGuard(terminated):
         do_own_work(begin)
         begin_program(program_folder(target))
-        outcome = execute(target)
+        execute(target, outcome)
         if outcome.in_forked_child:
             return finish(outcome)
-        verdict = do_own_work(lambda: end(outcome), last=True)
+        verdict = do_own_work(lambda: end(outcome.exception, outcome.exit_code), last=True)
     outcome.release()
     if server is not None:
         server.close()
@@ -219,6 +220,8 @@ def wait_for_ranks(folder: Path, world_size: int, wait_s: float) -> None:
     deadline = began + wait_s
     ended: set[Path] = set()
     while time.monotonic() < deadline:
+        if a_signal_waits():
+            deadline = min(deadline, began + _RANKS_WAIT_DYING_S)
         paths = list(folder.glob(RECORD_GLOB))
         for path in paths:
             if path not in ended and _has_end(path):
@@ -336,7 +339,7 @@ class Watch:
             self._listener.stop()
         if not session.running:
             return  # a child that the block forked, or ended by a signal: no report from here
-        session.finish(None if isinstance(error, SystemExit) else error)
+        session.finish(None if kind is not None and issubclass(kind, SystemExit) else error)
         if not session.identity.rank:
             wait_s = _RANKS_WAIT_S if error is None else _RANKS_WAIT_DYING_S
             self.report = report_run(session, None, wait_s, None if self._quiet else self._messages)

@@ -22,8 +22,9 @@ import sys
 import types
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
+from memtriage.observe.exceptions import remove_own_frames, traceback_of
 from memtriage.session.depth import RecursionRoom
 
 _UNCAUGHT_STATUS = 1
@@ -59,9 +60,9 @@ class ProgramEnd:
             it reaches the end of the program: see `in_forked_child`.
     """
 
-    exit_code: int
-    exception: BaseException | None
-    namespace: dict[str, Any]
+    exit_code: int = 0
+    exception: BaseException | None = None
+    namespace: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
     pid: int = field(default_factory=os.getpid)
 
@@ -80,8 +81,12 @@ class ProgramEnd:
         self.namespace = {}
 
 
-def execute(target: ScriptTarget) -> ProgramEnd:
+def execute(target: ScriptTarget, outcome: ProgramEnd | None = None) -> ProgramEnd:
     """Run the program to its end and print what the interpreter would print about that end.
+
+    Args:
+        target: what to run.
+        outcome: takes the end; its exception is set as soon as the program has ended, before it is printed.
 
     Changes `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` for good: exit handlers and threads of
     the program that outlive this call need them. Call it in the main thread and outside any `except` block (a
@@ -90,10 +95,14 @@ def execute(target: ScriptTarget) -> ProgramEnd:
     An uncaught exception is printed through `sys.excepthook` without memtriage's frames and left in
     `sys.last_value`, as the interpreter does. This call never raises what the program raises.
     """
-    outcome = ProgramEnd(0, None, _install_main().__dict__)
-    # Do not keep the exception in a local variable: its traceback holds this frame, which would be a cycle.
+    outcome = outcome or ProgramEnd()
+    outcome.namespace = _install_main().__dict__
     room = RecursionRoom()
-    _conclude(outcome, _run(target, room))
+    _run(target, room, outcome)
+    try:
+        _conclude(outcome)
+    except KeyboardInterrupt:  # another one, while the first is printed
+        outcome.exit_code, outcome.interrupted = _INTERRUPTED_STATUS, True
     room.remove()
     return outcome
 
@@ -145,8 +154,8 @@ def _install_main() -> types.ModuleType:
     return main
 
 
-def _run(target: ScriptTarget, room: RecursionRoom) -> BaseException | None:
-    """Run the program and return what it raised, so that the caller handles no exception meanwhile."""
+def _run(target: ScriptTarget, room: RecursionRoom, outcome: ProgramEnd) -> None:
+    """Run the program and keep what it raised, so that the caller handles no exception meanwhile."""
     try:
         if target.kind == "module":
             _run_module(target, room)
@@ -154,8 +163,7 @@ def _run(target: ScriptTarget, room: RecursionRoom) -> BaseException | None:
             _run_script(target, room)
     except BaseException as error:
         # The top of the program: any exception that gets here would have ended the interpreter.
-        return error
-    return None
+        outcome.exception = error
 
 
 def _run_module(target: ScriptTarget, room: RecursionRoom) -> None:
@@ -219,13 +227,15 @@ def _replace_launcher_path(entry: str) -> None:
     sys.path[:1] = [entry]
 
 
-def _conclude(outcome: ProgramEnd, error: BaseException | None) -> None:
+def _conclude(outcome: ProgramEnd) -> None:
     """Print what the interpreter would print about the end, and set the exit status."""
-    if isinstance(error, SystemExit):
-        outcome.exit_code = _exit_status(error)
+    error = outcome.exception
+    # By its type, as the interpreter: `isinstance` asks the exception for its `__class__`, too.
+    if issubclass(type(error), SystemExit):
+        outcome.exception = None
+        outcome.exit_code = _exit_status(cast(SystemExit, error))
     elif error is not None:
-        error.__traceback__ = _without_own_frames(error.__traceback__)
-        outcome.exception = error
+        remove_own_frames(error)
         hook_status = _print_uncaught(error)
         # The class itself: CPython's run_eval_code_obj treats a subclass as an error like any other.
         outcome.interrupted = hook_status is None and type(error) is KeyboardInterrupt
@@ -240,21 +250,15 @@ def _flush_streams() -> None:
             stream.flush()
 
 
-def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the traceback from the first frame that is not of this file."""
-    while trace is not None and trace.tb_frame.f_code.co_filename == _run.__code__.co_filename:
-        trace = trace.tb_next
-    return trace
-
-
 def _exit_status(request: SystemExit) -> int:
     """Status of a `SystemExit`, and its text on stderr when it has one: handle_system_exit in C."""
-    code = request.code
+    code: Any = request.code
     if code is None:
         return 0
-    if isinstance(code, int):
-        fits = -(1 << (_C_LONG_BITS - 1)) <= code < 1 << (_C_LONG_BITS - 1)
-        return code & 0xFF if fits else 0xFF
+    if issubclass(type(code), int):
+        number = int.__int__(code)
+        fits = -(1 << (_C_LONG_BITS - 1)) <= number < 1 << (_C_LONG_BITS - 1)
+        return number & 0xFF if fits else 0xFF
     _print_to_stderr(code)
     return _UNCAUGHT_STATUS
 
@@ -269,7 +273,7 @@ def _print_to_stderr(text: object) -> None:
 
 def _print_uncaught(error: BaseException) -> int | None:
     """Do what PyErr_Print does. Return the status to exit with if `sys.excepthook` raised `SystemExit`."""
-    trace = error.__traceback__
+    trace = traceback_of(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -286,9 +290,9 @@ def _print_uncaught(error: BaseException) -> int | None:
         failure = hook_error
     else:
         return None
-    failure.__traceback__ = _without_own_frames(failure.__traceback__)
+    remove_own_frames(failure)
     _print_to_stderr("Error in sys.excepthook:")
-    sys.__excepthook__(type(failure), failure, failure.__traceback__)
+    sys.__excepthook__(type(failure), failure, traceback_of(failure))
     _print_to_stderr("\nOriginal exception was:")
     sys.__excepthook__(type(error), error, trace)
     return None

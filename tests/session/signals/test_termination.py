@@ -168,31 +168,69 @@ def test_report_may_take_longer_than_the_handler_to_start() -> None:
         assert watched.end() == (-signal.SIGTERM, ["written"], "")
 
 
-def test_report_that_hangs_is_ended() -> None:
-    with running("""
-        with TerminationGuard(lambda signum: hang_with_the_gil(), report_s=0.05):
+@pytest.mark.parametrize("hang", ["hang_with_the_gil", "rest"])
+def test_report_that_hangs_is_ended(hang: str) -> None:
+    with running(f"""
+        with TerminationGuard(lambda signum: {hang}(), report_s=0.05):
             os.kill(os.getpid(), signal.SIGTERM)
     """) as watched:
-        assert watched.line() == "ready"
-        assert watched.end() == (-signal.SIGTERM, [], "")
-
-
-@pytest.mark.parametrize("hang", ["hang_with_the_gil", "rest"])
-def test_second_signal_kills_at_once(hang: str) -> None:
-    """With a grace of an hour, only the second signal can have done it."""
-    with running(f"""
-        def report(signum):
-            say("report")
-            {hang}()
-        with TerminationGuard(report, grace_s=3600, report_s=3600):
-            say("ready")
-            rest()
-    """) as watched:
-        assert watched.line() == "ready"
-        watched.send(signal.SIGTERM)
-        assert watched.line() == "report"
-        watched.send(signal.SIGTERM)
         assert watched.end()[0] == -signal.SIGTERM
+
+
+def test_signals_during_the_report_change_nothing() -> None:
+    """As of a scheduler that signals all processes of a job, and a launcher that passes it on."""
+    with running("""
+        def report(signum):
+            say("report", signum)
+            for later in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+                os.kill(os.getpid(), later)
+            say("written")
+        with TerminationGuard(report):
+            os.kill(os.getpid(), signal.SIGTERM)
+    """) as watched:
+        assert watched.end() == (-signal.SIGTERM, ["report 15", "written"], "")
+
+
+def test_signals_during_the_report_go_to_the_earlier_handler() -> None:
+    with running("""
+        signal.signal(signal.SIGTERM, lambda signum, frame: say("earlier"))
+        def report(signum):
+            os.kill(os.getpid(), signum)
+            say("written")
+        with TerminationGuard(report):
+            os.kill(os.getpid(), signal.SIGTERM)
+    """) as watched:
+        assert watched.end() == (0, ["written", "earlier", "earlier"], "")
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_report_waits_for_the_watchs_work(last: bool) -> None:
+    with running(f"""
+        from memtriage.session.signals.own_work import do_own_work
+        def work():
+            os.kill(os.getpid(), signal.SIGTERM)
+            say("work is done")
+        with TerminationGuard(report):
+            do_own_work(work, last={last})
+    """) as watched:
+        assert watched.end() == (-signal.SIGTERM, ["work is done", "report 15"], "")
+
+
+def test_an_interrupt_waits_for_the_watchs_work() -> None:
+    with running("""
+        from memtriage.session.signals.own_work import do_own_work
+        def work():
+            os.kill(os.getpid(), signal.SIGINT)
+            say("work is done")
+        with TerminationGuard(report):
+            say(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+            try:
+                do_own_work(work)
+            except KeyboardInterrupt:
+                say("interrupted")
+        say(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    """) as watched:
+        assert watched.end() == (0, ["True", "work is done", "interrupted", "True"], "")
 
 
 def test_programs_own_handler_replaces_the_guards() -> None:

@@ -36,6 +36,15 @@ def test_deadline_does_not_start(byte: int, caught: bool) -> None:
     assert deadline.take_overdue(1000) is None
 
 
+def test_an_acknowledged_signal_is_repeated_although_the_handler_is_installed_again() -> None:
+    deadline = ResendDeadline(grace_s=2, report_s=30)
+    deadline.receive(signal.SIGHUP, 100, caught=True)
+    deadline.receive(ACKNOWLEDGED, 100, caught=False)
+    deadline.receive(signal.SIGTERM, 110, caught=False)
+    assert deadline.take_overdue(129.9) is None
+    assert deadline.take_overdue(130) == signal.SIGHUP
+
+
 def test_process_is_told_from_a_later_one_with_its_number() -> None:
     assert Process(os.getpid()).is_alive()
     assert not Process(os.getpid(), "1").is_alive()

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from memtriage.observe.foreign import WrappedHandler, programs_own
 from memtriage.observe.main_thread import MainThreadCall
@@ -32,7 +32,7 @@ class _MainThreadWork:
 
     def __init__(self) -> None:
         self.depth = 0
-        self.waiting: list[HeldHandler] = []
+        self.waiting: list[tuple[HeldHandler, int]] = []
         self.modules: OwnModules | None = None
 
 
@@ -57,17 +57,14 @@ class HeldHandler(WrappedHandler):
     there, too.
     """
 
-    __slots__ = ("_signum",)
-
-    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
-        super().__init__(handler)
-        self._signum = 0
+    __slots__ = ()
+    after_program: ClassVar = False
+    """Whether it runs although the program ended while it waited."""
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if _work.depth:
-            self._signum = signum
-            if self not in _work.waiting:
-                _work.waiting.append(self)
+            if (self, signum) not in _work.waiting:
+                _work.waiting.append((self, signum))
             return
         try:
             self.handler(signum, programs_frame(frame))
@@ -77,11 +74,15 @@ class HeldHandler(WrappedHandler):
             del own
             raise  # this adds no second entry for this frame
 
-    def run(self, frame: FrameType | None) -> None:
+    def run(self, signum: int, frame: FrameType | None) -> None:
         """Call the handler now, unless the program has installed another one meanwhile."""
-        installed = programs_own(signal.getsignal(self._signum))
-        if installed is self.handler:
-            self.handler(self._signum, frame)
+        if programs_own(signal.getsignal(signum)) is self.handler:
+            self.handler(signum, frame)
+
+
+def a_signal_waits() -> bool:
+    """Return whether a handler waits for the end of the watch's work."""
+    return bool(_work.waiting)
 
 
 def do_own_work(work: Callable[[], T], *, last: bool = False) -> T:
@@ -92,7 +93,7 @@ def do_own_work(work: Callable[[], T], *, last: bool = False) -> T:
 
     Args:
         work: the watch's own work.
-        last: the program has ended: handlers that waited are not run.
+        last: the program has ended: its handlers that waited are not run.
     """
     results: list[T] = []
 
@@ -137,7 +138,7 @@ class _HandlersHeld:
     def __exit__(self, *exception: object) -> None:
         if self._main:
             if self._last:
-                _work.waiting.clear()
+                _work.waiting[:] = [waits for waits in _work.waiting if waits[0].after_program]
             if _work.depth == 1 and _work.modules is not None:
                 _work.modules.end_work()
             _work.depth -= 1
@@ -154,9 +155,9 @@ def _run_handlers() -> None:
 
 
 def _run_waiting(frame: FrameType | None) -> None:
-    held = _work.waiting.pop(0)
+    held, signum = _work.waiting.pop(0)
     try:
-        held.run(frame)
+        held.run(signum, frame)
     finally:  # if one raises, the others still run
         if _work.waiting:
             _run_waiting(frame)

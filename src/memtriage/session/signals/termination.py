@@ -16,9 +16,9 @@ from memtriage.observe.foreign import programs_own
 from memtriage.process.descriptors import Descriptor
 from memtriage.process.forks import call_in_forked_children
 from memtriage.process.replaced import Replaced
-from memtriage.process.stdlib import os, threading
+from memtriage.process.stdlib import os, threading, time
 from memtriage.session.signals import watchdog
-from memtriage.session.signals.own_work import HeldHandler, held
+from memtriage.session.signals.own_work import HeldHandler, do_own_work, held
 
 Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
@@ -35,19 +35,23 @@ class TerminationGuard:
 
     A context manager for the main thread. What it does depends on the disposition that it finds:
 
-    - default action: the process reports, then dies of the same signal. A second signal kills at once. If
-      native code hangs, even while it holds the GIL, a watchdog process sends the signal again after
-      `grace_s` seconds, and the process dies without a report. Without a watchdog (not Linux, PID 1, no
-      `/proc`, another wakeup descriptor) no handler is installed: the process must be able to die.
+    - default action: the process reports, then dies of the same signal. If native code hangs, even while it
+      holds the GIL, a second signal kills. A watchdog process sends it after `grace_s` seconds, and the
+      process dies without a report. Without a watchdog (not Linux, PID 1, no `/proc`, another wakeup
+      descriptor) no handler is installed: the process must be able to die.
     - a Python handler: it is called after the report. Later signals go to it alone.
     - ignored, or a handler that is not Python's: not changed.
+
+    The watch's own work, such as a census or the report at the program's end, is finished first. Signals that
+    arrive during the report change nothing: launchers and schedulers send several.
 
     The program does not see the guard: `signal.getsignal` and `signal.signal` return the disposition that was
     found, so a handler that calls "the previous one" behaves as it does unwatched. A handler that the program
     installs replaces the guard's; setting the default action again restores the guard's. While an event loop
     has its own `signal.set_wakeup_fd`, the watchdog is not notified, and the default action is in force.
 
-    Forked children have the dispositions that were found. SIGINT is not touched.
+    Python handlers of other signals, such as the one that raises `KeyboardInterrupt`, wait for the watch's
+    own work. Forked children have the dispositions that were found.
 
     Not seen: handlers that native code installs (they replace the guard's), and calls through a name that was
     bound before (`from signal import signal` in a module imported earlier).
@@ -56,7 +60,7 @@ class TerminationGuard:
         on_terminate: called with the signal's number, in the main thread between two bytecodes: the program
             may hold a lock or be in the middle of a write to stdout. What it raises is printed.
         grace_s: seconds that the Python handler may take to start.
-        report_s: seconds that `on_terminate` may take.
+        report_s: seconds that the watch's own work and `on_terminate` may take.
     """
 
     def __init__(
@@ -66,9 +70,10 @@ class TerminationGuard:
         self._grace_s = grace_s
         self._report_s = report_s
         self._functions = _SignalFunctions()
-        self._handler: Handler = self._handle  # one object, to be recognized
+        self._handler: Handler = _GuardHandler(self)  # one object, to be recognized
         self._before: dict[int, Handler] = {}
         self._wake: _WakePipe | None = None
+        self._give_up_s: float | None = None
         self._reported = False
 
     @property
@@ -93,6 +98,7 @@ class TerminationGuard:
             guarded += deadly
         self._before = {signum: before[signum] for signum in guarded}
         call_in_forked_children(self._leave)
+        self._functions.hold()
         self._hide()
         for signum in self._before:
             self._install(signum)
@@ -132,20 +138,33 @@ class TerminationGuard:
             if not _reset_after_first(signum):
                 self._functions.signal(signum, handler)
 
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._wake:
+    def arrived(self, signum: int) -> None:
+        """Acknowledge a signal, and let the next ones wait, too, until the report takes too long."""
+        if self._wake is None or callable(self._before.get(signum, held)):
+            return  # the kernel has not removed the guard's handler
+        if self._give_up_s is None:
+            self._give_up_s = time.monotonic() + self._report_s
             self._wake.tell(watchdog.ACKNOWLEDGED)
-        try:
+        if time.monotonic() < self._give_up_s:
+            self._install(signum)
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        """Report, and let the signal do what it would have done."""
+        installed = programs_own(self._functions.getsignal(signum))  # the program's, of a later signal
+        handler = self._before.get(signum, installed)
+
+        def end() -> None:
             if signum in self._before and not self._reported:
                 self._reported = True
                 self._report(signum)
-        finally:
-            handler = self._before.pop(signum, signal.SIG_DFL)
-            self._functions.signal(signum, handler)
-            if callable(handler):
-                handler(signum, frame)
-            else:
+            self._before.pop(signum, None)
+            self._functions.signal(signum, held(handler))
+            if not callable(handler):
                 os.kill(os.getpid(), signum)
+
+        do_own_work(end)
+        if callable(handler):
+            handler(signum, frame)
 
     def _report(self, signum: int) -> None:
         try:
@@ -173,8 +192,9 @@ class TerminationGuard:
 
         @functools.wraps(original.getsignal)
         def get_handler(signalnum: int) -> Handler:
-            handler: Handler = programs_own(original.getsignal(signalnum))
-            return self._before.get(signalnum, handler) if handler is self._handler else handler
+            handler = original.getsignal(signalnum)
+            own: Handler = programs_own(handler)
+            return self._before.get(signalnum, own) if handler is self._handler else own
 
         @functools.wraps(original.set_wakeup_fd)
         def set_wakeup_fd(fd: int, *, warn_on_full_buffer: bool = True) -> int:
@@ -189,7 +209,7 @@ class TerminationGuard:
     def _stands_for(self, signum: int, handler: Handler) -> bool:
         """Whether setting this handler means returning to what the guard found."""
         before = self._before[signum]
-        return handler is before or (isinstance(handler, int) and handler == before)
+        return handler is before or (issubclass(type(handler), int) and handler == before)
 
     def _reinstall(self) -> None:
         """Install again, after another wakeup descriptor was set or removed."""
@@ -197,6 +217,24 @@ class TerminationGuard:
             handler = self._functions.getsignal(signum)
             if handler is self._handler or handler is signal.SIG_DFL:
                 self._install(signum)
+
+
+class _GuardHandler(HeldHandler):
+    """The guard's handler. Like the program's it waits for the watch's work, but it always runs."""
+
+    __slots__ = ("_guard",)
+    after_program = True
+
+    def __init__(self, guard: TerminationGuard) -> None:
+        super().__init__(guard.handle)
+        self._guard = guard
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self._guard.arrived(signum)
+        super().__call__(signum, frame)
+
+    def run(self, signum: int, frame: FrameType | None) -> None:
+        self.handler(signum, frame)
 
 
 class _SignalFunctions(Replaced):
@@ -208,13 +246,21 @@ class _SignalFunctions(Replaced):
         self.getsignal = signal.getsignal
         self.set_wakeup_fd = signal.set_wakeup_fd
 
+    def hold(self) -> None:
+        """Have the handlers that are installed already wait for the watch's work."""
+        self._install(lambda handler: held(handler) if callable(handler) else handler)
+
     def release_held(self) -> None:
         """Install the program's handlers themselves instead of the wrappers that held them back."""
+        self._install(lambda handler: handler.handler if type(handler) is HeldHandler else handler)
+
+    def _install(self, instead: Callable[[Handler], Handler]) -> None:
         for signum in signal.valid_signals():
-            handler = self.getsignal(signum)
-            if type(handler) is HeldHandler:
+            before = self.getsignal(signum)
+            handler = instead(before)
+            if handler is not before:
                 action = _read_action(signum)
-                self.signal(signum, handler.handler)
+                self.signal(signum, handler)
                 if action is not None and action.flags & _SA_RESTART:
                     signal.siginterrupt(signum, False)  # installing a handler has reset it
 
@@ -286,7 +332,7 @@ class _KernelAction(ctypes.Structure):
 
 def _kills(signum: int, handler: Handler) -> bool:
     """Whether the signal's default action ends this process, and can be restored at the first delivery."""
-    if handler is not signal.SIG_DFL or sys.platform != "linux" or os.uname().machine not in _KNOWN_LAYOUT:
+    if handler is not signal.SIG_DFL:
         return False
     # The kernel does not apply the default action to process 1 of a container (see signal(7) for init).
     action = _read_action(signum)
@@ -294,6 +340,9 @@ def _kills(signum: int, handler: Handler) -> bool:
 
 
 def _read_action(signum: int) -> _KernelAction | None:
+    """Return the signal's action; None where its layout is unknown."""
+    if sys.platform != "linux" or os.uname().machine not in _KNOWN_LAYOUT:
+        return None
     action = _KernelAction()
     failed = ctypes.CDLL(None).sigaction(signum, None, ctypes.byref(action))
     return None if failed else action

@@ -3,7 +3,8 @@
 A Python signal handler runs only between two bytecodes. While native code hangs, nothing happens after the
 signal is delivered, although the unwatched process would have died. So `TerminationGuard` removes its handler
 at the first delivery (SA_RESETHAND). This process reads of that delivery from the pipe of
-`signal.set_wakeup_fd`. If there is no acknowledgement, it sends the signal again, which kills.
+`signal.set_wakeup_fd`. If there is no acknowledgement, it sends the signal again, which kills. After one, the
+handler is installed again while the report is written: then it may take two.
 
 The watchdog is not a child of the watched process (it is forked twice), so `os.wait()` in the program and
 counts of its children do not see it. It ends when the pipe closes, or when the watched process is gone while
@@ -33,6 +34,7 @@ RELEASED = 0x81
 POLL_S = 1.0
 """How often the watchdog checks whether the watched process still runs, in case the pipe stays open."""
 
+_AGAIN_S = 0.05
 _STARTUP_LIMIT_S = 10.0
 _TITLE = "memtriage-guard"
 _JOB_CONTROL = {"SIGCHLD", "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU"}
@@ -80,11 +82,13 @@ class ResendDeadline:
         report_s: seconds from the acknowledgement to the end of the process.
     """
 
-    __slots__ = ("_grace_s", "_report_s", "at_s", "signum")
+    __slots__ = ("_grace_s", "_last", "_report_s", "acknowledged", "at_s", "signum")
 
     def __init__(self, grace_s: float, report_s: float) -> None:
         self._grace_s = grace_s
         self._report_s = report_s
+        self._last: int | None = None
+        self.acknowledged = False
         self.signum: int | None = None
         self.at_s: float | None = None
 
@@ -98,16 +102,19 @@ class ResendDeadline:
                 program's own handler, because the guard's is removed when it is called.
         """
         if byte == ACKNOWLEDGED:
-            self.at_s = now_s + self._report_s if self.signum is not None else None
-        elif byte in GUARDED and self.signum is None and not caught:
-            self.signum = byte
-            self.at_s = now_s + self._grace_s
+            self.acknowledged = self._last is not None
+            self.signum, self.at_s = self._last, now_s + self._report_s if self.acknowledged else None
+        elif byte in GUARDED and not self.acknowledged:
+            self._last = byte
+            if self.signum is None and not caught:
+                self.signum = byte
+                self.at_s = now_s + self._grace_s
 
     def take_overdue(self, now_s: float) -> int | None:
         """Return, once, the signal whose time is up; else None."""
         if self.at_s is None or now_s < self.at_s:
             return None
-        signum, self.signum, self.at_s = self.signum, None, None
+        signum, self.signum, self._last, self.at_s = self.signum, None, None, None
         return signum
 
     def wait_s(self, now_s: float) -> float:
@@ -233,8 +240,11 @@ def _watch(pipe: int, watched: Process, deadline: ResendDeadline) -> None:
             deadline.receive(byte, time.monotonic(), byte in GUARDED and watched.catches(byte))
         signum = deadline.take_overdue(time.monotonic())
         # If a handler was installed meanwhile, the interpreter runs again.
-        if signum is not None and not watched.catches(signum):
+        if signum is not None and (deadline.acknowledged or not watched.catches(signum)):
             os.kill(watched.pid, signum)
+            while deadline.acknowledged and watched.is_alive():
+                time.sleep(_AGAIN_S)
+                os.kill(watched.pid, signum)
 
 
 if __name__ == "__main__":
