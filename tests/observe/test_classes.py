@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import sys
 import types
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
+from memtriage.observe import classes
 from memtriage.observe.classes import (
     attributes_of,
     bases_of,
@@ -111,3 +115,56 @@ def test_variables_of_a_lazy_module_run_no_code_of_its_class() -> None:
             raise RuntimeError(name)
 
     assert variables_of(Lazy("lazy"))["__name__"] == "lazy"
+
+
+FOLDERS = ("observe", "account", "catalogue", "diagnose", "session", "process")
+OF_BUILT_IN_CLASSES = {
+    "objects.py": "usual: dict[type, bool]",  # of those whose metaclass is `type`
+    "kinds.py": "_ATOMS: frozenset[type]",
+}
+
+
+def _hashes_or_compares(node: ast.AST) -> bool:
+    """Whether an expression looks a class up, or declares what is made for that."""
+    match node:
+        case ast.Compare(
+            left=ast.Call(func=ast.Name("type")), ops=[ast.In() | ast.NotIn() | ast.Eq() | ast.NotEq()]
+        ):
+            return True
+        case ast.AnnAssign(annotation=ast.Subscript(value=ast.Name("dict" | "set" | "frozenset"), slice=of)):
+            key = of.elts[0] if isinstance(of, ast.Tuple) else of
+            return ast.unparse(key).startswith("type")
+    return False
+
+
+def test_no_class_is_hashed_or_compared_by_its_metaclass() -> None:
+    """`type(obj) in (A, B)` and `{type(obj): ...}` run code of the program; addresses and `is` do not."""
+    package = Path(classes.__file__).parents[1]
+    found = [
+        (path.name, ast.unparse(node))
+        for folder in FOLDERS
+        for path in sorted((package / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if _hashes_or_compares(node)
+    ]
+    assert [each for each in found if not each[1].startswith(OF_BUILT_IN_CLASSES.get(each[0], "none"))] == []
+
+
+def test_an_attribute_is_read_as_it_is_stored() -> None:
+    class Config:
+        hidden = 3
+        size = property(lambda self: 1 / 0)
+
+    config = Config()
+    config.own = 4  # type: ignore[attr-defined]
+    assert [classes.stored(config, name) for name in ("own", "hidden", "none")] == [4, 3, None]
+    assert classes.stored(config, "size") is vars(Config)["size"]
+
+
+def test_the_size_of_an_object_that_counts_it_itself() -> None:
+    class Counting(list[int]):
+        def __sizeof__(self) -> int:
+            raise SystemExit
+
+    assert classes.size_of([1, 2]) == sys.getsizeof([1, 2])
+    assert 0 < classes.size_of(Counting([1, 2])) < sys.getsizeof([1, 2])

@@ -24,9 +24,9 @@ _SEVERAL = 3
 """With this many modules or optimizers, they are collected. Fewer may belong together: two players, a model
 and its average."""
 _CODE = {
-    types.GeneratorType: "gi_code",
-    types.CoroutineType: "cr_code",
-    types.AsyncGeneratorType: "ag_code",
+    id(types.GeneratorType): "gi_code",
+    id(types.CoroutineType): "cr_code",
+    id(types.AsyncGeneratorType): "ag_code",
 }
 _PLAIN_MODULES = ("builtins", "collections", "types", "functools", "typing", "abc")
 
@@ -114,7 +114,7 @@ def in_a_hook(graph: HeapGraph, filename: str, line: int) -> bool:
     for position in graph.modules:
         own = instance_dict(graph.objects[position]) or {}
         for name, hooks in list(own.items()):
-            if "_hooks" not in name or not isinstance(hooks, dict):
+            if type(name) is not str or "_hooks" not in name or not issubclass(type(hooks), dict):
                 continue
             if any(_is_in(hook, filename, line) for hook in list(dict.values(hooks))):
                 return True
@@ -199,8 +199,9 @@ def _files_of(obj: Any) -> list[str]:
         return [obj.__code__.co_filename]
     if type(obj) is types.MethodType:
         return _files_of(obj.__func__)
-    if type(obj) in _CODE:
-        return [getattr(obj, _CODE[type(obj)]).co_filename]
+    code = _CODE.get(id(type(obj)))
+    if code is not None:
+        return [getattr(obj, code).co_filename]
     if issubclass(type(obj), type):
         return _file_of_module(module_of(obj))
     return [file for klass in bases_of(type(obj)) for file in _file_of_module(module_of(klass))]
@@ -209,10 +210,10 @@ def _files_of(obj: Any) -> list[str]:
 def _module_of_root(name: str, obj: Any) -> str:
     """Return the module that a root belongs to; for a namespace its own `__name__`."""
     own = obj.get("__name__") if type(obj) is dict else None
-    return own if isinstance(own, str) else name.rpartition(".")[0]
+    return own if type(own) is str else name.rpartition(".")[0]
 
 
 def _file_of_module(name: str) -> list[str]:
     namespace = instance_dict(sys.modules.get(name)) or {}
     file = namespace.get("__file__")
-    return [file] if isinstance(file, str) else []
+    return [file] if type(file) is str else []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from memtriage.observe.autograd import NodeReader, next_nodes
+from memtriage.observe.classes import attributes_of, bases_of
 from memtriage.observe.tensors import plain
 
 
@@ -54,20 +55,21 @@ class NativeSizer:
     def __init__(self, reader: NodeReader, sizes: NativeSizes = SIZES) -> None:
         self._reader = reader
         self._sizes = sizes
-        self._by_type: dict[type, int] = {}
+        self._by_type: dict[int, int] = {}
 
     def node(self, node: Any) -> int:
         """Bytes of an autograd node. All nodes of a type count the edges and outputs of the first one."""
         kind = type(node)
-        nbytes = self._by_type.get(kind)
+        nbytes = self._by_type.get(id(kind))
         if nbytes is None:
             edges, saved = len(next_nodes(node)), len(self._reader.saved_attributes(kind))
-            shapes = sum(name.endswith(("_sym_sizes", "_sym_strides")) for name in dir(kind))
+            names = {name for base in bases_of(kind) for name in attributes_of(base)}
+            shapes = sum(name.endswith(("_sym_sizes", "_sym_strides")) for name in names)
             sizes = self._sizes
             outputs = max(0, len(getattr(node, "_input_metadata", ())) - 1)
             nbytes = sizes.node + sizes.edge * edges + sizes.output * outputs
             nbytes += sizes.saved * saved + sizes.shape * shapes
-            self._by_type[kind] = nbytes
+            self._by_type[id(kind)] = nbytes
         return nbytes
 
     def tensor(self, tensor: Any, *, saved: bool) -> int:

@@ -34,6 +34,7 @@ from memtriage.observe.classes import (
     name_of,
     qualified_name_of,
     read_member,
+    stored,
 )
 from memtriage.observe.edges import is_sparse
 from memtriage.observe.frames import frame_locals
@@ -49,7 +50,7 @@ _LRU = type(functools.lru_cache(lambda: None))
 _TRACEBACK = vars(BaseException)["__traceback__"]
 _CONTEXT_TABLES = frozenset(("hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"))
 """Tables of a `contextvars.Context`. No object of the program leads to the current context."""
-_NAMED = (types.FunctionType, types.BuiltinFunctionType, _LRU)
+_NAMED = addresses(types.FunctionType, types.BuiltinFunctionType, _LRU)
 
 
 def _context_variable(table: Any, value: Any) -> str | None:
@@ -153,7 +154,7 @@ class PathNamer(FoldedPaths):
             if obj is own:
                 return self._context_dict(before)
             for name, value in list(own.items()):
-                if value is obj:
+                if value is obj and type(name) is str:
                     return self._context(before, PathSegment(SegmentKind.CONTEXT, name))
         if getattr(node, "variable", None) is obj:
             return self._add(before, PathSegment(SegmentKind.LEAF, "variable"))
@@ -198,7 +199,7 @@ class PathNamer(FoldedPaths):
         if kind is types.CellType:
             return self._add(before)
         if kind is _LRU:
-            is_own_dict = type(obj) is dict and obj is not getattr(holder, "__dict__", None)
+            is_own_dict = type(obj) is dict and obj is not instance_dict(holder)
             return self._cached(_short(holder), is_own_dict=is_own_dict)
         if name_of(kind) == "_lru_list_elem":
             return self._cache_element(before)
@@ -233,12 +234,12 @@ class PathNamer(FoldedPaths):
             for name, value in zip(names, holder, strict=False):
                 if value is obj:
                     return self._variable_of_function(before, name)
-        fields = getattr(type(holder), "_fields", ())
+        fields = stored(holder, "_fields")
         values = tuple_items(holder)
         if len(values) < tuple.__len__(holder):
             return self._add(before, ANY_ITEM)
         at = _place_of(obj, values)
-        if at is not None and type(fields) is tuple and at < len(fields):
+        if at is not None and type(fields) is tuple and at < len(fields) and type(fields[at]) is str:
             return self._add(before, attribute_segment(fields[at]))
         return self._place(before, at, len(values))
 
@@ -273,7 +274,7 @@ class PathNamer(FoldedPaths):
         if obj is own:
             return self._add(before, namespace=True)
         for name, value in list(own.items()):
-            if value is obj:
+            if value is obj and type(name) is str:
                 return self._attribute(before, parent, name)
         return None
 
@@ -337,8 +338,9 @@ def _short(function: Any) -> str:
         return _short(function.__func__)
     if issubclass(kind, type):
         name = qualified_name_of(function)
-    elif kind in _NAMED:
-        name = getattr(function, "__qualname__", None) or name_of(kind)
+    elif id(kind) in _NAMED:
+        given = getattr(function, "__qualname__", None)
+        name = given if type(given) is str else name_of(kind)
     else:
         name = name_of(kind)
     return name.rsplit("<locals>.", 1)[-1]

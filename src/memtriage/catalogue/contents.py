@@ -11,7 +11,15 @@ from typing import Any, Final
 
 from memtriage.catalogue.place import Place
 from memtriage.model.holders import HolderReading
-from memtriage.observe.classes import attributes_of, bases_of, instance_dict, module_of, name_of, read_member
+from memtriage.observe.classes import (
+    attributes_of,
+    bases_of,
+    exactly,
+    instance_dict,
+    module_of,
+    name_of,
+    read_member,
+)
 from memtriage.observe.edges import is_sparse, sparse_parts
 from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import StorageFacts, plain, storage_facts, undisturbed
@@ -31,7 +39,7 @@ _CLOSED: Final = (
 def class_of(module: str, name: str) -> type | tuple[()]:
     """A class of a module that may not be loaded; `()` then, of which nothing is a subclass."""
     klass = getattr(sys.modules.get(module), name, ())
-    return klass if isinstance(klass, type) else ()
+    return klass if issubclass(type(klass), type) else ()
 
 
 def tensors_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
@@ -73,14 +81,15 @@ def _parts(value: Any) -> list[Any]:
     if kind is tuple:
         return tuple_items(value)
     if issubclass(kind, (list, tuple, set, frozenset, deque)):
-        return list(kind.__iter__(value)) if kind in _PLAIN else gc.get_referents(value)
+        return (
+            list(kind.__iter__(value))
+            if exactly(value, list, set, frozenset, deque)
+            else gc.get_referents(value)
+        )
     if kind is LRU:
         return cached_values(value)
     own = instance_dict(value)
     return (list(own.values()) if own else []) + _slots(value)
-
-
-_PLAIN: Final = (list, set, frozenset, deque)
 
 
 def _slots(value: Any) -> list[Any]:

@@ -142,4 +142,4 @@ def is_filled(value: Any) -> bool:
 
 def length(value: Any) -> int | None:
     """Entries of a plain container; None for anything else."""
-    return len(value) if isinstance(value, (dict, list, tuple, set)) else None
+    return len(value) if issubclass(type(value), (dict, list, tuple, set)) else None

@@ -47,7 +47,7 @@ def _all_to_all_buffers(scene: Scene) -> Iterator[Place]:
     del scene
     tensor = class_of("torch", "Tensor")
     for path, klass, _ in variables("torchao", _ALL_TO_ALL):
-        for name, value in list(attributes_of(klass).items()) if isinstance(klass, type) else ():
+        for name, value in list(attributes_of(klass).items()) if issubclass(type(klass), type) else ():
             if issubclass(type(value), tensor):
                 slot = ValueSlot(klass, name)
                 yield Place(f"{path}.{name}", slot.values, slot.empty)
@@ -78,7 +78,7 @@ def _global_buffer(scene: Scene) -> Iterator[Place]:
     del scene
     for path, buffer, _ in variables(_MEGATRON, "_GLOBAL_MEMORY_BUFFER"):
         kept = attribute(buffer, "buffer")
-        if isinstance(kept, dict) and kept:
+        if issubclass(type(kept), dict) and kept:
             yield container(f"{path}.buffer", kept)
 
 
@@ -102,7 +102,7 @@ def _gtp(scene: Scene) -> Iterator[Place]:
 def _async_saves(scene: Scene) -> Iterator[Place]:
     for queue in scene.instances(lambda kind: name_of(kind) == "AsyncCallsQueue"):
         calls = attribute(queue, "async_calls")
-        if isinstance(calls, (deque, list)) and calls:
+        if issubclass(type(calls), (deque, list)) and calls:
             yield Place("AsyncCallsQueue.async_calls", only(calls), entries=len(calls))
         if attribute(queue, "persistent_caller") is not None:
             yield Place("AsyncCallsQueue.persistent_caller: a writer that keeps CUDA IPC handles")

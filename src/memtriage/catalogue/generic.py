@@ -49,10 +49,11 @@ def _has_tensors(*values: Any) -> bool:
 
 def _lru_caches(scene: Scene) -> Iterator[Place]:
     for wrapper in scene.lru_caches:
-        module = getattr(wrapper, "__module__", None) or ""
+        own = instance_dict(wrapper) or {}
         if wrapper.cache_info().currsize and _has_tensors(*cached_values(wrapper)):
-            name = getattr(wrapper, "__qualname__", None) or "function"
-            yield lru_cache(f"{module}.{name}".lstrip("."), wrapper)
+            names = [own.get(each) for each in ("__module__", "__qualname__")]
+            where = ".".join(name for name in names if type(name) is str)
+            yield lru_cache(where or "function", wrapper)
 
 
 def _module_containers(scene: Scene) -> Iterator[Place]:

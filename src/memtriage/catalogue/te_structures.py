@@ -61,7 +61,7 @@ def fp8_workspaces(scene: Scene) -> Iterator[Place]:
     """The dict of quantized weights of each module."""
     for path, module in scene.modules:
         value = attribute(module, "_fp8_workspaces")
-        if isinstance(value, dict) and value:
+        if issubclass(type(value), dict) and value:
             yield container(f"{path}.fp8_workspaces", value)
 
 
@@ -74,7 +74,7 @@ def permutation_workspace(scene: Scene) -> Iterator[Place]:
         if is_filled(value):
             yield Place(path, slot.values, _emptied(slot, counters))
     for path, klass, _ in variables(PACKAGE, "_moe_permute_index_map"):
-        if isinstance(klass, type) and is_filled(attributes_of(klass).get("workspace")):
+        if issubclass(type(klass), type) and is_filled(attributes_of(klass).get("workspace")):
             slot = ValueSlot(klass, "workspace")
             clear = _emptied(slot, [ValueSlot(klass, "max_expanded_token_num")])
             yield Place(f"{path}.workspace", slot.values, clear)
@@ -103,7 +103,8 @@ def global_state(scene: Scene) -> Iterator[Place]:
     del scene
     for path, klass, _ in variables(PACKAGE, "FP8GlobalStateManager"):
         owner: Any = klass
-        if isinstance(klass, type) and (state := attributes_of(klass).get("quantization_state")) is not None:
+        own = attributes_of(klass) if issubclass(type(klass), type) else {}
+        if (state := own.get("quantization_state")) is not None:
             owner, path = instance_dict(state), f"{path}.quantization_state"  # one object in new versions
         for slot, name in ((ValueSlot(owner, name), name) for name in _STATE_NAMES):
             if is_filled(slot.get()):
@@ -115,7 +116,7 @@ def module_state(scene: Scene) -> Iterator[Place]:
     for path, module in scene.modules:
         for name in ("fp8_meta", "quantizers"):
             value = attribute(module, name)
-            if isinstance(value, dict) and value:
+            if issubclass(type(value), dict) and value:
                 yield Place(f"{path}.{name}", only(value))
 
 
@@ -170,7 +171,7 @@ def adam_remainders(scene: Scene) -> Iterator[Place]:
     """int16 states of a fused Adam: together with the bf16 parameter they make its fp32 master."""
     for optimizer in scene.instances(lambda kind: declares(kind, "step")):
         state = attribute(optimizer, "state")
-        if not isinstance(state, dict) or attribute(optimizer, "param_groups") is None:
+        if not issubclass(type(state), dict) or attribute(optimizer, "param_groups") is None:
             continue
         if next(_remainders(state), None) is not None:
             path = f"{name_of(type(optimizer))}.state[*]['{_REMAINDER}']"
@@ -183,8 +184,8 @@ _REMAINDER: Final = "master_param"
 def _remainders(state: dict[Any, Any]) -> Iterator[Any]:
     torch = sys.modules["torch"]
     tensor = class_of("torch", "Tensor")
-    for entry in list(state.values()):
-        value: Any = entry.get(_REMAINDER) if isinstance(entry, dict) else None
+    for entry in list(dict.values(state)):
+        value: Any = entry.get(_REMAINDER) if issubclass(type(entry), dict) else None
         if issubclass(type(value), tensor) and value.dtype == torch.int16:
             yield value
 

@@ -14,9 +14,10 @@ from itertools import chain, compress, islice, repeat
 from operator import lt
 from typing import Any, Final, NamedTuple
 
-from memtriage.observe.classes import addresses, bases_of, instance_dict, name_of
+from memtriage.observe.classes import addresses, bases_of, exactly, instance_dict, name_of, size_of
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import ARRAY, PLAIN
+from memtriage.observe.objects import array_base, array_bytes, tuple_items
 from memtriage.process.stdlib import gc
 
 _ORDERED: Final = addresses(list, dict, deque, OrderedDict, defaultdict)
@@ -136,12 +137,14 @@ def known_bounds(optimizers: Iterable[Any]) -> dict[int, int]:
 
 def _bounds_of_lbfgs(optimizer: dict[str, Any]) -> Iterator[tuple[int, int]]:
     groups, states = optimizer.get("param_groups"), optimizer.get("state")
-    sizes = [group.get("history_size") for group in groups or () if type(group) is dict]
-    if not sizes or not isinstance(sizes[0], int) or not isinstance(states, dict):
+    if type(groups) is not list:
+        return
+    sizes = [group.get("history_size") for group in groups if type(group) is dict]
+    if not sizes or type(sizes[0]) is not int or states is None or not issubclass(type(states), dict):
         return
     for state in dict.values(states):
         for name in _LBFGS_LISTS:
-            kept = state.get(name) if isinstance(state, dict) else None
+            kept = state.get(name) if type(state) is dict else None
             if kept is not None:
                 yield id(kept), sizes[0]
 
@@ -265,7 +268,7 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
         newest = _newest(obj)
         entry_bytes = _added_by_each(graph, obj, newest)
         native = next((name for item in newest if (name := _native_type(item)) is not None), None)
-        containers.append(GrownContainer(position, more, entry_bytes, native, type(obj).__name__))
+        containers.append(GrownContainer(position, more, entry_bytes, native, name_of(type(obj))))
     containers.sort(key=lambda grown: -grown.more * grown.entry_bytes)
     return containers[:most]
 
@@ -301,7 +304,7 @@ def long_arrays(graph: HeapGraph) -> list[LongArray]:
 def _newest(container: Any) -> list[Any]:
     """Up to four of the newest entries, by the container's order if it has one."""
     if isinstance(container, dict):
-        return [(key, container[key]) for key in islice(reversed(list(container)), 4)]
+        return list(container.items())[:-5:-1]
     if isinstance(container, set):
         return list(islice(container, 4))
     if isinstance(container, bytearray):
@@ -323,14 +326,14 @@ def _added_by_each(graph: HeapGraph, container: Any, newest: Sequence[Any]) -> i
 
 def _allocated(obj: Any) -> int:
     """Return the bytes that Python's allocator, or malloc, takes for an object: a multiple of 16."""
-    return -(-sys.getsizeof(obj, 0) // _UNIT) * _UNIT
+    return -(-size_of(obj) // _UNIT) * _UNIT
 
 
 def _native_type(entry: Any) -> str | None:
     """Name of the C++ type (bound by pybind11) of an entry, or of a part of it."""
-    for part in entry if isinstance(entry, tuple) else (entry,):
-        if any(type(base).__name__ == "pybind11_type" for base in type(part).__mro__):
-            return type(part).__name__
+    for part in tuple_items(entry) if issubclass(type(entry), tuple) else (entry,):
+        if any(name_of(type(base)) == "pybind11_type" for base in bases_of(type(part))):
+            return name_of(type(part))
     return None
 
 
@@ -356,15 +359,16 @@ def deep_size(graph: HeapGraph, obj: Any, seen: set[int] | None = None) -> int:
             continue
         kind = graph.kinds[type(part)]
         if kind == ARRAY:
-            if part.base is None:
-                total += int(part.nbytes)
+            base = array_base(part)
+            if base is None:
+                total += array_bytes(part)
             else:
-                queue.append(part.base)
+                queue.append(base)
         elif issubclass(type(part), (str, bytes, bytearray, int, float, complex)):
             # Small numbers and interned words are shared by everybody. The given object itself always counts.
             if part is obj or sys.getrefcount(part) <= _UNSHARED_REFERENCES:
                 total += _allocated(part)
-        elif kind == PLAIN and type(part) not in (types.FunctionType, types.FrameType):
+        elif kind == PLAIN and not exactly(part, types.FunctionType, types.FrameType):
             total += _allocated(part)
             queue.extend(gc.get_referents(part))
     return total

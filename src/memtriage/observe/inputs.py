@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, islice
 from types import FrameType, TracebackType
 from typing import Any
 
+from memtriage.observe.classes import name_of, stored
 from memtriage.observe.frames import frame_locals
+from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import plain, undisturbed
 
 _NAMES = re.compile(
@@ -62,10 +64,10 @@ def batch_shapes(frames: Sequence[FrameType]) -> dict[str, int]:
                         if tensor.dim() >= 2 and tensor.numel() > largest:
                             largest = tensor.numel()
                             sizes.update(batch=tensor.shape[0], sequence=tensor.shape[1])
-                config = value if name == "config" else getattr(value, "config", None)
+                config = value if name == "config" else stored(value, "config")
                 for label, attributes in _CONFIG_SIZES:
                     for attribute in attributes:
-                        size = getattr(config, attribute, None)
+                        size = stored(config, attribute)
                         if type(size) is int:
                             sizes.setdefault(label, size)
     return sizes
@@ -116,8 +118,8 @@ def traceback_frames(trace: TracebackType | None) -> list[FrameType]:
 
 def _module_variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
     if frame.f_code.co_name == "<module>":
-        for name, value in list(frame.f_globals.items()):
-            if _NAMES.match(name):
+        for name, value in list(dict.items(frame.f_globals)):
+            if type(name) is str and _NAMES.match(name):
                 yield name, value
 
 
@@ -128,14 +130,16 @@ def _tensor_class() -> type | None:
 
 
 def _tensors(value: Any, kind: type) -> Iterator[Any]:
-    if isinstance(value, kind):
+    if issubclass(type(value), kind):
         yield value
         return
-    inner = getattr(value, "data", None) if type(value).__name__ == "BatchEncoding" else value
-    if isinstance(inner, dict):
-        candidates = list(inner.values())[:32]
-    elif isinstance(inner, (list, tuple)):
-        candidates = list(inner[:32])
+    inner = stored(value, "data") if name_of(type(value)) == "BatchEncoding" else value
+    if issubclass(type(inner), dict):
+        candidates = list(dict.values(inner))[:32]
+    elif issubclass(type(inner), list):
+        candidates = list(islice(list.__iter__(inner), 32))
+    elif issubclass(type(inner), tuple):
+        candidates = tuple_items(inner)[:32]
     else:
         return
-    yield from (item for item in candidates if isinstance(item, kind))
+    yield from (item for item in candidates if issubclass(type(item), kind))

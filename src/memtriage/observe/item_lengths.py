@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from memtriage.observe.classes import instance_dict, module_of
+from memtriage.observe.classes import exactly, instance_dict, module_of
 from memtriage.observe.tensors import undisturbed
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -39,7 +39,7 @@ def item_lengths(dataset: Any) -> Integers | None:
 
 
 def _lengths(dataset: Any) -> Integers | None:
-    if type(dataset) in (list, tuple):
+    if exactly(dataset, list, tuple):
         return _of_items(dataset)
     own = instance_dict(dataset)
     if own is None:
@@ -50,10 +50,12 @@ def _lengths(dataset: Any) -> Integers | None:
         return None if whole is None or chosen is None else _chosen(whole, chosen)
     if module_of(type(dataset)).startswith("datasets."):
         return _of_arrow(own.get("_data"), own.get("_indices"))
-    columns = [numbers(value) for name, value in own.items() if _LENGTHS.fullmatch(name)]
+    columns = [
+        numbers(value) for name, value in own.items() if type(name) is str and _LENGTHS.fullmatch(name)
+    ]
     known = [column for column in columns if column is not None]
     if not known:
-        lists = [_of_items(value) for value in own.values() if type(value) in (list, tuple)]
+        lists = [_of_items(value) for value in own.values() if exactly(value, list, tuple)]
         known = [lengths for lengths in lists if lengths is not None]
     if len({len(column) for column in known}) != 1:
         return None
@@ -66,10 +68,10 @@ def numbers(column: Any) -> Integers | None:
     torch = sys.modules.get("torch")
     if torch is not None and type(column) is torch.Tensor and column.device.type == "cpu":
         column = column.detach().numpy()
-    elif type(column) in (list, tuple):
+    elif exactly(column, list, tuple):
         if not 0 < len(column) <= MOST_NUMBERS or any(type(each) is not int for each in column):
             return None
-    elif type(column) not in (np.ndarray, array, range):
+    elif not exactly(column, np.ndarray, array, range):
         return None
     if len(column) > MOST_NUMBERS:
         return None
@@ -96,9 +98,9 @@ def _length(item: Any) -> int | None:
     """Return the length of the longest sequence in an item: a tensor, an array, a list, or some of these."""
     if type(item) is dict:
         return _longest(item.values())
-    if type(item) not in (list, tuple) or not item:
+    if not exactly(item, list, tuple) or not item:
         return _rows(item)
-    return len(item) if type(item[0]) in (int, float) else _longest(item)
+    return len(item) if exactly(item[0], int, float) else _longest(item)
 
 
 def _longest(parts: Iterable[Any]) -> int | None:

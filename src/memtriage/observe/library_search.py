@@ -156,12 +156,12 @@ def _ancestors(
 
 def _few_nodes(walker: HeapWalker, sought: list[Any]) -> list[Any]:
     """Return these objects, but only a few of each kind of node."""
-    seen: dict[type, int] = {}
+    seen: dict[int, int] = {}
     few = []
     for obj in sought:
-        kind = type(obj)
+        kind = id(type(obj))
         seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] <= LIMITS.alike or walker.kinds[kind] != NODE:
+        if seen[kind] <= LIMITS.alike or walker.kinds[type(obj)] != NODE:
             few.append(obj)
     return few
 

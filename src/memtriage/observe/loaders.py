@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from memtriage.observe.classes import exactly
 from memtriage.observe.item_lengths import MOST_NUMBERS, Integers, item_lengths, numbers
 from memtriage.process.replaced import Replaced
 from memtriage.process.stdlib import os
@@ -150,7 +151,7 @@ def _order(batches: Any) -> tuple[Integers, Integers] | None:
 
 
 def _reads_indices(found: Any) -> bool:
-    return type(found) in (GeneratorType, _LIST_ITERATOR, _RANGE_ITERATOR)
+    return exactly(found, GeneratorType, _LIST_ITERATOR, _RANGE_ITERATOR)
 
 
 def _whole(iterator: Any, read: int) -> Sequence[Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Iterator
 from itertools import compress
 from operator import not_
@@ -54,6 +55,16 @@ class Listing:
         """Release the objects."""
         for part in (self.objects, self._types, self._ids):
             part.clear()
+
+
+def array_base(array: Any) -> Any:
+    """The object that has the memory of a numpy array, by numpy's own getter; None if it is the array."""
+    return sys.modules["numpy"].ndarray.base.__get__(array)
+
+
+def array_bytes(array: Any) -> int:
+    """Bytes of the elements of a numpy array, by numpy's own getter."""
+    return int(sys.modules["numpy"].ndarray.nbytes.__get__(array))
 
 
 def tuple_items(value: tuple[Any, ...]) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any, Final
 
+from memtriage.observe.classes import exactly, size_of
 from memtriage.observe.containers import deep_size
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import ARRAY, TENSOR
@@ -33,7 +34,7 @@ def largest_population(graph: HeapGraph) -> tuple[int, int, int] | None:
     reachable = chain(range(graph.first_own), range(graph.first_unrooted, graph.first_garbage))
     for position in reachable:
         obj = graph.objects[position]
-        if type(obj) not in (list, dict, tuple, set) or len(obj) < _LEAST_ENTRIES:
+        if not exactly(obj, list, dict, tuple, set) or len(obj) < _LEAST_ENTRIES:
             continue
         entry_size = _mean_size(graph, obj)
         if entry_size * len(obj) > (0 if best is None else best[2]):
@@ -60,5 +61,5 @@ def _immortal(obj: object) -> bool:
 
 def _size(graph: HeapGraph, entry: Any) -> int:
     if graph.kinds[type(entry)] in (TENSOR, ARRAY):
-        return sys.getsizeof(entry, 0)
+        return size_of(entry)
     return deep_size(graph, entry)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, Final
 
+from memtriage.observe.classes import instance_dict
 from memtriage.process.stdlib import os
 
 Around = Callable[[], AbstractContextManager[object]]
@@ -53,10 +54,11 @@ class StateMaking:
             self._follow(optimizer)
 
     def _follow(self, optimizer: Any) -> None:
-        if hasattr(vars(optimizer).get(_METHOD), _MARK):  # its last step raised
+        own = instance_dict(optimizer) or {}
+        if hasattr(own.get(_METHOD), _MARK):  # its last step raised
             self._over(optimizer)
         make = getattr(optimizer, _METHOD, None)
-        if make is None or optimizer.state or _METHOD in vars(optimizer):
+        if make is None or optimizer.state or _METHOD in own:
             return
         around = self._begins(optimizer)
         if around is None:

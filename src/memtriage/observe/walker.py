@@ -31,7 +31,7 @@ from memtriage.observe.kinds import (
     FrameLocals,
 )
 from memtriage.observe.loaded_modules import is_user_module, module_name_of
-from memtriage.observe.objects import Listing, tracked_objects
+from memtriage.observe.objects import Listing, array_base, tracked_objects
 from memtriage.observe.origin import CodeOrigin
 from memtriage.process.stdlib import gc, time
 
@@ -276,5 +276,6 @@ class HeapWalker:
             graph.optimizers.append(position)
         elif kind == ARRAY:
             graph.arrays.append(position)
-            return [obj.base] if obj.base is not None else gc.get_referents(obj)
+            base = array_base(obj)
+            return [base] if base is not None else gc.get_referents(obj)
         return gc.get_referents(obj)

@@ -23,6 +23,7 @@ from memtriage.diagnose.host.findings import POLICY
 from memtriage.model.census import StorageRecord
 from memtriage.model.paths import ANY_ITEM
 from memtriage.observe.cgroup import CgroupMemory
+from memtriage.observe.classes import name_of
 from memtriage.observe.counters import Reading
 from memtriage.observe.host import ChildSample, HostSample, ShmUse, has_children, host_peak
 from memtriage.observe.malloc import malloc_info
@@ -115,7 +116,7 @@ class HostWatch:
             evidence.pinned = _pinned_use(view.census().storages, reading)
         if has_children() and (population := largest_population(view.graph)) is not None:
             position, entries, nbytes = population
-            kind = type(view.graph.objects[position]).__name__
+            kind = name_of(type(view.graph.objects[position]))
             evidence.population = Population((*view.path(position), ANY_ITEM), kind, entries, nbytes)
 
     # --- at samples -----------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from memtriage.observe.classes import instance_dict
+
 
 @dataclass(frozen=True, slots=True)
 class StepPatternPolicy:
@@ -47,7 +49,7 @@ class Stepped:
 
 def stepped(optimizer: object) -> Stepped:
     """Note an optimizer that has just stepped. No code of a subclass runs; nothing is kept alive."""
-    groups = vars(optimizer).get("param_groups")
+    groups = (instance_dict(optimizer) or {}).get("param_groups")
     if type(groups) is not list:
         return Stepped(weakref.ref(optimizer), None)
     lists = [group.get("params") for group in groups if type(group) is dict]

@@ -1,5 +1,6 @@
 """Objects, classes, keys and tensors whose every protocol ends the program, in containers that leak."""
 
+import numpy
 import state
 import torch
 from training import model, step
@@ -17,18 +18,25 @@ def refusing(*names):
 ANY = ("__getattr__", "__eq__", "__repr__", "__str__", "__format__", "__len__", "__bool__", "__iter__")
 MORE = ("__sizeof__", "__index__", "__contains__", "__call__", "__dir__", "__reduce_ex__")
 OF_CONTAINERS = ("__len__", "__bool__", "__iter__", "__getitem__", "__contains__", "__repr__")
+OF_ARRAYS = ("base", "nbytes", "dtype", "flags", "__array_interface__")
 OF_KEYS = ("__repr__", "__str__", "__format__", "__index__", "__eq__", "isidentifier", "startswith")
 
-Anything = type(
+NAMES = ("__module__", "__bases__", "__mro__")
+OF_CLASSES = ("__hash__", "__eq__", "__repr__", "__len__", "__bool__", "__iter__", "__contains__", "__dir__")
+of_names = {name: property(lambda self, name=name: refuse(name)) for name in NAMES}
+Meta = type("Meta", (type,), {**refusing(*OF_CLASSES, "__instancecheck__", "__subclasscheck__"), **of_names})
+Anything = Meta(
     "Anything", (), {**refusing(*ANY, *MORE), "__hash__": lambda self: 1,
                      "__class__": property(lambda self: refuse("__class__"))}
 )  # fmt: skip
-Hidden = type("Hidden", (), refusing("__getattribute__"))
-Meta = type("Meta", (type,), refusing("__hash__", "__eq__", "__repr__", "__len__", "__instancecheck__"))
-Mapping = type("Mapping", (dict,), refusing(*OF_CONTAINERS, "items", "keys", "values", "get"))
-Listing = type("Listing", (list,), refusing(*OF_CONTAINERS))
+Key = Meta("Key", (), {**refusing(*ANY, *MORE), "__hash__": lambda self: id(self)})
+Hidden = Meta("Hidden", (), refusing("__getattribute__"))
+Mapping = Meta("Mapping", (dict,), refusing(*OF_CONTAINERS, "__sizeof__", "items", "keys", "values", "get"))
+Listing = Meta("Listing", (list,), refusing(*OF_CONTAINERS, "__sizeof__"))
+Pair = Meta("Pair", (tuple,), {**refusing(*OF_CONTAINERS), "_fields": (Anything(), Anything())})
 Text = type("Text", (str,), {**refusing(*OF_KEYS), "__hash__": str.__hash__})
 Number = type("Number", (int,), {**refusing(*OF_KEYS), "__hash__": int.__hash__})
+Array = Meta("Array", (numpy.ndarray,), {name: property(lambda self: refuse("array")) for name in OF_ARRAYS})
 of_modules = refusing("parameters", "named_parameters", "buffers", "named_modules", "state_dict", "__repr__")
 Layer = type("Layer", (torch.nn.Linear,), of_modules)
 
@@ -101,7 +109,8 @@ for key in keys:
     dict.__setitem__(by_key, key, [])
 anything, hidden, of_meta = Anything(), Hidden(), OfMeta()
 mapping, listing, layers, results, tensors = Mapping(), Listing(), [], [], []
-everything = [anything, hidden, of_meta, OfMeta, mapping, listing]
+pairs, logged, arrays = [], {}, []
+everything = [anything, hidden, of_meta, OfMeta, mapping, listing, Array((4,)), *map(type, keys)]
 for number in range(14):
     for kept in dict.values(by_key):
         kept.append(model(torch.randn(64, 64)))
@@ -110,6 +119,9 @@ for number in range(14):
         own.setdefault("kept", []).append(model(torch.randn(64, 64)))
     dict.__setitem__(mapping, number, model(torch.randn(64, 64)))
     list.append(listing, model(torch.randn(64, 64)))
+    pairs.append(Pair((model(torch.randn(64, 64)), number)))
+    logged[Key()] = [Anything() for _ in range(2000)]
+    arrays.append(Array((5000,)))
     layers.append(Layer(8, 8))
     results.append(Times.apply(torch.ones(3000, requires_grad=True)))
     with torch._C.DisableTorchFunctionSubclass():
