@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.store.reader import read_run
-from support.side_by_side import make_folder, run_both
+from support.side_by_side import make_folder, run, run_both
 from support.signals import AS_FROM_A_TERMINAL
 
 PROGRAM = """
@@ -140,3 +140,35 @@ def test_an_exception_whose_text_runs_code(tmp_path: Path, hook: str, error: str
     assert plain.status == 1 and watched == plain
     (rank,) = read_run([tmp_path / "record"]).ranks
     assert rank.end is not None and rank.end.exception == summary and rank.notes == []
+
+
+TRAINS = """
+import torch
+from training import step
+
+def train():
+    kept = torch.zeros(1 << 27)
+    for number in range(13):
+        step()
+    {end}
+
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "there"), [("globals().update(kept=kept)", True), ("raise RuntimeError", True), ("return", False)]
+)
+def test_the_ledger_is_of_the_last_instant_with_what_was_trained(
+    tmp_path: Path, end: str, there: bool
+) -> None:
+    work = make_folder(tmp_path, files={"trains.py": TRAINS.format(end=end)})
+    with (tmp_path / "report").open("w+") as report:
+        run(["trains.py"], work, tmp_path / "record", stderr=report)
+        report.seek(0)
+        text = report.read()
+    (rank,) = read_run([tmp_path / "record"]).ranks
+    (step,) = {ledger.step for ledger in rank.ledgers.values()}
+    assert step is not None and (step == 13) == there
+    assert f"in use, ledger at step {step}{'' if there else ' of 13'}\n" in text
+    assert "CPU tensors · variable   512.0 MiB" in text

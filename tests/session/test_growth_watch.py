@@ -233,16 +233,27 @@ def test_a_ledger_that_is_due_has_a_census(watch: GrowthWatch, due: bool, census
     assert [position.step for position in taken] == [3] * censuses
 
 
-@pytest.mark.parametrize(("taken", "censuses"), [(False, 1), (True, 0)])
-def test_at_the_end_a_run_without_ledgers_gets_them(
-    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, taken: bool, censuses: int
+@pytest.mark.parametrize(
+    ("taken", "outdated", "judged", "others"),
+    [(False, False, 1, 0), (True, False, 0, 0), (True, True, 0, 1)],
+)
+def test_at_the_end_a_run_without_ledgers_of_it_gets_them(
+    watch: GrowthWatch,
+    monkeypatch: pytest.MonkeyPatch,
+    taken: bool,
+    outdated: bool,
+    judged: int,
+    others: int,
 ) -> None:
     scheduler: Any = watch.scheduler
     ledgers: Any = watch._ledgers
-    ledgers.taken, scheduler.census = taken, (positions := []).append
-    monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition))
-    watch.take_ledgers()
-    assert len(positions) == censuses
+    ledgers.taken, ledgers.outdated, scheduler.census = taken, outdated, (positions := []).append
+    frames: list[object] = []
+    monkeypatch.setattr(watch._investigator, "census", lambda step, also, given, wanted: frames.append(given))
+    position = TrainingPosition(step=5)
+    monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition, position=position))
+    watch.take_ledgers([])
+    assert (len(positions), frames) == (judged, [[]] * others)
 
 
 def test_limits_are_those_of_the_last_mark_before_the_end(

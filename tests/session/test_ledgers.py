@@ -17,6 +17,7 @@ from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import Reading
 from memtriage.session import ledgers
 from memtriage.session.ledgers import LedgerKeeper
+from memtriage.session.marks import MarkPoint
 from memtriage.session.record import SessionRecord
 
 
@@ -32,6 +33,10 @@ def census(nodes: int = 0, devices: tuple[str, ...] = ()) -> Census:
         seconds=0.1,
         parameters=0,
     )
+
+
+def mark(name: str, *readings: Reading) -> MarkPoint:
+    return MarkPoint(name, TrainingPosition(), list(readings))
 
 
 def noted(tmp_path: Path, taken: Census) -> list[str]:
@@ -90,9 +95,29 @@ def test_the_next_ledgers_are_due_when_these_cost_a_five_hundredth(tmp_path: Pat
 
 def test_what_was_outside_at_the_first_mark_is_kept_by_device() -> None:
     keeper = LedgerKeeper(None, Mock(), Mock(), Mock(), Mock(), Mock())
-    keeper.at_mark([Reading("cuda:12", outside=7), Reading("cpu", outside=9), Reading("cuda:0")])
-    keeper.at_mark([Reading("cuda:12", outside=8), Reading("cuda:0", outside=3)])
+    keeper.at_mark(mark("step", Reading("cuda:12", outside=7), Reading("cpu", outside=9), Reading("cuda:0")))
+    keeper.at_mark(mark("step", Reading("cuda:12", outside=8), Reading("cuda:0", outside=3)))
     assert keeper.baselines == {12: 7, 0: 3}
+
+
+@pytest.mark.parametrize(
+    ("at_end", "seconds", "outdated"),
+    [(900, 0.1, True), (500, 0.1, False), (None, 0.1, False), (900, 11.0, False)],
+)
+def test_ledgers_are_outdated_if_the_memory_of_later_steps_is_still_there(
+    at_end: int | None, seconds: float, outdated: bool
+) -> None:
+    progress = SimpleNamespace(position=TrainingPosition(step=1), elapsed=lambda: 100.0)
+    keeper = LedgerKeeper(None, cast(Any, progress), Mock(), Mock(), Mock(), Mock())
+    taken = census()
+    taken.seconds = seconds
+    keeper.at_mark(mark("step", Reading("cuda:0", allocated=10_000)))
+    keeper.take(cast(CensusView, SimpleNamespace(census=lambda: taken)))
+    keeper.at_mark(mark("end", Reading("cuda:0", allocated=10_000)))
+    assert not keeper.outdated, "no step since"
+    keeper.at_mark(mark("step", Reading("cuda:0", allocated=1000)))
+    keeper.at_mark(mark("end", Reading("cuda:0", allocated=at_end)))
+    assert keeper.outdated == outdated
 
 
 def test_a_partial_census_is_noted(tmp_path: Path) -> None:

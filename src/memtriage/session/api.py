@@ -39,10 +39,10 @@ def watch(
 ) -> Watch:
     """Watch a `with` block as `memtriage run` watches a script.
 
-    Each `torch.autograd.backward` and each optimizer step makes a mark. One census is taken for the ledger
-    (at the third step, or at the end of a shorter run), others only if growth or an out-of-memory error calls
-    for one. On exit everything installed is removed, the report is printed to stderr, and the result (a
-    `memtriage.RunReport`) is in the watch's `report`.
+    Each `torch.autograd.backward` and each optimizer step makes a mark. Censuses are taken for the ledger (at
+    the third step, and at the end if the memory is still in use), others only if growth or an out-of-memory
+    error calls for one. On exit everything installed is removed, the report is printed to stderr, and the
+    result (a `memtriage.RunReport`) is in the watch's `report`.
 
     Args:
         directory: where the record goes; `$MEMTRIAGE_DIR` or `memtriage-run` by default.

@@ -73,7 +73,7 @@ class Session:
         script_root: folder of the program, for allocation sites.
         say: takes one line of text about progress; None for silence.
         per_microbatch: print what every micro-batch leaves in use.
-        last_census: at the end of a run that had no census, take one for its ledger.
+        last_census: at the end of a run, take a census for its ledger, if there is none or it is outdated.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Session:
             self._live.at_mark(mark)
             self._stored.at_mark(mark)
             self._death.observe()
-            self._ledgers.at_mark(readings)
+            self._ledgers.at_mark(mark)
             if name == "backward" and self._log is not None:
                 self._log.add(position.step, position.microbatch, readings)
             self._fragmentation.at_mark(mark)
@@ -367,13 +367,14 @@ class Session:
 
     @never_raises
     def _last_look(self, exception: BaseException | None, error: BaseException | None, brief: bool) -> None:
+        frames = None if exception is None else error_frames(exception)
         try:
             if not brief and (error is None or not self._death.look_at(error)):
-                self._growth.end(None if exception is None else error_frames(exception))
+                self._growth.end(frames)
         finally:
             self._growth.remove()
         if self._last_census and not brief:
-            self._growth.take_ledgers()
+            self._growth.take_ledgers(frames)
 
     # --- the result, after `finish` -------------------------------------------------------------------------
 

@@ -223,7 +223,13 @@ class GrowthWatch:
         """Remove the recorders of allocation sites."""
         self._investigator.remove()
 
-    def take_ledgers(self) -> None:
-        """Take a census for the ledgers alone, in a run that had none."""
+    def take_ledgers(self, frames: Sequence[FrameType] | None) -> None:
+        """Take a census for the ledgers alone, in a run that has none of its end; `frames` as for `end`.
+
+        Growth is not judged by a second one: what the program's functions kept may be gone.
+        """
         if not self._ledgers.taken:
             self.scheduler.census(self._progress.now())
+        elif self._ledgers.outdated:
+            step = self._progress.position.step
+            self._investigator.census(step, lambda view, _: self._ledgers.take(view), frames, lambda _: ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from memtriage.account.census import CensusView
@@ -13,18 +13,25 @@ from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger
 from memtriage.observe.autograd import unread_saved_tensors
-from memtriage.observe.counters import Reading, uncounted
+from memtriage.observe.counters import uncounted
 from memtriage.observe.cuda import is_rocm
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.host import has_children
 from memtriage.process.stdlib import time
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.live_state import LiveState
+from memtriage.session.marks import MarkPoint
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.record import SessionRecord
 
 _LEDGER_SHARE: Final = 0.002
 """Part of the time that censuses for ledgers alone may take."""
+_LAST_S: Final = 10.0
+_LAST_SHARE: Final = 0.02
+"""Seconds, or part of the time, that a census after the program's end may take."""
+_STILL_THERE: Final = 0.75
+"""Part of what the last step had in use that must be left at the end: the program's functions, whose
+variables the ledgers are about, may have returned."""
 
 
 class LedgerKeeper:
@@ -60,6 +67,10 @@ class LedgerKeeper:
         self._residue = residue
         self._host_reading: HostReading | None = None
         self._due_s: float | None = None
+        self._cost_s = 0.0
+        self._went_on = False
+        self._of_step: dict[str, int] = {}
+        self._at_end: dict[str, int] = {}
 
     @property
     def taken(self) -> bool:
@@ -74,9 +85,21 @@ class LedgerKeeper:
         """Make ledgers due now."""
         self._due_s = 0.0
 
-    def at_mark(self, readings: Iterable[Reading]) -> None:
-        """Note how much of each device was in use outside the allocator when it was first seen."""
-        for reading in readings:
+    @property
+    def outdated(self) -> bool:
+        """Whether the program has gone on since the last ledgers, and ended with its memory still in use."""
+        cheap = self._cost_s <= max(_LAST_S, _LAST_SHARE * self._progress.elapsed())
+        there = all(self._at_end.get(name, 0) >= _STILL_THERE * used for name, used in self._of_step.items())
+        return self._went_on and cheap and there
+
+    def at_mark(self, mark: MarkPoint) -> None:
+        """Note what is in use, and what was outside the allocator of each device when it was first seen."""
+        in_use = {each.device: each.allocated for each in mark.readings if each.allocated is not None}
+        if mark.name == "end":
+            self._at_end = in_use
+        elif mark.name in ("step", "time"):
+            self._of_step, self._went_on = in_use, True
+        for reading in mark.readings:
             if reading.outside is not None and reading.device.startswith("cuda:"):
                 self.baselines.setdefault(int(reading.device[5:]), reading.outside)
 
@@ -121,5 +144,6 @@ class LedgerKeeper:
             self._record.write("ledger", ledger)
         self._host.at_census(view, self._host_reading)
         self._residue(left_after_backward(census.storages, self._progress.position.step))
-        cost = census.seconds + time.perf_counter() - started
-        self._due_s = self._progress.elapsed() + cost / _LEDGER_SHARE
+        self._cost_s = census.seconds + time.perf_counter() - started
+        self._due_s = self._progress.elapsed() + self._cost_s / _LEDGER_SHARE
+        self._went_on = False

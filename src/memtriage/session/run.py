@@ -281,7 +281,7 @@ class Watch:
 
     Args:
         directory, quiet, listen: as `memtriage.watch` has them.
-        last_census: if the run was too short for a census, take one for the ledger at its end.
+        last_census: as for `Session`.
         program: what is watched; by default what this process was started with.
     """
 

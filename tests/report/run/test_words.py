@@ -274,6 +274,8 @@ def test_rows_below_a_hundredth_are_one() -> None:
 def test_a_ledger_has_its_step_where_there_is_one() -> None:
     assert ledger_summary(MIB, None) == "1.0 MiB in use"
     assert ledger_summary(MIB, 1234) == "1.0 MiB in use, ledger at step 1,234"
+    assert ledger_summary(MIB, 1234, 1234) == "1.0 MiB in use, ledger at step 1,234"
+    assert ledger_summary(MIB, 6, 1300) == "1.0 MiB in use, ledger at step 6 of 1,300"
 
 
 def test_ranks_without_a_record_come_first_among_the_notes() -> None:

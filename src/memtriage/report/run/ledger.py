@@ -38,13 +38,13 @@ _HATCHED: Final = "stranded"
 _LONGEST_DETAIL: Final = 600
 
 
-def ledger(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger as `assets/run.js` draws it; of a long one the small rows are drawn together."""
+def ledger(ledger: Ledger, steps: int = 0) -> dict[str, Any]:
+    """Return a ledger of a run as `assets/run.js` draws it; of a long one small rows are drawn together."""
     return {
         "device": ledger.device,
         "total": ledger.total,
         "source": ledger.source,
-        "summary": ledger_summary(ledger.total, ledger.step),
+        "summary": ledger_summary(ledger.total, ledger.step, steps),
         "rows": [_row(row) for row in ledger_rows(ledger.rows)],
     }
 

@@ -85,7 +85,10 @@ def _data(run: RunRecord, report: RunReport, context: RunContext, title: str) ->
             run.ranks, notable[:_DRAWN_RANKS], labels.of, report.findings[0].device if groups else None
         ),
         "ledgers": [
-            {"rank": _rank_label(rank, labels), "devices": [ledger(taken) for taken in _ordered(rank)]}
+            {
+                "rank": _rank_label(rank, labels),
+                "devices": [ledger(taken, report.steps) for taken in _ordered(rank)],
+            }
             for rank in notable
             if rank.ledgers
         ][:_LEDGER_RANKS],

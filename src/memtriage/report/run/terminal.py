@@ -174,7 +174,7 @@ def ledger_blocks(page: Page, report: RunReport, rank: int | None) -> None:
     for device, rows in shown.items():
         total = sum(row.bytes for row in report.ledger[device])
         step = report.ledger_steps.get(device) if report.steps else None
-        page.heading(f"{device}{of}", ledger_summary(total, step))
+        page.heading(f"{device}{of}", ledger_summary(total, step, report.steps))
         for row in rows:
             _ledger_row(page, row, total, width)
 

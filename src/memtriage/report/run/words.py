@@ -294,13 +294,14 @@ def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     return [*large, type(rows[0])(row="others, each below 1 %", bytes=sum(row.bytes for row in small))]
 
 
-def ledger_summary(total: int, step: int | None) -> str:
-    """Return how much a ledger sums to, and when it was taken.
+def ledger_summary(total: int, step: int | None, steps: int = 0) -> str:
+    """Return how much a ledger sums to, and when it was taken, of how many steps.
 
-    >>> ledger_summary(3 << 30, 12)
-    '3.0 GiB in use, ledger at step 12'
+    >>> ledger_summary(3 << 30, 12, 20)
+    '3.0 GiB in use, ledger at step 12 of 20'
     """
-    return f"{size(total)} in use" + ("" if step is None else f", ledger at step {step:,}")
+    of = f" of {steps:,}" if step is not None and step < steps else ""
+    return f"{size(total)} in use" + ("" if step is None else f", ledger at step {step:,}{of}")
 
 
 def notes(context: RunContext) -> list[str]:
