@@ -281,6 +281,21 @@ def test_one_holder_goes_on_in_one_place_only() -> None:
     assert list(growing(history, 2)) == ["a.losses[*]"]
 
 
+def test_a_holder_of_several_objects_goes_on_in_one_place_only() -> None:
+    """Layers are being built: what one path led to is reached by two later, and by others at the end."""
+    history = HolderHistory()
+    for at in (3, 12):
+        layers = group("layers[*]", at * MIB, at, token=1)
+        layers.holders[2] = 0
+        history.add(point(at, layers))
+    for at, names, between in ((14, "ab", True), (20, "cd", False)):
+        parts = (group(f"{name}.layers[*]", at * MIB, at, token=1 + names.index(name)) for name in names)
+        history.add(point(at, *parts), between=between)
+        assert list(growing(history, 2)) == ["a.layers[*]"]
+    (layers_of_a,) = growing(history, 2).values()
+    assert [each.position for each in layers_of_a.sizes] == [3, 12, 14, 20]
+
+
 @pytest.mark.parametrize(("oldest", "same"), [((7, 7, 7), True), ((7, 30, 60), False)])
 def test_a_graph_that_keeps_its_oldest_node_is_the_same(oldest: tuple[int, ...], same: bool) -> None:
     history = HolderHistory()

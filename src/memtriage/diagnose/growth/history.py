@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -216,23 +216,23 @@ class HolderHistory:
         keys = {group.key for group in groups}
         moved = self._moved(keys)
         holdings = {}
+        moved_on: dict[GroupKey, GroupKey] = {}
         for group in groups:
             if has(group.anchor, SegmentKind.NOT_SEARCHED):  # each partial census leaves out others
                 continue
             size = _size(group, point, between)
-            before = self._same(group, size, moved)
+            before = self._same(group, size, moved, moved_on)
             if before is not None:
+                if before.key != group.key:
+                    moved_on[before.key] = group.key
                 renewed = _renewed(before.group, group)
                 size = replace(size, replaced=_replaced(before.group, group), renewed=renewed)
             sizes = (size,) if before is None else (*before.sizes, size)[-POLICY.censuses :]
             path = group.path if before is None else _grew_most(before.group, group)
             holdings[group.key] = Holding(group, path, sizes)
         if not between:
-            moved_on = {
-                id(holding.sizes[0]): key for key, holding in holdings.items() if key not in self._holdings
-            }
             for key, before in self._holdings.items():
-                moved_to = moved_on.get(id(before.sizes[0]))
+                moved_to = moved_on.get(key)
                 now = holdings.get(key) if moved_to is None else holdings.pop(moved_to)
                 if now is None or now.sizes[-1].nbytes <= before.sizes[-1].nbytes:
                     stays = now is not None and _survived(before.group, now.group) and now.group.witnesses
@@ -255,16 +255,23 @@ class HolderHistory:
     def __iter__(self) -> Iterator[Holding]:
         return iter(self._holdings.values())
 
-    def _same(self, group: HolderGroup, size: HeldSize, moved: dict[_Place, Holding]) -> Holding | None:
+    def _same(
+        self,
+        group: HolderGroup,
+        size: HeldSize,
+        moved: Mapping[_Place, Holding],
+        moved_on: Container[GroupKey],
+    ) -> Holding | None:
         """Return the previous census's holder that is the same as a group of this census.
 
         It is the same object, or a new one with most of its storages, or one with the same old graph.
         """
         before = self._holdings.get(group.key)
         if before is None:
-            # The same object may have another path now.
-            candidates = (moved.pop(place, None) for place in _places(group))
-            return next((holding for holding in candidates if holding is not None), None)
+            # The same object may have another path now. Of several objects each may have its own: the largest
+            # group continues the holder, and no other does.
+            candidates = (moved[place] for place in _places(group) if place in moved)
+            return next((holding for holding in candidates if holding.key not in moved_on), None)
         if not group.holders.keys().isdisjoint(before.group.holders):
             # Entries of a queue move. A variable has one entry, whose value may be longer each time.
             if not _replaced(before.group, group) or group.entries > before.group.entries:
