@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -36,7 +36,9 @@ class WorkingScheduler:
         self.works = True
         self.garbage: list[object] = []
 
-    def at_mark(self, name: str, position: TrainingPosition, values: Mapping[str, int]) -> None:
+    def at_mark(
+        self, name: str, position: TrainingPosition, values: Mapping[str, int], *, works: bool
+    ) -> None:
         self.values.append(values)
         self.garbage.clear()
         if not self.works:
@@ -55,7 +57,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrowthWatch]:
     unused: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False)
     made = GrowthWatch(
         CounterReader(),
-        unused,
+        cast(Any, SimpleNamespace(works=True, now=TrainingPosition)),
         unused,
         script_root=None,
         say=lambda text: None,
@@ -159,7 +161,7 @@ def test_native_caches_may_fill_where_shapes_vary_or_new_code_comes(
         scale="step", counters={}, investigation=investigation, generates_code=lambda: generates
     )
     monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
-    monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition))
+    monkeypatch.setattr(watch, "_progress", SimpleNamespace(works=True, now=TrainingPosition))
     monkeypatch.setattr(
         growth_watch, "find_leaks", lambda scheduler, evidence: evidences.append(evidence) or []
     )
@@ -251,7 +253,9 @@ def test_at_the_end_a_run_without_ledgers_of_it_gets_them(
     frames: list[object] = []
     monkeypatch.setattr(watch._investigator, "census", lambda step, also, given, wanted: frames.append(given))
     position = TrainingPosition(step=5)
-    monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition, position=position))
+    monkeypatch.setattr(
+        watch, "_progress", SimpleNamespace(works=True, now=TrainingPosition, position=position)
+    )
     watch.take_ledgers([])
     assert (len(positions), frames) == (judged, [[]] * others)
 
@@ -264,7 +268,7 @@ def test_limits_are_those_of_the_last_mark_before_the_end(
     investigation = SimpleNamespace(collector_off=True, profiled=False)
     scheduler.main = SimpleNamespace(scale="step", counters={}, investigation=investigation)
     finding = Finding(kind="leak", device="cpu")
-    monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition))
+    monkeypatch.setattr(watch, "_progress", SimpleNamespace(works=True, now=TrainingPosition))
     monkeypatch.setattr(watch, "_rank", 3)
     monkeypatch.setattr(
         growth_watch, "limits_and_use", lambda *facts: seen.append(facts) or ({"cpu": 9}, {"cpu": 5})

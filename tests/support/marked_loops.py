@@ -125,9 +125,9 @@ class Loop:
         grown = sum(self.notes.held.values()) if malloc is None else malloc(step)
         return round((100 + grown) * MIB)
 
-    def time(self, seconds: float, **counters: int) -> None:
+    def time(self, seconds: float, *, works: bool = True, **counters: int) -> None:
         self.now_s += seconds
-        self.scheduler.at_mark("time", self.position, counters)
+        self.scheduler.at_mark("time", self.position, counters, works=works)
 
     def leaks(self) -> list[Finding]:
         main = self.scheduler.main

@@ -260,7 +260,8 @@ def _came(growth: HolderGrowth, scale: Scale) -> str:
     storages = f"; {more:,} more storages" if more else ""
     nodes = sizes[-1].objects - sizes[0].objects
     graph = f"; {nodes:,} more autograd nodes" if nodes > 0 else ""
-    return f"{len(sizes)} censuses, at {SPANS[scale]} {at}: {held} at the same place{storages}{graph}"
+    censuses = "1 census" if len(sizes) == 1 else f"{len(sizes)} censuses"
+    return f"{censuses}, at {SPANS[scale]} {at}: {held} at the same place{storages}{graph}"
 
 
 def _open(certainty: Certainty | None, reason: str | None) -> list[str]:
@@ -409,7 +410,8 @@ def unnamed_growth(
         open_because += ["a cache with an entry for each shape of the input may still be filling"]
     if held is None or not covered:
         open_because += ["the censuses since then do not show what holds it"]
-    cause = _cause_of_data(holder, evidence) if holder else _cause_in_native_code(counter, evidence)
+    cause = _cause_of_data(holder, evidence) if holder else _cause_unseen(counter, evidence, held)
+    unseen = f"{'not named' if held is None else 'C++ only'} (nothing that a census lists explains it)"
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (growth.onset or 0)
@@ -422,7 +424,7 @@ def unnamed_growth(
         bytes_per_microbatch=rates.microbatch,
         bytes_per_second=rates.second,
         certainty="suspected" if open_because else "proven",
-        holder=None if holder else "C++ only (nothing that a census lists explains it)",
+        holder=None if holder else unseen,
         holder_path=holder.path if holder else None,
         allocated_at=holder.allocated_at if holder else None,
         stored_at=holder.stored_at if holder else None,
@@ -450,9 +452,11 @@ def _rate_on(finding: Finding, scale: Scale) -> int:
     return rate or 0
 
 
-def _cause_in_native_code(counter: str, evidence: Evidence) -> MechanismText:
+def _cause_unseen(counter: str, evidence: Evidence, held: float | None) -> MechanismText:
     if counter == "cpu" and evidence.profiled:
         return MechanismText(PROFILER.why, PROFILER.fix)
+    if held is None:
+        return MECHANISMS["not named"]
     return MECHANISMS["native code"].filled({"shapes": f"{ONEDNN.why}; {ONEDNN.fix}"})
 
 

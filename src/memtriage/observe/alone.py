@@ -6,7 +6,7 @@ The interpreter passes its lock on after a time slice; with a longer slice a thr
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Final
 
 from memtriage.observe.frames import current_frames
@@ -53,11 +53,15 @@ def backward_runs() -> bool:
     for top in current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
-            code = frame.f_code
-            if code.co_name == _ENGINE and code.co_filename.endswith(_ENGINE_FILE):
+            if is_engine(frame.f_code):
                 return True
             frame = frame.f_back
     return False
+
+
+def is_engine(code: CodeType) -> bool:
+    """Return whether a function is the one that every way into the autograd engine has a frame of."""
+    return code.co_name == _ENGINE and code.co_filename.endswith(_ENGINE_FILE)
 
 
 _ENGINE: Final = "_engine_run_backward"

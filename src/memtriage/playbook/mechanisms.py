@@ -40,6 +40,7 @@ Mechanism = Literal[
     "process groups",
     "objects of C++",
     "native code",
+    "not named",
     "context after backward",
 ]
 """How a holder keeps memory. Rules of `diagnose.mechanisms` choose most of them by holder path."""
@@ -232,6 +233,11 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "look at native libraries that are called in the loop (tokenizers, data loaders, script modules); a "
         "profiler of native allocations such as `memray run --native` names the call. Where shapes vary: "
         "{shapes}",
+    ),
+    "not named": MechanismText(
+        "fewer than two censuses were taken while memory grew, so nothing is known of what keeps it",
+        "if the program's loop makes no optimizer step, call memtriage.step() once per iteration: then "
+        "censuses are taken while it runs",
     ),
     "context after backward": MechanismText(
         "contexts of custom autograd Functions keep the quantized tensors that their backward has restored "

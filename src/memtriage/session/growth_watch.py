@@ -31,7 +31,8 @@ class ReadingPolicy:
     """How often the size of generated code is read, and after which marks memory of the watch may remain.
 
     Attributes:
-        first: readings that may be close together. Each takes 1 ms, and a run of a few seconds needs enough.
+        first: readings that may be close together once the program works. Each takes 1 ms, and a run of a few
+            seconds needs enough.
         first_share: part of the time that these may take.
         later_share: part of the time that all later readings may take.
         work_s: a mark that takes longer than this has done more than read counters.
@@ -115,7 +116,7 @@ class GrowthWatch:
         if mark.name in ("step", "backward", "time"):
             before, tables = self._without_own(mark), self._investigator.recorder_tables()
             values, started = self._values(mark, before), time.perf_counter()
-            self.scheduler.at_mark(mark.name, mark.position, values)
+            self.scheduler.at_mark(mark.name, mark.position, values, works=self._progress.works)
             if self._ledgers.is_due():
                 self.scheduler.census(mark.position)
             if time.perf_counter() - started > READING.work_s:
@@ -170,8 +171,9 @@ class GrowthWatch:
         started = time.thread_time()
         code = generated_code()
         took = time.thread_time() - started
-        share = READING.first_share if self._code_readings < READING.first else READING.later_share
-        self._code_due_s, self._code_readings = now + took / share, self._code_readings + 1
+        early = self._progress.works and self._code_readings < READING.first
+        self._code_due_s = now + took / (READING.first_share if early else READING.later_share)
+        self._code_readings += early
         return {} if code is None else {CODE: code}
 
     def _shapes_vary(self) -> bool | None:

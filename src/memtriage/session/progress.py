@@ -16,11 +16,13 @@ class TrainingProgress:
         position: as of the last event. Replaced as a whole, so that any thread may read it. Its `time_s` is
             0; `now` fills it in.
         thread: the thread that ran the last backward.
+        repeats: it calls modules in a loop, or computes gradients without a backward.
     """
 
     def __init__(self) -> None:
         self.position = TrainingPosition()
         self.thread: int | None = None
+        self.repeats = False
         self._lock = threading.RLock()  # several threads may report steps and backwards at once
         self._started = time.perf_counter()
         self._manual_steps = False
@@ -31,6 +33,11 @@ class TrainingProgress:
     def trains(self) -> bool:
         """Whether a backward or an optimizer has begun, or a step was counted."""
         return self.position.step > 0 or self.position.phase != "setup"
+
+    @property
+    def works(self) -> bool:
+        """Whether what the program does repeats. Until then it loads and builds, which grows like a leak."""
+        return self.repeats or self.trains
 
     def elapsed(self) -> float:
         """Seconds since the watch began."""

@@ -31,7 +31,7 @@ class Sampler:
         watch: gets every sample.
         now: returns where training stands, with the time.
         marks: asked at each wake whether a time-based mark is due.
-        within_step: called at each wake, to note what a step takes.
+        within_step: called with each sample, to note what a step takes.
         write: gets a sample every few seconds, for the record.
         failed: notes that a part of the watch failed, by its name.
     """
@@ -54,7 +54,7 @@ class Sampler:
         self._failed = failed
         self._stop = threading.Event()
         self._thread = OwnThread(self._run)
-        self._next_host = self._next_children = 0.0
+        self._next = self._next_host = self._next_children = 0.0
 
     def start(self) -> None:
         """Start the thread; if that fails, there are no samples."""
@@ -93,6 +93,9 @@ class Sampler:
 
     def _sample_if_due(self) -> None:
         now = self._now().time_s
+        if now < self._next:
+            return  # it has only come for a mark
+        self._next = now + _WAKE_S
         self._within_step()
         self._watch.at_shared_memory(dev_shm())
         if now >= self._next_host:

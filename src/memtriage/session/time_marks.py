@@ -11,6 +11,7 @@ from memtriage.observe import cuda
 from memtriage.observe.alone import backward_runs
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.main_thread import MainThreadCall
+from memtriage.observe.repeated_calls import RepeatedCalls
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote.answer import Lock
 from memtriage.session.signals.own_work import own_work_in_main_thread, programs_frame
@@ -67,15 +68,21 @@ class TimeMarks:
         self._lock = lock
         self._failed = failed
         self._asked: MainThreadCall[None] | None = None
+        self._calls = RepeatedCalls()
         self._first_s: float | None = None
         self._made_s = 0.0
         self._stopped = False
 
     def at_wake(self) -> float:
-        """Ask for a mark if one is due; return the seconds until the next check."""
+        """Ask for a mark if one is due; return the seconds until the next check.
+
+        Until the program's work was seen to repeat, its stacks are read as often as marks are made at first.
+        """
+        if not self._progress.works:
+            self._progress.repeats = self._calls.seen()
         remaining = self._remaining_s()
         if remaining > 0:
-            return remaining
+            return remaining if self._progress.works else min(remaining, POLICY.apart_s)
         # One request is enough: while the main thread is elsewhere, more would only fill the queue.
         if not self._stopped and (self._asked is None or not self._asked.queued):
             self._asked = own_work_in_main_thread(self._come)

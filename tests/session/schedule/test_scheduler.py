@@ -9,7 +9,7 @@ import pytest
 from memtriage.model.units import MIB
 from memtriage.session.schedule import microbatch as microbatch_module
 from memtriage.session.schedule import scale as scale_module
-from support.marked_loops import LOSSES, Loop, Notes, leaking, nothing
+from support.marked_loops import LOSSES, Loop, Notes, leaking, nothing, taken
 from support.simulated import clock
 
 # --- within a step ------------------------------------------------------------------------------------------
@@ -146,6 +146,57 @@ def test_where_there_are_neither_growth_is_followed_by_time() -> None:
         loop.time(0.1, cpu=(100 + mark) * MIB)
     assert loop.scheduler.main.scale == "second"
     assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.01)}
+
+
+def loaded(notes: Notes, marks: int = 40) -> Loop:
+    """A program that has grown by 20 MiB per second, and was not seen to repeat anything."""
+    loop = Loop(notes)
+    for mark in range(1, 1 + marks):
+        notes.held = leaking(mark)
+        loop.time(0.05, works=False, cpu=(100 + mark) * MIB)
+    return loop
+
+
+class NothingRecorded(Notes):
+    """A program in which no recorder may be started."""
+
+    def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
+        raise AssertionError("a recorder of allocation sites was started")
+
+
+def test_what_loads_and_builds_has_no_census_and_no_recorder() -> None:
+    loop = loaded(NothingRecorded())
+    assert loop.notes.took == [] and loop.scheduler.main.marks == 40
+    loop.train(2, nothing)
+    assert loop.notes.took == []
+
+
+def test_what_never_repeats_is_judged_at_its_end_by_one_census() -> None:
+    loop = loaded(NothingRecorded())
+    loop.scheduler.main.end(loop.position, None)
+    assert taken(loop) == [pytest.approx(2.0)]
+    (finding,) = loop.leaks()
+    assert (finding.certainty, str(finding.holder)) == ("suspected", LOSSES)
+    assert finding.bytes_per_second == pytest.approx(20 * MIB, rel=0.01)
+
+
+def test_what_no_census_at_the_end_explains_is_not_named() -> None:
+    loop = loaded(NothingRecorded())
+    loop.notes.held = {"model": 5}
+    loop.scheduler.main.end(loop.position, None)
+    (finding,) = loop.leaks()
+    assert finding.certainty == "suspected" and str(finding.holder).startswith("not named")
+    assert "memtriage.step()" in str(finding.fix)
+
+
+def test_growth_counts_from_when_work_was_seen_to_repeat() -> None:
+    loop = loaded(Notes())
+    loop.notes.held = nothing(0)
+    for _ in range(60):
+        loop.time(0.05, cpu=140 * MIB)
+    assert loop.scheduler.main.counters["cpu"].estimate().state == "flat"
+    loop.scheduler.main.end(loop.position, None)
+    assert loop.leaks() == []
 
 
 def test_time_tells_nothing_once_there_are_steps() -> None:

@@ -12,7 +12,9 @@ from memtriage.diagnose.causes import memory_of, one_a_cause, rate_of, with_nati
 from memtriage.diagnose.growth.counter import CONFIRMING, Counter
 from memtriage.diagnose.growth.holders import HolderGrowth, waits_for_collector
 from memtriage.diagnose.growth.judged import NO_COUNTER, judge_counter, with_limit
+from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.growth.trend import GrowthEstimate
+from memtriage.diagnose.judge import POLICY as FINDING
 from memtriage.diagnose.judge import (
     Evidence,
     data_finding,
@@ -87,13 +89,37 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
         native = counter == "cpu"
         held_rate = main.held_rate(counter)
         containers = main.investigation.data.growing()
-        unnamed = unnamed_growth(
+        unnamed = _kept_at_the_end(main, counter, evidence) or unnamed_growth(
             counter, evidence, leaks, held_rate, native and contradicts, data, containers,
             covered=main.covers_growth(counter),
         )  # fmt: skip
         if unnamed is not None:
             leaks = _with_unnamed(leaks, unnamed)
     return _worth_reporting(leaks)
+
+
+def _kept_at_the_end(main: ScaleScheduler, counter: str, evidence: Evidence) -> Finding | None:
+    """Make the finding of a holder that, at the only census, keeps about as much as a counter rose by.
+
+    If a program makes no step and calls no module in a loop, no other census is taken.
+    """
+    estimate = evidence.estimates[counter]
+    if evidence.scale != "second" or estimate.state != "growing" or len(main.investigation.taken) != 1:
+        return None
+    read = main.counters[counter].track.points().at
+    start, end = float(read[0]), float(read[-1])
+    as_fast_before = main.counters.rose(counter, estimate.rate, start, end)
+    since = start if as_fast_before or estimate.onset is None else estimate.onset
+    risen = estimate.rate * (end - since)
+    least, most = (part * risen for part in FINDING.as_fast)
+    of_counter = (each for each in main.investigation.history if each.group.device == counter)
+    holding = min(of_counter, key=lambda each: abs(each.sizes[-1].nbytes - risen), default=None)
+    if holding is None or not least <= holding.sizes[-1].nbytes <= most:
+        return None
+    reason = "it was only seen at the end: the program makes no step and calls no module in a loop"
+    growth = HolderGrowth(holding, Proof("suspected", estimate.rate, 1, since, reason), lengthens=False)
+    detail = main.investigation.details.get(holding.key, GroupDetail())
+    return holder_finding(growth, detail, evidence)
 
 
 def _with_unnamed(leaks: Sequence[Finding], unnamed: Finding) -> list[Finding]:

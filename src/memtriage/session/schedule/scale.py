@@ -125,11 +125,15 @@ class ScaleScheduler:
         Args:
             position: where training stands.
             values: bytes by counter; what could not be read is left out.
-            censuses: whether to take any. Otherwise only the counters are followed.
+            censuses: whether to take any. Otherwise only the counters are followed. On the scale of time, the
+                program's own work then has not begun.
         """
         now = self._on_scale(position)
-        if self.marks == 0 and self.scale == "second":
-            self._began, self._census_due = now, now + self._plan.unasked
+        if self.scale == "second":
+            if not censuses or self.marks == 0:
+                self._began, self._census_due = now, now + self._plan.unasked
+            elif self._began == self._now:  # loading and building grow, too
+                self.counters.clear()
         self._spacing, self._now = max(now - self._now, 1e-3), now
         self.marks += 1
         at = now
@@ -206,7 +210,7 @@ class ScaleScheduler:
         self._plan_next()
         now = self._on_scale(position)
         taken = self.investigation.taken
-        if (self._is_open or self._proof_is_old) and taken and now > taken[-1]:
+        if (self._is_open or self._proof_is_old) and (not taken or now > taken[-1]):
             self._investigator.follow(
                 self.investigation,
                 now,

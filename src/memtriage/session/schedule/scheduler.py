@@ -57,7 +57,7 @@ class CensusScheduler:
     @property
     def judged_on(self) -> ScaleScheduler:
         """The scale that counters are judged on; for a run of few long steps, its backwards."""
-        return self._first_with_enough(self._steps, self._backwards, self._time) or self.main
+        return self._first_with_enough(self._steps, self._backwards) or self.main
 
     def _first_with_enough(self, *scales: ScaleScheduler) -> ScaleScheduler | None:
         return next((scale for scale in scales if scale.marks >= _ENOUGH_MARKS), None)
@@ -73,17 +73,20 @@ class CensusScheduler:
             if estimate.state != "too_short"
         }
 
-    def at_mark(self, name: str, position: TrainingPosition, values: Mapping[str, int]) -> None:
+    def at_mark(
+        self, name: str, position: TrainingPosition, values: Mapping[str, int], *, works: bool = True
+    ) -> None:
         """Take the counters of a `step`, `backward` or `time` mark, and a census if one is due.
 
         Args:
             name: of the mark.
             position: where training stands.
             values: bytes by counter; what could not be read is left out.
+            works: whether what the program does repeats. Until then counters are followed, without a census.
         """
         if name == "time":
             if position.step == 0 and position.backwards == 0:
-                self._time.at_mark(position, values)
+                self._time.at_mark(position, values, censuses=works)
         elif name == "backward":
             self.within_steps.at_mark(
                 position, {counter: value for counter, value in values.items() if counter != CODE}
