@@ -13,6 +13,10 @@ step      One process trains. A round is one block of steps under each condition
 block     The same blocks, their mean step: with what happens only once in a while, such as the census at the
           third step of a watch, which a longer run spreads over more steps.
 around    What the same watches took before their first step and after their last.
+start-up  Seconds from the start of a process to the end of its first step, as `python SCRIPT` and as
+          `memtriage run SCRIPT`: a transformers model of BERT-large's size, one of timm (without it, of many
+          small modules) and a sentence encoder, all initialized at random. The watch may add 0.5 s and 2 %.
+          Each result is printed when it is known.
 process   The same training as `python SCRIPT` and as `memtriage run SCRIPT`, from start to exit.
 heap      30 steps beside 400,000 Python objects, clean and with a leak, as `python SCRIPT` and as `memtriage
           run SCRIPT`. The watch may add 1 s and 2 %, with a leak 2.5 s and 5 %. One thread, on the CPU.
@@ -44,12 +48,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-PARTS: Final = ("step", "process", "heap", "mark", "import", "memory")
+PARTS: Final = ("step", "start-up", "process", "heap", "mark", "import", "memory")
 SETTLING_STEPS: Final = 2
 """Steps at the start of each block that are not timed: switching anything on or off has its own cost."""
 
 MARKS: Final = 2000
 HEAP_ROUNDS: Final = 5
+START_UP_ROUNDS: Final = 5
 IMPORTS: Final = 15
 
 
@@ -227,6 +232,8 @@ def measured(
     """Rows of all parts. Those that start processes come first, while this one holds no memory."""
     if "import" in parts:
         yield from import_rows()
+    if "start-up" in parts:
+        yield from start_up_rows(workload.device, min(rounds, START_UP_ROUNDS), scratch)
     if "process" in parts or "memory" in parts:
         yield from process_rows(parts, workload, max(3, rounds // 3), SETTLING_STEPS + steps, scratch)
     if "heap" in parts:
@@ -396,6 +403,105 @@ def differences(first: list[list[int]], others: list[list[list[int]]]) -> str:
     names = ("allocated", "requested", "reserved")
     found = [f"{name} differs by {size:,} B" for name, size in zip(names, largest, strict=True) if size]
     return ", ".join(found) or "equal to the byte"
+
+
+# --- until the first step --------------------------------------------------------------------------------
+
+START_UP_PROGRAM: Final = """
+import os
+import sys
+import time
+
+import torch
+
+kind, device = sys.argv[1:]
+torch.manual_seed(0)
+if kind == "BERT-large":
+    from transformers import BertConfig, BertForMaskedLM
+
+    large = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+    model, shape = BertForMaskedLM(BertConfig(**large)), (2, 16)
+elif kind == "sentence encoder":
+    from transformers import AutoModel, BertConfig
+
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bert = AutoModel.from_config(BertConfig())
+            self.head = torch.nn.Linear(768, 768)
+
+        def forward(self, ids):
+            return self.head(self.bert(input_ids=ids).last_hidden_state.mean(1))
+
+    model, shape = Encoder(), (2, 16)
+else:
+    try:
+        import timm
+
+        model = timm.create_model("efficientnetv2_s", num_classes=100)
+    except ImportError:
+        block = lambda: torch.nn.Sequential(
+            torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU()
+        )
+        stem = torch.nn.Conv2d(3, 64, 7, 4)
+        model = torch.nn.Sequential(stem, *[block() for _ in range(600)])
+    shape = (2, 3, 64, 64)
+model.to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+made = torch.randn(shape) if len(shape) == 4 else torch.randint(1000, shape)
+output = model(made.to(device))
+loss = getattr(output, "logits", output).float().square().mean()
+loss.backward()
+optimizer.step()
+loss.item()
+with open("/proc/self/stat") as file:
+    ticks = int(file.read().rpartition(")")[2].split()[19])
+since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+print("first step", since_boot - ticks / os.sysconf("SC_CLK_TCK"), time.process_time(), flush=True)
+os._exit(0)  # what follows is in the parts `process` and `heap`
+"""
+
+START_UP_ALLOWED: Final = (0.5, 0.02)
+"""By how much a watched first step may be later: seconds, and a part of the unwatched time."""
+
+
+def start_up_rows(device: str, rounds: int, scratch: Path) -> Iterator[Row]:
+    """Seconds to the first step in turns, after one run of each that warms the caches of the disk."""
+    script = scratch / "start_up.py"
+    script.write_text(START_UP_PROGRAM)
+    for kind in ("BERT-large", "many modules", "sentence encoder"):
+        walls = Samples({"unwatched": [], "watched": []})
+        processor: dict[str, list[float]] = {"unwatched": [], "watched": []}
+        for number in range(1 + rounds):
+            for name in ("unwatched", "watched") if number % 2 == 0 else ("watched", "unwatched"):
+                wall, used = first_step(name == "watched", script, kind, device)
+                progress(f"start-up, {kind}, {name}: {wall:.2f} s{', to warm up' if not number else ''}")
+                if number:
+                    walls.add(name, wall)
+                    processor[name].append(used)
+        plain, watched = map(statistics.median, walls.of.values())
+        seconds, part = START_UP_ALLOWED
+        extra = statistics.median(processor["watched"]) - statistics.median(processor["unwatched"])
+        walls.notes["watched"] = (
+            f"{watched - plain:.2f} s later ({extra:.2f} s of the processor), "
+            f"allowed {seconds + part * plain:.2f} s"
+        )
+        for row in walls.rows("start-up", "s"):
+            shown = replace(row, condition=f"{kind}, {row.condition}")
+            print("  ".join(filter(None, cells(shown))), flush=True)
+            yield shown
+
+
+def first_step(watched: bool, script: Path, kind: str, device: str) -> tuple[float, float]:
+    """Seconds of the clock and of the processor until the first step of a process is complete."""
+    run = ["-m", "memtriage", "run"] if watched else []
+    command = [sys.executable, *run, str(script), kind, device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("first step ")), None)
+    if line is None:
+        raise SystemExit(f"{' '.join(command)} made no step:\n{done.stderr[-2000:]}")
+    wall, used = map(float, line.split()[2:])
+    return wall, used
 
 
 # --- a large heap ----------------------------------------------------------------------------------------

@@ -490,6 +490,47 @@ def test_a_script_without_a_step_is_not_judged(tmp_path: Path) -> None:
     assert report["ledger"]["host"]
 
 
+LOADS = """
+    import time
+    import torch
+
+    kept, began = [], time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < 2.5:
+        if len(kept) < 200 * elapsed:
+            kept.append(torch.ones(64, 256))  # 64 KiB, 200 times per second
+"""
+
+
+def test_nothing_is_looked_at_before_the_first_step(tmp_path: Path) -> None:
+    trains = """
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.SGD([weight])
+    for _ in range(20):
+        weight.sum().backward()
+        optimizer.step()
+    """
+    done = run(tmp_path, LOADS + trains)
+    lines = [(line["t"], line.get("name"), line.get("step")) for line in done.records()]
+    first = next(at for at, (_, name, _) in enumerate(lines) if name == "backward")
+    before = {kind for kind, *_ in lines[:first]}
+    assert ("mark", "time", 0) in lines[:first]  # counters were read
+    assert before <= {"start", "mark", "host"}  # no census's ledger, no suspicion
+    assert done.judged["verdict"] == "clean", done.stderr
+
+
+def test_a_script_that_makes_no_step_is_judged_at_its_end(tmp_path: Path) -> None:
+    done = run(tmp_path, LOADS)
+    kinds = [(line["t"], line.get("name")) for line in done.records() if line["t"] != "host"]
+    assert kinds.index(("ledger", None)) > max(
+        at for at, kind in enumerate(kinds) if kind == ("mark", "time")
+    )
+    assert done.stderr.count("taking a census") == 1
+    (finding,) = done.judged["findings"]
+    assert (finding["certainty"], finding["holder"]) == ("suspected", "train.kept[*]")
+    assert finding["bytes_per_second"] == pytest.approx(200 << 16, rel=0.2)
+    assert done.judged["verdict"] == "not_judged"
+
+
 def test_a_module_of_a_package_is_run(tmp_path: Path) -> None:
     write(tmp_path, "", "pkg/__init__.py")
     write(tmp_path, "import sys, memtriage; memtriage.step(); print(__name__, sys.argv[1:])", "pkg/train.py")
