@@ -235,7 +235,7 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "{shapes}",
     ),
     "not named": MechanismText(
-        "fewer than two censuses were taken while memory grew, so nothing is known of what keeps it",
+        "no census was taken while memory grew, or only one, so nothing is known of what keeps it",
         "if the program's loop makes no optimizer step, call memtriage.step() once per iteration: then "
         "censuses are taken while it runs",
     ),
