@@ -35,13 +35,29 @@ def report(
         bool,
         typer.Option("--prometheus", help="Print the last figures as Prometheus metrics."),
     ] = False,
+    as_recorded: Annotated[
+        bool, typer.Option("--as-recorded", help="Do not judge again: show what was found in that run.")
+    ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="Write one redacted file to attach to an issue."),
+    ] = None,
 ) -> int:
     """Show the report of a finished, killed or running job."""
     with collector_paused():  # of a million marks, which form no cycles, to the end of the process
-        return _report(directories, json, html, prometheus, redact)
+        return _report(directories, json, html, prometheus, redact, as_recorded, bundle)
 
 
-def _report(directories: list[Path], json: bool, html: Path | None, prometheus: bool, redact: bool) -> int:
+def _report(
+    directories: list[Path],
+    json: bool,
+    html: Path | None,
+    prometheus: bool,
+    redact: bool,
+    as_recorded: bool,
+    bundle: Path | None,
+) -> int:
+    from memtriage.diagnose.growth.judgment import judged_again
     from memtriage.diagnose.ranks.merge import context, merge
     from memtriage.store.locate import RecordError
     from memtriage.store.reader import read_run
@@ -51,10 +67,21 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
     except RecordError as error:
         complain("memtriage report", error)
         return 2
-    if redact:
+    if redact or bundle is not None:
         from memtriage.report.redact import redacted
 
         run = redacted(run)
+    if bundle is not None:
+        from memtriage.store.bundle import write_bundle
+
+        try:
+            write_bundle(run, bundle)
+        except OSError as error:
+            complain("memtriage report", f"{bundle}: {error.strerror or error}")
+            return 2
+        print(f"wrote {bundle}; show it with: memtriage report {bundle}", file=sys.stderr)
+    if not as_recorded:
+        run.ranks = [judged_again(rank) for rank in run.ranks]
     merged = merge(run)
     known = context(run, merged)
     if html is not None:

@@ -130,7 +130,7 @@ GroupKey = tuple[str, HolderPath]
 """Identifies a group of a census: device and anchor."""
 
 
-class GroupDetail(msgspec.Struct, kw_only=True):
+class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a closer look at a group found.
 
     Attributes:

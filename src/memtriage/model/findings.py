@@ -45,19 +45,23 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: as the finding has it.
         limit: bytes at which the device is full.
-        step: the optimizer step at which it is full; None if memory only grows within a step.
-        microbatches: micro-batches of a step after which it is full; None if `step` is known.
+        step: the optimizer step at which it is full.
+        microbatches: micro-batches of a step after which it is full, if memory only grows within a step.
+        backward: the backward at which it is full, in a program without optimizer steps.
     """
 
     device: str
     limit: Whole
     step: Whole | None = None
     microbatches: Whole | None = None
+    backward: Whole | None = None
 
     def __str__(self) -> str:
         full = f"at this rate {self.device} (limit {size(self.limit)}) is full"
         if self.step is not None:
             return f"{full} at step {self.step:,}"
+        if self.backward is not None:
+            return f"{full} at backward {self.backward:,}"
         return f"{full} {self.microbatches:,} micro-batches into a step"
 
 

@@ -11,7 +11,7 @@ Scale = Literal["step", "microbatch", "second"]
 """What the positions of censuses, and so rates of growth, are counted in."""
 
 
-class TrainingPosition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class TrainingPosition(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """How far training has come at one instant, and what it was doing.
 
     Attributes:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from memtriage.model.evidence import CensusSeen
 from memtriage.store.reader import RankRecord, RunRecord
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -90,6 +91,7 @@ def _rank(rank: RankRecord, text: Callable[[str], str]) -> RankRecord:
         ],
         ledgers={device: _struct(ledger, text) for device, ledger in rank.ledgers.items()},
         notes=[text(note) for note in rank.notes],
+        evidence=[_struct(line, text) if isinstance(line, CensusSeen) else line for line in rank.evidence],
         end=None if rank.end is None else _struct(rank.end, text),
         final_findings=[_struct(finding, text) for finding in rank.final_findings],
         interim_findings=[_struct(finding, text) for finding in rank.interim_findings],

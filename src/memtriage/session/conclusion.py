@@ -97,12 +97,13 @@ class Conclusion:
             self._judge_batches()
 
     def write(self, exit_code: int | None, devices: Iterable[str]) -> None:
-        """Write the findings and the last line of the record.
+        """Write the last evidence, the findings and the last line of the record.
 
         Args:
             exit_code: status that the program ends with.
             devices: those whose peaks go into the record.
         """
+        self._write_evidence()
         self._record.findings(self.findings, final=True)
         end = End(
             verdict=self.verdict,
@@ -120,6 +121,10 @@ class Conclusion:
         except Exception as error:
             self._record.failed("read peaks", error)
         self._record.write("end", end)
+
+    @never_raises
+    def _write_evidence(self) -> None:
+        self._growth.write_evidence()
 
     @never_raises
     def _judge_growth(self, failed: bool) -> None:

@@ -126,6 +126,7 @@ class Session:
             script_root=script_root,
             say=say_or_not,
             report=self._report_suspects,
+            write=record.evidence,
             rank=rank,
             batches_vary=lambda: death.batches_vary,
         )

@@ -8,10 +8,14 @@ from types import FrameType
 from typing import Final
 
 from memtriage.diagnose.growth.counter import CODE
+from memtriage.diagnose.growth.evidence import Comparison
+from memtriage.diagnose.growth.evidence import Evidence as Observed
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.judge import Evidence
+from memtriage.model.evidence import CensusSeen, Readings, Situation
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
+from memtriage.model.position import Scale
 from memtriage.observe import cuda
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.generated_code import generated_code
@@ -36,15 +40,18 @@ class ReadingPolicy:
         first_share: part of the time that these may take.
         later_share: part of the time that all later readings may take.
         work_s: a mark that takes longer than this has done more than read counters.
+        written_s: seconds between two lines of readings in the record.
     """
 
     first: int = 64
     first_share: float = 0.02
     later_share: float = 0.005
     work_s: float = 0.5e-3
+    written_s: float = 5.0
 
 
 READING: Final = ReadingPolicy()
+_SCALES: Final[Mapping[str, Scale]] = {"step": "step", "backward": "microbatch", "time": "second"}
 
 
 class GrowthWatch:
@@ -62,6 +69,7 @@ class GrowthWatch:
         script_root: folder of the user's script, for allocation sites.
         say: takes one line of text about what takes time.
         report: takes what grows so far, whenever that may have changed.
+        write: takes the evidence of growth, for the record.
         rank: whose findings they are.
         batches_vary: returns whether the program has trained on batches of several sizes; None if no variable
             with a usual name has its batches.
@@ -76,6 +84,7 @@ class GrowthWatch:
         script_root: str | None,
         say: Callable[[str], None],
         report: Callable[[list[Finding]], None],
+        write: Callable[[Readings | CensusSeen | Situation], None],
         rank: int | None,
         batches_vary: Callable[[], bool | None],
     ) -> None:
@@ -86,7 +95,10 @@ class GrowthWatch:
         self._ledgers = ledgers
         self._rank = rank
         self._batches_vary = batches_vary
-        self._investigator = Investigator(script_root, say, ledgers.before_census)
+        self._write = write
+        self._observed = Observed()
+        self._written_s = self._paused_s = 0.0
+        self._investigator = Investigator(script_root, say, ledgers.before_census, self._write_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: report(self.leaks()))
         self._own_bytes: dict[str, int] = {}
         self._code_readings = 0
@@ -116,9 +128,12 @@ class GrowthWatch:
         if mark.name in ("step", "backward", "time"):
             before, tables = self._without_own(mark), self._investigator.recorder_tables()
             values, started = self._values(mark, before), time.perf_counter()
+            self._observe(mark, values)
             self.scheduler.at_mark(mark.name, mark.position, values, works=self._progress.works)
             if self._ledgers.is_due():
                 self.scheduler.census(mark.position)
+            if started - self._written_s > READING.written_s:
+                self._write_readings()
             if time.perf_counter() - started > READING.work_s:
                 tables = self._investigator.recorder_tables() - tables
                 self._subtract_own(before, self._investigator.in_malloc(tables))
@@ -210,6 +225,59 @@ class GrowthWatch:
         for finding in leaks:
             finding.rank = self._rank
         return leaks
+
+    # --- the record -----------------------------------------------------------------------------------------
+
+    def _observe(self, mark: MarkPoint, values: Mapping[str, int]) -> None:
+        """Keep the readings of a mark for the record."""
+        position = mark.position
+        if mark.name == "time" and (position.step or position.backwards):
+            return
+        at = {
+            "step": float(position.step),
+            "backward": float(position.backwards),
+            "time": position.time_s - self._paused_s,
+        }[mark.name]
+        comparison = self._observed.run[_SCALES[mark.name]]
+        within = self._within(position.step) if mark.name == "backward" else None
+        for counter, value in values.items():
+            comparison.read(counter, at, value)
+            if within is not None and counter != CODE:
+                within.read(counter, position.microbatch, value)
+
+    def _within(self, step: int) -> Comparison | None:
+        """Return the comparison within a step if that is investigated, or the step before it was."""
+        last = self._observed.steps[-1].step if self._observed.steps else None
+        return self._observed.of_step(step) if last is not None and last <= step <= last + 1 else None
+
+    def _write_census(self, census: CensusSeen) -> None:
+        census.work_s = round(census.position.time_s - self._paused_s, 3)
+        self._paused_s += census.pause_s
+        self._write_readings()
+        self._write(self._situation())
+        self._observed.add(census)
+        self._write(census)
+
+    def _write_readings(self, *, last: bool = False) -> None:
+        self._written_s = time.perf_counter()
+        for comparison in (*self._observed.run.values(), *self._observed.steps):
+            for line in comparison.new_readings(last=last):
+                self._write(line)
+
+    def write_evidence(self) -> None:
+        """Write what is still to be written, at the end of the watch."""
+        self._write_readings(last=True)
+        self._write(self._situation())
+
+    def _situation(self) -> Situation:
+        limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
+        return Situation(
+            position=self._progress.now(),
+            limits=limits,
+            used=used,
+            readable=self._readable,
+            shapes_vary=self._shapes_vary(),
+        )
 
     # --- when memory runs out, and at the end ---------------------------------------------------------------
 

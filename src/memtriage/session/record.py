@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from memtriage.model.evidence import CensusSeen, Readings, Situation
 from memtriage.model.findings import Finding
 from memtriage.observe.exceptions import summary_of
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.session.signals.own_work import do_own_work
-from memtriage.store.records import Note, RecordedFinding
+from memtriage.store.records import EVIDENCE, Note, RecordedFinding
 from memtriage.store.writer import RankWriter
 
 
@@ -22,6 +23,10 @@ class SessionRecord(RankWriter):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._noted: set[str] = set()
+
+    def evidence(self, line: Readings | CensusSeen | Situation) -> None:
+        """Write what was observed, for the judgment of growth."""
+        self.write(EVIDENCE[type(line)], line)
 
     def note(self, text: str) -> None:
         self.write("note", Note(text=text))

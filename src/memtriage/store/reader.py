@@ -6,9 +6,12 @@ what cannot is counted. Only a path without any record at all is an error.
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import re
 import socket
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from memtriage.model.evidence import CensusSeen, Readings, Situation
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
@@ -31,6 +35,9 @@ _STALE_AFTER_S: Final = 600.0
 """A rank that fell silent this long before another one started belongs to an earlier run (clocks of nodes
 differ, and nodes of one run start minutes apart)."""
 _READERS: Final = 4
+_GZIP: Final = b"\x1f\x8b"
+_LARGEST: Final = 1 << 30
+"""Bytes of a bundle that are read: a file made to fill memory must not."""
 _FILES_AHEAD: Final = 16
 """Files read before they are needed; 4 MB each for the longest watch's usual record."""
 
@@ -45,6 +52,7 @@ class RankRecord:
         marks, host, notes: in the order written.
         ledgers: the last one of each device, by device.
         census_steps: optimizer steps at whose end a census was taken, which takes time of the next.
+        evidence: what growth is judged from, in the order written; empty in records of schema 1.
         end: None when the process was killed or still runs.
         cut_lines: lines that were cut or garbled.
         alive: whether the process still runs; None when that cannot be known from this machine.
@@ -57,6 +65,7 @@ class RankRecord:
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     census_steps: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    evidence: list[Readings | CensusSeen | Situation] = field(default_factory=list)
     end: End | None = None
     cut_lines: int = 0
     alive: bool | None = None
@@ -121,7 +130,7 @@ def read_run(paths: Sequence[Path], *, ahead: bool = False) -> RunRecord:
     files = newest_records(paths)
     read = _read_ahead(files) if ahead else ((file, _contents(file)) for file in files)
     with collector_paused():  # a million marks form no cycles, and would be walked again and again
-        ranks = [_record(file, data) for file, data in read]
+        ranks = [record for file, data in read for record in _records(file, data)]
     readable = [rank for rank in ranks if is_readable(rank)]
     if not readable:
         raise RecordError(f"{_listed(paths)}: no readable record ({len(files)} empty or garbled files)")
@@ -137,11 +146,13 @@ def read_rank(path: Path) -> RankRecord:
     Raises:
         RecordError: the file cannot be read at all.
     """
-    return _record(path, _contents(path))
+    return _records(path, _contents(path))[-1]
 
 
-def _record(path: Path, data: bytes) -> RankRecord:
+def _records(path: Path, data: bytes) -> list[RankRecord]:
+    """Return the ranks of a file: one, or in a bundle several. Of each the last run counts."""
     record = RankRecord(path)
+    ranks: dict[int | None, RankRecord] = {}
     view = memoryview(data)
     spans = _other_lines(data)
     others = [data[start:end].lstrip(b"\n") for start, end in spans]
@@ -153,17 +164,23 @@ def _record(path: Path, data: bytes) -> RankRecord:
         if kind == "mark":
             marks.append(line)
         elif kind == "start" and (first := _decode(_START, line)) is not None:
+            _add_marks(record, marks)
             record = RankRecord(path, start=first)
+            ranks[first.rank] = record
             marks = []
         elif line:
             take_line(record, kind, line)
     marks.append(view[done:])
+    _add_marks(record, marks)
+    return list(ranks.values()) or [record]
+
+
+def _add_marks(record: RankRecord, marks: list[bytes | memoryview]) -> None:
     record.marks, cut = decode_marks(b"\n".join(marks))
     record.cut_lines += cut
     if record.start == Start() and record.marks:
         record.start.rank = record.marks[0].rank
     record.alive = is_alive(record.start)
-    return record
 
 
 def _other_lines(data: bytes) -> list[tuple[int, int]]:
@@ -187,9 +204,13 @@ def is_readable(record: RankRecord) -> bool:
 def _contents(path: Path) -> bytes:
     try:
         with open_record(path) as file:
-            return file.read()
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
+            data = file.read()
+        if data[:2] != _GZIP:
+            return data
+        with gzip.open(io.BytesIO(data)) as bundle:
+            return bundle.read(_LARGEST)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _read_ahead(files: Sequence[Path]) -> Iterator[tuple[Path, bytes]]:
@@ -231,6 +252,9 @@ _FINAL: Final = msgspec.json.Decoder(_Final)
 _LEDGER: Final = msgspec.json.Decoder(Ledger)
 _NOTE: Final = msgspec.json.Decoder(Note)
 _END: Final = msgspec.json.Decoder(End)
+_READINGS: Final = msgspec.json.Decoder(Readings)
+_CENSUS: Final = msgspec.json.Decoder(CensusSeen)
+_SITUATION: Final = msgspec.json.Decoder(Situation)
 
 
 def _kinds(lines: list[bytes]) -> list[str | None]:
@@ -291,7 +315,15 @@ def take_line(record: RankRecord, kind: str | None, line: bytes) -> None:
             record.notes.append(note.text)
         case "end" if (end := _decode(_END, line)) is not None:
             record.end = end
+        case "readings" if (readings := _decode(_READINGS, line)) is not None:
+            record.evidence.append(readings)
+        case "census" if (census := _decode(_CENSUS, line)) is not None:
+            record.evidence.append(census)
+        case "situation" if (situation := _decode(_SITUATION, line)) is not None:
+            record.evidence.append(situation)
         case None | "start" | "host" | "finding" | "ledger" | "note" | "end":
+            record.cut_lines += 1
+        case "readings" | "census" | "situation":
             record.cut_lines += 1
 
 

@@ -7,21 +7,31 @@ older memtriage reads a newer record.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
 
 from memtriage.model.bounds import Rank, Ranks, Seconds, Whole
+from memtriage.model.evidence import CensusSeen, Readings, Situation
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 
-SCHEMA: Final = 1
-"""Version of the line format, written in every `start` line."""
+SCHEMA: Final = 2
+"""Version of the line format, written in every `start` line. Version 1 had no evidence of growth."""
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a line raises that is cut, garbled, out of bounds or nested without end."""
 
-RecordKind = Literal["start", "mark", "host", "finding", "ledger", "note", "end"]
+RecordKind = Literal[
+    "start", "mark", "host", "finding", "ledger", "note", "end", "readings", "census", "situation"
+]
+EVIDENCE: Final[Mapping[type[msgspec.Struct], RecordKind]] = {
+    Readings: "readings",
+    CensusSeen: "census",
+    Situation: "situation",
+}
+"""Lines that growth is judged from; they have the types of `model.evidence`."""
 
 
 class Start(msgspec.Struct, kw_only=True):

@@ -7,11 +7,20 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-import msgspec
-
-from memtriage.diagnose.growth.leaks import LOG_ENTRY, CensusPoint, same_bytes
+from memtriage.account.followed import (
+    Place,
+    carries_on,
+    grew_most,
+    nodes_on_host,
+    places,
+    renewed,
+    replaced,
+    same_bytes,
+    survived,
+)
+from memtriage.diagnose.growth.leaks import LOG_ENTRY, CensusPoint
 from memtriage.model.census import GroupKey, HolderGroup
-from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, has
+from memtriage.model.paths import HolderPath, SegmentKind, has
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +30,12 @@ class HistoryPolicy:
     Attributes:
         least: growth below this many bytes per position is the program's own bookkeeping.
         log_entry: a storage without a graph is a log entry up to this many bytes.
-        survives: unless this part of a holder's witnesses is still there, its storages count as replaced.
         soon: an interval without growth proves nothing if it is shorter than this part of the usual one.
         censuses: how many are remembered; their distances grow with the run.
     """
 
     least: int = 256
     log_entry: int = LOG_ENTRY
-    survives: float = 0.5
     soon: float = 0.25
     censuses: int = 32
 
@@ -212,7 +219,7 @@ class HolderHistory:
                 times (if memory ran out, or at the end, when functions have returned) it proves nothing if a
                 holder is gone or has lost what it kept.
         """
-        groups = [*point.census.groups, *_nodes_on_host(point.census.groups)]
+        groups = [*point.census.groups, *nodes_on_host(point.census.groups)]
         keys = {group.key for group in groups}
         moved = self._moved(keys)
         holdings = {}
@@ -225,17 +232,20 @@ class HolderHistory:
             if before is not None:
                 if before.key != group.key:
                     moved_on[before.key] = group.key
-                renewed = _renewed(before.group, group)
-                size = replace(size, replaced=_replaced(before.group, group), renewed=renewed)
+                size = replace(
+                    size,
+                    replaced=replaced(before.group, group),
+                    renewed=renewed(before.group, group),
+                )
             sizes = (size,) if before is None else (*before.sizes, size)[-POLICY.censuses :]
-            path = group.path if before is None else _grew_most(before.group, group)
+            path = group.path if before is None else grew_most(before.group, group)
             holdings[group.key] = Holding(group, path, sizes)
         if not between:
             for key, before in self._holdings.items():
                 moved_to = moved_on.get(key)
                 now = holdings.get(key) if moved_to is None else holdings.pop(moved_to)
                 if now is None or now.sizes[-1].nbytes <= before.sizes[-1].nbytes:
-                    stays = now is not None and _survived(before.group, now.group) and now.group.witnesses
+                    stays = now is not None and survived(before.group, now.group) and now.group.witnesses
                     holdings[key] = replace(before, unchanged=point.position if stays else None)
                 elif moved_to is not None:
                     holdings[key] = replace(before, sizes=now.sizes)  # where it was while functions ran
@@ -259,7 +269,7 @@ class HolderHistory:
         self,
         group: HolderGroup,
         size: HeldSize,
-        moved: Mapping[_Place, Holding],
+        moved: Mapping[Place, Holding],
         moved_on: Container[GroupKey],
     ) -> Holding | None:
         """Return the previous census's holder that is the same as a group of this census.
@@ -270,41 +280,24 @@ class HolderHistory:
         if before is None:
             # The same object may have another path now. Of several objects each may have its own: the largest
             # group continues the holder, and no other does.
-            candidates = (moved[place] for place in _places(group) if place in moved)
+            candidates = (moved[place] for place in places(group) if place in moved)
             return next((holding for holding in candidates if holding.key not in moved_on), None)
         if not group.holders.keys().isdisjoint(before.group.holders):
             # Entries of a queue move. A variable has one entry, whose value may be longer each time.
-            if not _replaced(before.group, group) or group.entries > before.group.entries:
+            if not replaced(before.group, group) or group.entries > before.group.entries:
                 return before
-        elif _survived(before.group, group) or _carries_on(before.group, group):
+        elif survived(before.group, group) or carries_on(before.group, group):
             return before
         return before if _same_content(before.sizes[-1], size) else None
 
-    def _moved(self, keys: set[GroupKey]) -> dict[_Place, Holding]:
+    def _moved(self, keys: set[GroupKey]) -> dict[Place, Holding]:
         """Return the holders whose path is gone, by the places where they may be now."""
         return {
             place: holding
             for key, holding in self._holdings.items()
             if key not in keys
-            for place in _places(holding.group)
+            for place in places(holding.group)
         }
-
-
-_Place = tuple[str, int, PathSegment]
-"""Device, token of the holding object, and segment of it: all variables of a module share its token."""
-
-
-def _places(group: HolderGroup) -> list[_Place]:
-    return [(group.device, token, group.anchor[-1]) for token in group.holders]
-
-
-def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
-    """Yield the host memory that holders of GPU storages keep, as groups of the CPU without storages."""
-    for group in groups:
-        if group.device != "cpu" and group.kept:
-            yield msgspec.structs.replace(
-                group, device="cpu", count=0, nbytes=0, by_path={group.anchor: 0}, owners={}, known={}
-            )
 
 
 def _size(group: HolderGroup, point: CensusPoint, between: bool) -> HeldSize:
@@ -314,38 +307,6 @@ def _size(group: HolderGroup, point: CensusPoint, between: bool) -> HeldSize:
         point.position, group.nbytes, kept, group.count, group.objects, group.entries, head, tail,
         holders=len(group.holders), between=between,
     )  # fmt: skip
-
-
-def _survived(before: HolderGroup, after: HolderGroup) -> bool:
-    """Whether most of a holder's storages are still there, according to its witnesses.
-
-    Nodes without storages have no witnesses. They are recognized by their place.
-    """
-    if not before.witnesses:
-        return not after.witnesses
-    return len(before.witnesses & after.witnesses) >= POLICY.survives * len(before.witnesses)
-
-
-def _carries_on(before: HolderGroup, after: HolderGroup) -> bool:
-    """Whether a graph still has its oldest node: a running total in a dict is a new tensor at each step."""
-    return before.made is not None and after.made is not None and before.made[0] == after.made[0]
-
-
-def _replaced(before: HolderGroup, after: HolderGroup) -> bool:
-    return after.count > before.count > 0 and not _survived(before, after)
-
-
-def _renewed(before: HolderGroup, after: HolderGroup) -> bool:
-    """Whether no old node or storage is left, and the anchor names no more objects than before."""
-    if before.made is None or after.made is None or after.entries > before.entries:
-        return False
-    return after.made[0] > before.made[1] and before.witnesses.isdisjoint(after.witnesses)
-
-
-def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:
-    """Return the path whose bytes grew most; if equal, the one with the most bytes."""
-    rises = {path: (nbytes - before.by_path.get(path, 0), nbytes) for path, nbytes in after.by_path.items()}
-    return max(rises, key=lambda path: rises[path], default=after.path)
 
 
 def _soon(earlier: HeldSize, before: HeldSize, after: HeldSize) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from memtriage.account.followed import same_bytes
 from memtriage.model.census import Census, GroupKey, HolderGroup
 from memtriage.model.paths import HolderPath, SegmentKind, has
 
@@ -130,14 +131,6 @@ def lengthens(growths: Sequence[GroupGrowth], points: Sequence[CensusPoint]) -> 
         return False
     heads = [point.heads.get(growths[0].key) for point in points]
     return all(same_bytes(heads[0], head) for head in heads)
-
-
-def same_bytes(before: bytes | None, after: bytes | None) -> bool:
-    """Whether a storage begins, or ends, with the same bytes as before. Zeros prove nothing.
-
-    `torch.cat` lengthens a tensor at its end or its beginning. A longer batch has other content.
-    """
-    return before is not None and any(before) and before == after
 
 
 def persistent(points: Sequence[CensusPoint], baseline: CensusPoint | None = None) -> list[GroupGrowth]:

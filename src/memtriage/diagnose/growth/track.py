@@ -64,13 +64,25 @@ class Track:
         last: position and bytes of the last one; None before the first.
     """
 
-    __slots__ = ("_blocks", "_left_out", "_length", "_open", "_width", "last", "readings")
+    __slots__ = (
+        "_blocks",
+        "_left_out",
+        "_length",
+        "_open",
+        "_unwritten",
+        "_width",
+        "_written",
+        "last",
+        "readings",
+    )
 
     def __init__(self, warm_up: int = 0) -> None:
         self.readings = 0
         self.last: tuple[float, int] | None = None
         self._left_out = warm_up
         self._width = 1
+        self._unwritten: list[tuple[int, Floats]] = []
+        self._written = 0
         self._blocks = np.zeros((_BLOCKS, 3))  # of each its position, mean and smallest reading
         self._length = 0
         self._open: tuple[int, float, int, int] = (0, 0.0, 0, 0)
@@ -121,9 +133,43 @@ class Track:
         if self.last is not None:
             self.last = (to(self.last[0]), self.last[1])
 
+    def extend(self, width: int, blocks: Floats) -> None:
+        """Add complete blocks, which another track has made of its readings.
+
+        Args:
+            width: readings per block: as many as those before, or more.
+            blocks: position, mean and smallest reading of each.
+        """
+        while self._width < width:
+            self._merge()
+        for block in blocks:
+            self._blocks[self._length] = block
+            self._length += 1
+            if self._length == _BLOCKS:
+                self._merge()
+        if len(blocks):
+            self.readings += width * len(blocks)
+            self.last = (float(blocks[-1][0]), int(blocks[-1][1]))
+
+    def new_blocks(self, *, last: bool = False) -> list[tuple[int, Floats]]:
+        """Return the blocks that are complete since the last call, and how many readings each has.
+
+        Args:
+            last: no reading will follow: the block that is being filled counts, too, where `points` has it.
+        """
+        new = [*self._unwritten, (self._width, self._blocks[self._written : self._length].copy())]
+        self._unwritten, self._written = [], self._length
+        count, positions, values, least = self._open
+        if last and 2 * count > self._width:
+            new.append((count, np.array([[positions / count, values / count, least]])))
+        return [(width, blocks) for width, blocks in new if len(blocks)]
+
     def _merge(self) -> None:
-        left, right = self._blocks[::2], self._blocks[1::2]
+        self._unwritten.append((self._width, self._blocks[self._written : self._length].copy()))
+        even = self._length - self._length % 2
+        left, right = self._blocks[0:even:2], self._blocks[1:even:2]
         merged = (left + right) / 2
         merged[:, 2] = np.minimum(left[:, 2], right[:, 2])
         self._length, self._width = len(merged), self._width * 2
         self._blocks[: self._length] = merged
+        self._written = self._length

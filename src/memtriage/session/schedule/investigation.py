@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Final
 
 from memtriage.account.census import CensusView, Look
+from memtriage.account.followed import Contents, FollowedHolders, changed
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.history import HolderHistory, Holding
 from memtriage.diagnose.growth.holders import AwaitingCollector, stops_when_full
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.proof import POLICY as PROOF
 from memtriage.model.census import GroupDetail, GroupKey
-from memtriage.model.paths import SegmentKind, has, is_native
-from memtriage.model.position import Scale
+from memtriage.model.evidence import CensusSeen, HolderSeen
+from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
+from memtriage.model.position import Scale, TrainingPosition
 from memtriage.observe.autograd import profiler_is_on
 from memtriage.observe.host import has_children
 from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
-from memtriage.process.stdlib import gc
+from memtriage.process.stdlib import gc, time
 from memtriage.session.schedule.ordinary_data import ComparedLengths, OrdinaryData
 
 
@@ -60,7 +61,7 @@ class Investigation:
         totals: bytes by device that all holders together kept at each census, with its position.
         collector_off: Python's cyclic collector was off at all censuses.
         profiled: torch's profiler was on at all censuses that were taken while the program ran.
-        step: completed steps when it began.
+        step: completed steps when it began, if it is within a step.
         period: positions from rise to rise, if growth is periodic: within a step, the backwards of a
             micro-batch.
         recorded: number of censuses before which allocation sites were recorded.
@@ -76,7 +77,7 @@ class Investigation:
     totals: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     collector_off: bool = True
     profiled: bool = False
-    step: int = 0
+    step: int | None = None
     period: float | None = None
     recorded: int = 0
     stopped: set[GroupKey] = field(default_factory=set)
@@ -149,6 +150,58 @@ class Investigation:
         return (lacks or self.data.lacks_sites) and self.recorded < POLICY.recorded
 
 
+class _Recorded:
+    """Numbers holders and containers for the record, and knows what that says of them.
+
+    All censuses of the run are compared with each other, whatever they were taken for. Those within a step
+    have numbers of their own.
+    """
+
+    def __init__(self) -> None:
+        self._begin(None)
+
+    def _begin(self, within: Investigation | None) -> None:
+        self._within = within
+        self._holders: dict[bool, FollowedHolders] = {
+            False: FollowedHolders() if within is None else self._holders[False],
+            True: FollowedHolders(),
+        }
+        self._written: dict[bool, dict[int, HolderSeen]] = {
+            False: {} if within is None else self._written[False],
+            True: {},
+        }
+        self._data: dict[int | HolderPath, int] = {} if within is None else self._data
+
+    def census(
+        self, investigation: Investigation, point: CensusPoint, training: TrainingPosition, *, between: bool
+    ) -> CensusSeen:
+        """Return the line of an investigation's last census.
+
+        Args:
+            investigation: with its details.
+            point: that census.
+            training: where training stands.
+            between: as `CensusSeen.between`.
+        """
+        within = investigation.step is not None
+        if within and investigation is not self._within:
+            self._begin(investigation)
+        holders = self._holders[within].add(point.census, Contents(point.heads, point.tails), between=between)
+        for seen in holders:
+            seen.detail = investigation.details.get((seen.device, seen.anchor), seen.detail)
+        holders, gone = changed(holders, self._written[within], forget=between)
+        return CensusSeen(
+            position=training,
+            within_step=within,
+            between=between,
+            holders=holders,
+            gone=gone,
+            data=investigation.data.seen(self._data) if between and not within else [],
+            totals=_totals(point),
+            waiting=_waiting_by_class(point),
+        )
+
+
 class Investigator:
     """Takes censuses, and records allocation sites. Costs nothing in between.
 
@@ -156,6 +209,7 @@ class Investigator:
         script_root: folder of the user's script, for allocation sites.
         say: takes one line of text about what takes time, once per run.
         before: called before each census, for readings that a census would disturb.
+        write: takes the line of each census that is compared with others.
     """
 
     def __init__(
@@ -163,7 +217,10 @@ class Investigator:
         script_root: str | None,
         say: Callable[[str], None],
         before: Callable[[], None] | None = None,
+        write: Callable[[CensusSeen], None] = lambda census: None,
     ) -> None:
+        self._write = write
+        self._recorded = _Recorded()
         self._sites = SiteRecorder(script_root)
         self._identities = Identities()
         self._say = say
@@ -258,6 +315,7 @@ class Investigator:
         *,
         between: bool = True,
         libraries: bool = False,
+        training: TrainingPosition | None = None,
     ) -> CensusPoint:
         """Take the next census of an investigation, with details of what grew; then stop recording.
 
@@ -268,7 +326,9 @@ class Investigator:
             frames: as for `census`.
             between: as for `HolderHistory.add`.
             libraries: walk all libraries.
+            training: where training stands, for the record.
         """
+        started = time.perf_counter()
         libraries = libraries or investigation.shared_with_libraries
         investigation.recorded += self._sites.recording
         # Nodes only know the line that called an operation, not the line in it that allocates.
@@ -289,9 +349,17 @@ class Investigator:
                 also(view)
 
         try:
-            return self.census(position, add, frames, None if libraries else compared.of_libraries)
+            point = self.census(position, add, frames, None if libraries else compared.of_libraries)
         finally:
             self.stop()
+        if training is not None:
+            between_positions = between and frames is None and point.census.partial is None
+            seen = self._recorded.census(investigation, point, training, between=between_positions)
+            seen.interrupted = frames is not None and between
+            seen.profiled, seen.collector_off = profiler_is_on(), not gc.isenabled()
+            seen.pause_s = round(time.perf_counter() - started, 3)
+            self._write(seen)
+        return point
 
     def in_backward(self, inside: bool) -> None:
         """Pause the recorders inside a backward."""
@@ -396,17 +464,24 @@ def _retention_needed(
     )
 
 
-def _waiting(point: CensusPoint) -> AwaitingCollector:
-    """Return what waits for the cyclic collector at a census."""
-    by_class: dict[str, Counter[str]] = {}
+def _waiting_by_class(point: CensusPoint) -> dict[str, dict[str, int]]:
+    """Return what waits for the cyclic collector at a census, by device and class."""
+    by_class: dict[str, dict[str, int]] = {}
     for group in point.census.groups:
         if has(group.anchor, SegmentKind.GARBAGE_CYCLE):
-            by_class.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
-            by_class.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
+            name = group.anchor[0].name
+            for device, nbytes in ((group.device, group.nbytes), ("cpu", group.kept)):
+                classes = by_class.setdefault(device, {})
+                classes[name] = classes.get(name, 0) + nbytes
+    return by_class
+
+
+def _waiting(point: CensusPoint) -> AwaitingCollector:
+    by_class = _waiting_by_class(point)
     return AwaitingCollector(
         point.position,
-        {device: classes.total() for device, classes in by_class.items()},
-        {device: classes.most_common(1)[0][0] for device, classes in by_class.items()},
+        {device: sum(classes.values()) for device, classes in by_class.items()},
+        {device: max(classes, key=lambda name: classes[name]) for device, classes in by_class.items()},
     )
 
 

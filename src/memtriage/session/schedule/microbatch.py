@@ -111,7 +111,7 @@ class MicrobatchScheduler:
         self._current = None
         self.done = [*self.done, investigation][-WITHIN_STEP.kept :]
         microbatch = max(position.into_step, investigation.taken[-1]) + 1
-        return self._investigator.follow(investigation, microbatch, None, frames)
+        return self._investigator.follow(investigation, microbatch, None, frames, training=position)
 
     def growths(self, investigation: Investigation) -> list[HolderGrowth]:
         """Return what grew in one of `done`. Its counters caused it, so none contradicts."""
@@ -154,7 +154,7 @@ class MicrobatchScheduler:
 
     def _follow(self, investigation: Investigation, position: TrainingPosition) -> None:
         started = time.thread_time()
-        self._investigator.follow(investigation, position.microbatch)
+        self._investigator.follow(investigation, position.microbatch, training=position)
         self._spent_s += time.thread_time() - started
         self._due = position.microbatch + self._gap
         remaining, self._gap = self._gap, self._period

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from memtriage.account.census import CensusView
-from memtriage.diagnose.growth.holders import GrowingData
-from memtriage.diagnose.growth.leaks import same_bytes
+from memtriage.account.followed import same_bytes
+from memtriage.diagnose.growth.holders import HOLDER_POLICY, GrowingData
+from memtriage.model.evidence import DataSeen
 from memtriage.model.paths import ANY_ITEM, HolderPath
 from memtriage.observe.containers import (
     ContainerLengths,
@@ -64,6 +65,33 @@ class OrdinaryData:
         """Return containers that grow, and arrays that are replaced by longer ones."""
         arrays = (seen.growing for seen in self.arrays.values())
         return [*self.containers.values(), *(growing for growing in arrays if len(growing.entries) > 1)]
+
+    def seen(self, numbers: dict[int | HolderPath, int]) -> list[DataSeen]:
+        """Return what the last census found, for the record.
+
+        Args:
+            numbers: by address or path, those of the containers and arrays so far; gets those of new ones.
+        """
+        return [
+            DataSeen(
+                id=numbers.setdefault(growing.path if key is None else key, 1 + len(numbers)),
+                path=growing.path,
+                kind=growing.kind,
+                entries=growing.entries[-1][1],
+                entry_bytes=growing.entry_bytes,
+                before=growing.entries[-2][1],
+                native=growing.native,
+                allocated_at=growing.allocated_at,
+                stored_at=growing.stored_at,
+                classes=list(growing.classes),
+                lengthens=growing.lengthens,
+            )
+            for key, growing in [
+                *self.containers.items(),
+                *((None, each.growing) for each in self.arrays.values() if len(each.growing.entries) > 1),
+            ]
+            if growing.native is not None or growing.rate >= HOLDER_POLICY.data_least
+        ]
 
     @property
     def lacks_sites(self) -> bool:

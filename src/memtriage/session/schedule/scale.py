@@ -179,7 +179,12 @@ class ScaleScheduler:
         self._census_due = 2 * now + self._plan.gap  # if this one fails
         try:
             point = self._investigator.follow(
-                self.investigation, now, self._take_ledgers, frames, libraries=self._seeks_in_libraries()
+                self.investigation,
+                now,
+                self._take_ledgers,
+                frames,
+                libraries=self._seeks_in_libraries(),
+                training=position,
             )
         finally:
             took = time.perf_counter() - started
@@ -218,6 +223,7 @@ class ScaleScheduler:
                 frames,
                 between=False,
                 libraries=self._seeks_in_libraries(),
+                training=position,
             )
         if self.scale == "second" and any(
             self._pauses.made_up_for(counter.track.points())

@@ -1,0 +1,392 @@
+"""Find the holders that account for a counter's growth, and those that grow unseen by any counter. Pure.
+
+What is proven is that memory certainly rises, and that a holder accounts for the rise. Two censuses are
+enough where a counter rises: the holder grew between them by as much as the counter did. Where no counter can
+see a holder (it grows too slowly for the noise), the censuses alone prove its growth: it grew in each of
+several intervals, and did not slow down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, Literal
+
+from memtriage.allocator.settings import MIN_BLOCK
+from memtriage.diagnose.growth.estimate import Growth, grow, policy_of, rose
+from memtriage.diagnose.growth.evidence import Comparison, Seen, Sighting
+from memtriage.diagnose.growth.track import Points
+from memtriage.model.evidence import DataSeen, HolderSeen
+from memtriage.model.findings import Certainty
+
+Open = Literal["few", "slows", "fills", "aged", "replaced"]
+"""Why growth is only suspected."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionPolicy:
+    """When a holder accounts for growth.
+
+    Attributes:
+        accounts: a holder accounts for a counter's rise between two censuses if its own is at least this part
+            of it; several may together. Less than all: malloc rounds up, and others grow meanwhile.
+        pace: holders get their counter's rate if theirs together differs by more than this part of it.
+        minor: a holder that grew by less than this part of its counter's rise is too small for the counter to
+            prove: the censuses alone must.
+        keeps_up: in each interval a holder must grow by at least this part of what its counter's rise lets
+            expect; without a counter, of its own rate.
+        intervals: without a counter, a holder must have grown in this many intervals up to the last census; a
+            holder that was ever smaller again, in two more.
+        slows: without a counter, growth may be ending if the last interval is slower than this part of the
+            first.
+        ages: without a counter, growth counts for as long after the last census as this part of the time over
+            which it was seen.
+        least: growth below this many bytes per position is the program's own bookkeeping.
+        log_entry: storages of up to this size without a graph are log entries: a detached loss.
+        data_least: the same as `least` for containers of ordinary data.
+    """
+
+    accounts: float = 0.7
+    minor: float = 0.1
+    pace: float = 0.15
+    keeps_up: float = 0.3
+    intervals: int = 3
+    slows: float = 0.5
+    ages: float = 0.25
+    least: int = 256
+    log_entry: int = 512
+    data_least: int = 4096
+
+
+POLICY: Final = AttributionPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """What a holder, or a container of ordinary data, grew by up to the last census.
+
+    Attributes:
+        series: all censuses that found it.
+        points: position and bytes at those over which it grew, oldest first.
+        counter: name of the counter that sees its memory.
+        certainty: whether its growth is proven; None if it is no growth.
+        rate: bytes per position, over all of the time that it grows.
+        recent: the same for the latest part of that time.
+        reason: why it is only suspected.
+        by_counter: its counter shows the growth; the censuses alone do otherwise.
+        share: part of the counter's rise between these censuses.
+    """
+
+    series: Sequence[Sighting[HolderSeen]] | Sequence[Sighting[DataSeen]]
+    points: tuple[tuple[float, float], ...]
+    counter: str
+    certainty: Certainty | None = None
+    rate: float = 0.0
+    recent: float = 0.0
+    reason: Open | None = None
+    by_counter: bool = False
+    share: float = 0.0
+
+    @property
+    def nbytes(self) -> float:
+        return self.points[-1][1] - self.points[0][1]
+
+    @property
+    def since(self) -> float:
+        return self.points[0][0]
+
+    @property
+    def last(self) -> float:
+        return self.points[-1][0]
+
+    @property
+    def own_rate(self) -> float:
+        """Bytes per position from the first of its points to the last."""
+        return self.nbytes / (self.last - self.since)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A counter's readings, and how they grow."""
+
+    name: str
+    points: Points
+    growth: Growth
+
+    @property
+    def rises(self) -> bool:
+        return self.growth.state in ("growing", "filling", "uncertain")
+
+    def rise(self, start: float, end: float) -> tuple[float, float]:
+        """Return by how many bytes it rose between two positions, without single jumps, and the error."""
+        found = rose(self.points, start, end)
+        if found is None:
+            return 0.0, float("inf")
+        jumped = sum(nbytes for at, nbytes in self.growth.jumps if start < at <= end)
+        return found[0] - jumped, found[1]
+
+
+def counters_of(comparison: Comparison) -> dict[str, Counter]:
+    """Return the counters of a comparison with their growth."""
+    counters = {}
+    for name, track in comparison.tracks.items():
+        points = track.points()
+        counters[name] = Counter(name, points, grow(points, policy_of(name)))
+    return counters
+
+
+def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[Rise]:
+    """Return what grew up to the last census, with what that is worth, fastest first.
+
+    Args:
+        comparison: with its censuses.
+        counters: as `counters_of` returns them.
+    """
+    rises = [rise for series in comparison.holders() if (rise := _rise_of_holder(series)) is not None]
+    rises += [
+        rise
+        for found in comparison.data()
+        if (rise := _rise_of_data(found)) is not None
+        and (rise.own_rate >= POLICY.data_least or found[-1].seen.native is not None)
+    ]
+    # Whether growth within a step goes on is seen in the next step.
+    now = comparison.now if comparison.step is None else 0.0
+    judged = _at_counters_rate(_judged(rises, counters, now), counters)
+    return sorted(judged, key=lambda rise: -rise.rate)
+
+
+# --- the rise of one holder ---------------------------------------------------------------------------------
+
+
+def counted(seen: HolderSeen) -> float:
+    """Return a holder's bytes as its counter counts them: on a GPU a storage takes a block at least."""
+    blocks = MIN_BLOCK * seen.storages if seen.device.startswith("cuda:") else 0
+    return float(max(seen.size, blocks))
+
+
+def _rise_of_holder(series: Sequence[Sighting[HolderSeen]]) -> Rise | None:
+    grown = _run(series, _accumulates)
+    if len(grown) < 2:
+        return None
+    last = grown[-1].seen
+    counter = "shared" if last.detail is not None and last.detail.shared else last.device
+    points = tuple((each.at, counted(each.seen)) for each in grown)
+    return Rise(series, points, counter) if points[-1][1] > points[0][1] else None
+
+
+def _rise_of_data(series: Sequence[Sighting[DataSeen]]) -> Rise | None:
+    grown = _run(series, _gets_entries)
+    if len(grown) < 2:
+        return None
+    entry_bytes = max(1, grown[-1].seen.entry_bytes)
+    return Rise(series, tuple((each.at, float(entry_bytes * each.seen.entries)) for each in grown), "host")
+
+
+def _run(
+    series: Sequence[Sighting[Seen]], grows: Callable[[Seen, Seen, float], bool]
+) -> list[Sighting[Seen]]:
+    """Return the censuses up to the last over which a holder never lost anything, and grew in the first.
+
+    A census that was not taken between two positions proves nothing where it found less.
+    """
+    found = list(series)
+    while len(found) > 1 and not found[-1].between and not grows(found[-2].seen, found[-1].seen, 1.0):
+        found.pop()
+    run = found[-1:]
+    for before in reversed(found[:-1]):
+        after = run[0]
+        if not grows(before.seen, after.seen, after.at - before.at) and not _pauses(before.seen, after.seen):
+            break
+        run.insert(0, before)
+    while len(run) > 1 and _pauses(run[0].seen, run[1].seen):
+        run.pop(0)
+    return run
+
+
+def _pauses(before: Seen, after: Seen) -> bool:
+    if isinstance(before, DataSeen) and isinstance(after, DataSeen):
+        return before.entries == after.entries
+    assert isinstance(before, HolderSeen) and isinstance(after, HolderSeen)
+    return before.size == after.size and not after.replaced
+
+
+def _gets_entries(before: DataSeen, after: DataSeen, apart: float) -> bool:
+    return after.entries > before.entries
+
+
+def _accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
+    """Whether a holder grew in a way that may never end.
+
+    It has more storages or nodes, or as many that begin or end with the same content. A graph without any old
+    node does not count.
+    """
+    more, count = after.size - before.size, after.storages - before.storages
+    if after.renewed or more <= 0 or count < 0 or more < POLICY.least * apart:
+        return False
+    if after.nodes > before.nodes:
+        return True
+    if count > 0:
+        return after.attached or after.nbytes - before.nbytes > POLICY.log_entry * count
+    return after.continued
+
+
+def _fell(series: Sequence[Sighting[HolderSeen]] | Sequence[Sighting[DataSeen]]) -> bool:
+    sizes = [
+        each.seen.size if isinstance(each.seen, HolderSeen) else each.seen.entries
+        for each in series
+        if each.between
+    ]
+    return any(after < before for before, after in pairwise(sizes))
+
+
+# --- what it is worth ---------------------------------------------------------------------------------------
+
+
+def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) -> list[Rise]:
+    judged = []
+    for rise in rises:
+        others = sum(each.own_rate for each in rises if each.counter == rise.counter and each is not rise)
+        # The resident set sees all ordinary data, and not well; malloc's counter sees large entries.
+        names = ("cpu", rise.counter) if rise.counter == "host" else (rise.counter,)
+        seen_by = [counters[name] for name in names if name in counters]
+        by_counter = (_by_counter(rise, counter, others) for counter in seen_by)
+        found = next((each for each in by_counter if each is not None), None)
+        if found is None:
+            found = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
+        if found.certainty is not None:
+            judged.append(found)
+    return judged
+
+
+def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
+    """Return what a counter that rises says of a holder's growth; None if it says nothing of it.
+
+    Args:
+        others: bytes per position by which other holders that the counter sees grow.
+    """
+    growth = counter.growth
+    if not counter.rises:
+        return None
+    window = _window(rise.points, counter)
+    if window is None:
+        return None
+    points, risen, error = window
+    apart = points[-1][0] - points[0][0]
+    own = points[-1][1] - points[0][1]
+    if own < POLICY.minor * risen or own > (2 - POLICY.accounts) * risen + error:
+        return None  # too small for this counter, or more than it saw
+    if not _keeps_up(points, counter, own / risen):
+        return None
+    if len(points) == 2 and own + others * apart < POLICY.accounts * risen:
+        return None  # one interval: what else came in it is not known
+    return replace(
+        rise,
+        points=points,
+        counter=counter.name,
+        certainty="proven" if growth.state == "growing" else "suspected",
+        rate=own / apart,
+        recent=own / apart * (growth.recent / growth.rate if growth.rate > 0 else 1.0),
+        share=own / risen,
+        reason=_NOT_CERTAIN.get(growth.state),
+        by_counter=True,
+    )
+
+
+_NOT_CERTAIN: Final[Mapping[str, Open]] = {"filling": "fills", "uncertain": "few"}
+
+
+def _window(
+    points: tuple[tuple[float, float], ...], counter: Counter
+) -> tuple[tuple[tuple[float, float], ...], float, float] | None:
+    """Return the censuses over which a holder and its counter are compared; the rise, and its error.
+
+    All of them, if the counter rose between them about as fast as over the whole of its growth; else those
+    since its onset. None where it did not surely rise.
+    """
+    growth = counter.growth
+    for since in (None, growth.onset):
+        chosen = _since(points, since)
+        if len(chosen) < 2:
+            continue
+        risen, error = counter.rise(chosen[0][0], chosen[-1][0])
+        if risen > 2 * error and 2 * risen >= growth.rate * (chosen[-1][0] - chosen[0][0]):
+            return chosen, risen, error
+    return None
+
+
+def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) -> list[Rise]:
+    """Return growth at the rate that its counter shows, where that is another and the holders explain it.
+
+    A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
+    census, and rises that come seldom.
+    """
+    factors = {}
+    for name, counter in counters.items():
+        known = [rise for rise in rises if rise.counter == name and rise.by_counter]
+        rate, shown = sum(rise.rate for rise in known), counter.growth.rate
+        sure = counter.growth.high - counter.growth.low <= 2 * POLICY.pace * shown
+        explained = POLICY.accounts <= sum(rise.share for rise in known) <= 2 - POLICY.accounts
+        if known and sure and explained and abs(rate - shown) > POLICY.pace * shown:
+            factors[name] = shown / rate
+    return [
+        replace(rise, rate=rise.rate * factor, recent=rise.recent * factor)
+        if (factor := factors.get(rise.counter)) is not None and rise.by_counter
+        else rise
+        for rise in rises
+    ]
+
+
+def _since(points: tuple[tuple[float, float], ...], onset: float | None) -> tuple[tuple[float, float], ...]:
+    """Return the points from an onset on; where these are too few, with the last one before it."""
+    later = tuple(point for point in points if onset is None or point[0] >= onset)
+    return later if len(later) > 1 else points[-len(later) - 1 :]
+
+
+def _keeps_up(points: Sequence[tuple[float, float]], counter: Counter, share: float) -> bool:
+    """Whether a holder grew in each interval in which its counter certainly rose."""
+    for (start, least), (end, most) in pairwise(points):
+        risen, error = counter.rise(start, end)
+        expected = share * (risen - 2 * error)
+        if expected > 0 and most - least < POLICY.keeps_up * expected:
+            return False
+    return True
+
+
+def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise:
+    """Return what the censuses alone say of a holder's growth."""
+    points, rate = rise.points, rise.own_rate
+    found = replace(rise, rate=rate, recent=rate)
+    rises = [(a, b) for a, b in pairwise(points) if b[1] > a[1]]
+    grew_until = rises[-1][1][0]
+    if rise.series[-1].at - grew_until >= max(b[0] - a[0] for a, b in rises):
+        return replace(found, certainty=None)  # it grows no more
+    if counter is not None and contradicts(counter, rate, rise.since):
+        return replace(found, certainty=None)
+    if now - grew_until > POLICY.ages * (grew_until - rise.since):
+        return replace(found, certainty="suspected", reason="aged")
+    rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
+    needed = POLICY.intervals + (2 if _fell(rise.series) else 0)
+    if len(rates) < needed:
+        return replace(found, certainty="suspected", reason="few")
+    last = rise.series[-1].seen
+    if isinstance(last, HolderSeen) and last.replaced:
+        return replace(found, certainty="suspected", reason="replaced")
+    if rates[-1] < POLICY.slows * rates[0] or min(rates) < POLICY.keeps_up * rate:
+        return replace(found, certainty="suspected", reason="slows")
+    return replace(found, certainty="proven")
+
+
+def contradicts(counter: Counter, rate: float, since: float) -> bool:
+    """Whether a counter shows that nothing grew at half of such a rate since a position, as it would."""
+    points = counter.points.since(since)
+    policy = policy_of(counter.name)
+    growth = grow(points, policy)
+    if growth.state == "too_short":
+        return False
+    jumped = sum(nbytes for _, nbytes in growth.jumps) / max(1e-9, points.span)
+    if growth.rate + jumped >= rate / 2:
+        return False
+    if growth.state == "flat":
+        return grow(points.steeper(rate / 2), policy).state == "growing"
+    return growth.state == "growing" and growth.high < rate / 2

@@ -1,0 +1,214 @@
+"""What growth is judged from: counters by scale, and censuses. Filled during a run, or from its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from memtriage.diagnose.growth.track import Track
+from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Situation
+from memtriage.model.position import Scale, TrainingPosition
+
+WARM_UP: Final = 3
+"""First readings that are left out: optimizer state, workspaces, compilation."""
+ENOUGH_MARKS: Final = WARM_UP + 9
+"""Readings from which growth can be judged on a scale."""
+
+Seen = TypeVar("Seen", HolderSeen, DataSeen)
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting(Generic[Seen]):
+    """A holder, or a container of ordinary data, at one census.
+
+    Attributes:
+        at: position of the census on its scale.
+        seen: what was found.
+        between: as `CensusSeen.between`.
+    """
+
+    at: float
+    seen: Seen
+    between: bool
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Counters and censuses on one scale: over the run, or from micro-batch to micro-batch of one step.
+
+    Attributes:
+        scale: what positions count.
+        tracks: readings by counter.
+        censuses: oldest first.
+        step: the step, if it is within one.
+        period: backwards per micro-batch of such a step.
+        now: position of the last reading or census.
+    """
+
+    scale: Scale
+    tracks: dict[str, Track] = field(default_factory=dict)
+    censuses: list[CensusSeen] = field(default_factory=list)
+    step: int | None = None
+    period: int = 1
+    now: float = 0.0
+
+    def read(self, counter: str, at: float, value: int) -> None:
+        """Add a reading."""
+        if counter not in self.tracks:
+            self.tracks[counter] = Track(0 if self.step is not None else WARM_UP)
+        self.tracks[counter].add(at, value)
+        self.now = max(self.now, at)
+
+    def extend(self, line: Readings) -> None:
+        """Add readings of a record."""
+        if line.counter not in self.tracks:
+            self.tracks[line.counter] = Track()
+            self.tracks[line.counter].readings = 0 if self.step is not None else WARM_UP
+        blocks = np.array([line.at, line.means, line.floors or line.means]).T
+        self.tracks[line.counter].extend(line.width, blocks)
+        self.now = max(self.now, *line.at)
+
+    def new_readings(self, *, last: bool = False) -> Iterator[Readings]:
+        """Yield the readings since the last call, for a record.
+
+        Args:
+            last: none will follow, so that blocks which are being filled count, too.
+        """
+        for name, track in self.tracks.items():
+            for width, blocks in track.new_blocks(last=last):
+                at, means, floors = blocks.T.tolist()
+                yield Readings(
+                    scale=self.scale,
+                    counter=name,
+                    step=self.step,
+                    width=width,
+                    at=[round(each, 3) for each in at],
+                    means=[round(each) for each in means],
+                    floors=[] if width == 1 else [round(each) for each in floors],
+                )
+
+    @property
+    def marks(self) -> int:
+        """Readings of the counter that was read most often."""
+        return max((track.readings for track in self.tracks.values()), default=0)
+
+    @property
+    def positions(self) -> list[float]:
+        """Those of the censuses."""
+        return [census.at(self.scale) for census in self.censuses]
+
+    def holders(self) -> list[list[Sighting[HolderSeen]]]:
+        """Return each holder at the successive censuses that found it, up to the last that it may be at."""
+        series: dict[int, list[Sighting[HolderSeen]]] = {}
+        latest: dict[int, HolderSeen] = {}
+        for census in self.censuses:
+            latest |= {seen.id: seen for seen in census.holders}
+            for number in census.gone:
+                if census.between:
+                    latest.pop(number, None)
+                    series.pop(number, None)
+            for number, seen in latest.items():
+                if number not in census.gone:
+                    _append(series.setdefault(number, []), census.at(self.scale), seen, census.between)
+        return list(series.values())
+
+    def data(self) -> list[list[Sighting[DataSeen]]]:
+        """Return each container of ordinary data at the censuses that followed it."""
+        series: dict[int, list[Sighting[DataSeen]]] = {}
+        before: float | None = None
+        for census in self.censuses:
+            at = census.at(self.scale)
+            found = {seen.id: seen for seen in census.data}
+            if census.between:
+                series = {number: series[number] for number in series if number in found}
+            for number, seen in found.items():
+                if number not in series and seen.before is not None and before is not None:
+                    series[number] = [Sighting(before, _earlier(seen), True)]
+                _append(series.setdefault(number, []), at, seen, census.between)
+            before = at
+        return list(series.values())
+
+
+def _append(series: list[Sighting[Seen]], at: float, seen: Seen, between: bool) -> None:
+    """Add what a census found; of two at one position the later counts."""
+    if series and at <= series[-1].at:
+        series.pop()
+    series.append(Sighting(at, seen, between))
+
+
+def _earlier(seen: DataSeen) -> DataSeen:
+    return msgspec.structs.replace(seen, entries=seen.before or 0, before=None)
+
+
+class Evidence:
+    """All that a record says of growth.
+
+    Attributes:
+        run: comparisons over the run, by scale.
+        steps: those within a step, latest last.
+        situation: as of the last line that says it.
+    """
+
+    def __init__(self) -> None:
+        self.run: dict[Scale, Comparison] = {
+            scale: Comparison(scale) for scale in ("step", "microbatch", "second")
+        }
+        self.steps: list[Comparison] = []
+        self.situation = Situation(position=TrainingPosition())
+
+    @classmethod
+    def of(cls, lines: Iterable[Readings | CensusSeen | Situation]) -> Evidence:
+        """Return what the lines of a record say."""
+        evidence = cls()
+        for line in lines:
+            evidence.add(line)
+        return evidence
+
+    def add(self, line: Readings | CensusSeen | Situation) -> None:
+        """Add a line of a record."""
+        if isinstance(line, Situation):
+            self.situation = line
+        elif isinstance(line, CensusSeen):
+            self._add_census(line)
+        else:
+            comparison = self.run[line.scale] if line.step is None else self.of_step(line.step)
+            comparison.extend(line)
+
+    def _add_census(self, census: CensusSeen) -> None:
+        if census.within_step:
+            self.of_step(census.position.step).censuses.append(census)
+            return
+        for scale, comparison in self.run.items():
+            comparison.censuses.append(census)
+            comparison.now = max(comparison.now, census.at(scale))
+
+    def of_step(self, step: int) -> Comparison:
+        """Return the comparison within a step; a new one if there is none."""
+        for comparison in reversed(self.steps):
+            if comparison.step == step:
+                return comparison
+        self.steps.append(Comparison("microbatch", step=step))
+        return self.steps[-1]
+
+    @property
+    def main(self) -> Comparison:
+        """The comparison that growth over the run is judged on: over steps if there is one.
+
+        Otherwise over backwards or time: the first with enough marks, or the one with more.
+        """
+        steps, backwards, time = self.run["step"], self.run["microbatch"], self.run["second"]
+        if steps.marks:
+            return steps
+        return next(
+            (scale for scale in (backwards, time) if scale.marks >= ENOUGH_MARKS),
+            max(time, backwards, key=lambda scale: scale.marks),
+        )
+
+    @property
+    def judged_on(self) -> Comparison:
+        """The comparison that counters are judged on; for a run of few long steps, over its backwards."""
+        return next((c for c in self.run.values() if c.marks >= ENOUGH_MARKS), self.main)
