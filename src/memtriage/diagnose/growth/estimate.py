@@ -204,8 +204,13 @@ def _swing(values: Floats) -> float:
 
 
 def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | None:
-    """Judge growth that comes in single rises that stay; None where it comes otherwise."""
+    """Judge growth that comes in single rises that stay; None where it comes otherwise.
+
+    Over a long gap in the readings, nobody knows in how many rises it came.
+    """
     at, low = points.at, points.floors
+    if np.diff(at).max() > policy.share / 2 * points.span:
+        return None
     stays = np.minimum.accumulate(low[::-1])[::-1]
     cut = _swing(low) > policy.share * (stays[-1] - stays[0])
     if cut:  # what came after the last fall may fall again
@@ -399,7 +404,10 @@ def _features(x: Floats, y: Floats, policy: Policy) -> tuple[list[float], list[i
     slopes = np.pad(np.diff(v) / np.diff(x), 2, mode="edge")
     usual = np.median(np.lib.stride_tricks.sliding_window_view(slopes, 5), axis=1)
     excess = np.diff(v) - usual * np.diff(x)
-    usable = np.concatenate((np.ones(len(grid), bool), np.abs(excess) > policy.jump * _noise(excess)))
+    # Over a gap in the readings, nobody knows whether memory rose at once.
+    dense = np.diff(x) <= 3 * np.median(np.diff(x))
+    single = (np.abs(excess) > policy.jump * _noise(excess)) & dense
+    usable = np.concatenate((np.ones(len(grid), bool), single))
     base = np.array([np.ones(n), (x - x[0]) / span])
     chosen: list[int] = []
     while len(chosen) < 4:
