@@ -166,6 +166,8 @@ class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
         limits: bytes at which memory runs out, by device.
         used: bytes in use, by device, as that limit counts them.
         readable: by device, whether its counter could be read.
+        works_s: position on the scale of seconds at which the program's work was first seen to repeat; before
+            that it imports, loads and builds.
         shapes_vary: whether the program trained on batches of several shapes; None if unknown.
     """
 
@@ -173,4 +175,5 @@ class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
     limits: dict[str, Whole] = {}
     used: dict[str, Whole] = {}
     readable: dict[str, bool] = {}
+    works_s: float = 0.0
     shapes_vary: bool | None = None

@@ -98,6 +98,7 @@ class GrowthWatch:
         self._write = write
         self._observed = Observed()
         self._written_s = self._paused_s = 0.0
+        self._works_s: float | None = None
         self._investigator = Investigator(script_root, say, ledgers.before_census, self._write_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: report(self.leaks()))
         self._own_bytes: dict[str, int] = {}
@@ -238,6 +239,8 @@ class GrowthWatch:
             "backward": float(position.backwards),
             "time": position.time_s - self._paused_s,
         }[mark.name]
+        if self._works_s is None and self._progress.works:
+            self._works_s = position.time_s - self._paused_s
         comparison = self._observed.run[_SCALES[mark.name]]
         within = self._within(position.step) if mark.name == "backward" else None
         for counter, value in values.items():
@@ -276,6 +279,7 @@ class GrowthWatch:
             limits=limits,
             used=used,
             readable=self._readable,
+            works_s=round(self._works_s or 0.0, 3),
             shapes_vary=self._shapes_vary(),
         )
 

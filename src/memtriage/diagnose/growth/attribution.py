@@ -131,7 +131,7 @@ def counters_of(comparison: Comparison) -> dict[str, Counter]:
     """Return the counters of a comparison with their growth."""
     counters = {}
     for name, track in comparison.tracks.items():
-        points = track.points()
+        points = track.points().since(comparison.begins)
         counters[name] = Counter(name, points, grow(points, policy_of(name)))
     return counters
 

@@ -46,6 +46,7 @@ class Comparison:
         censuses: oldest first.
         step: the step, if it is within one.
         period: backwards per micro-batch of such a step.
+        begins: position before which nothing counts.
         now: position of the last reading or census.
     """
 
@@ -54,6 +55,7 @@ class Comparison:
     censuses: list[CensusSeen] = field(default_factory=list)
     step: int | None = None
     period: int = 1
+    begins: float = 0.0
     now: float = 0.0
 
     def read(self, counter: str, at: float, value: int) -> None:
@@ -172,6 +174,7 @@ class Evidence:
         """Add a line of a record."""
         if isinstance(line, Situation):
             self.situation = line
+            self.run["second"].begins = line.works_s
         elif isinstance(line, CensusSeen):
             self._add_census(line)
         else:
@@ -196,19 +199,17 @@ class Evidence:
 
     @property
     def main(self) -> Comparison:
-        """The comparison that growth over the run is judged on: over steps if there is one.
-
-        Otherwise over backwards or time: the first with enough marks, or the one with more.
-        """
+        """The comparison that growth over the run is judged on: over steps, else backwards, else time."""
         steps, backwards, time = self.run["step"], self.run["microbatch"], self.run["second"]
         if steps.marks:
             return steps
-        return next(
-            (scale for scale in (backwards, time) if scale.marks >= ENOUGH_MARKS),
-            max(time, backwards, key=lambda scale: scale.marks),
-        )
+        return backwards if backwards.marks else time
 
     @property
     def judged_on(self) -> Comparison:
-        """The comparison that counters are judged on; for a run of few long steps, over its backwards."""
-        return next((c for c in self.run.values() if c.marks >= ENOUGH_MARKS), self.main)
+        """The comparison that counters are judged on; for a run of few long steps, over its backwards.
+
+        Never over time if the program trains: then that only shows how it was loaded.
+        """
+        trains = (self.run["step"], self.run["microbatch"])
+        return next((scale for scale in trains if scale.marks >= ENOUGH_MARKS), self.main)
