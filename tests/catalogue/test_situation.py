@@ -11,7 +11,7 @@ import torch
 
 from memtriage.catalogue.scene import Scene
 from memtriage.catalogue.situation import (
-    Situation,
+    Conditions,
     cudagraph_managers,
     is_captured,
     pending_node,
@@ -56,18 +56,18 @@ def product() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("situation", "conditions", "reason"),
     [
-        (Situation(), ("graphs", "backward"), None),
-        (Situation(reasons={"graphs": "a", "backward": "b"}), ("graphs", "backward"), "a"),
-        (Situation(reasons={"graphs": "a", "backward": "b"}), ("backward", "graphs"), "b"),
-        (Situation(reasons={"backward": "b"}), ("graphs", "backward"), "b"),
-        (Situation(reasons={"backward": "b"}), ("graphs",), None),
-        (Situation(reasons={"backward": "b"}), (), None),
-        (Situation(capture=True, reasons={"backward": "b"}), ("backward",), CAPTURE_UNDER_WAY),
-        (Situation(capture=True), (), CAPTURE_UNDER_WAY),
+        (Conditions(), ("graphs", "backward"), None),
+        (Conditions(reasons={"graphs": "a", "backward": "b"}), ("graphs", "backward"), "a"),
+        (Conditions(reasons={"graphs": "a", "backward": "b"}), ("backward", "graphs"), "b"),
+        (Conditions(reasons={"backward": "b"}), ("graphs", "backward"), "b"),
+        (Conditions(reasons={"backward": "b"}), ("graphs",), None),
+        (Conditions(reasons={"backward": "b"}), (), None),
+        (Conditions(capture=True, reasons={"backward": "b"}), ("backward",), CAPTURE_UNDER_WAY),
+        (Conditions(capture=True), (), CAPTURE_UNDER_WAY),
     ],
 )
 def test_a_capture_forbids_everything_and_a_reason_what_names_it(
-    situation: Situation, conditions: Sequence[Condition], reason: str | None
+    situation: Conditions, conditions: Sequence[Condition], reason: str | None
 ) -> None:
     assert situation.forbids(conditions) == reason
 
@@ -75,7 +75,7 @@ def test_a_capture_forbids_everything_and_a_reason_what_names_it(
 def test_a_capture_of_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memtriage.observe.cuda.capturing", lambda: True)
     with Scene([]) as scene:
-        assert read_situation(scene) == Situation(capture=True)
+        assert read_situation(scene) == Conditions(capture=True)
 
 
 @pytest.mark.parametrize(

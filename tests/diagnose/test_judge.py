@@ -8,7 +8,7 @@ import pytest
 
 from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.judge import (
-    Evidence,
+    ScaleEvidence,
     data_finding,
     holder_finding,
     unnamed_growth,
@@ -85,7 +85,7 @@ def test_a_suspicion_says_what_is_open() -> None:
         (evidence(MIB, state="undecided"), True),
     ],
 )
-def test_a_single_rise_is_told_only_where_a_counter_shows_it(facts: Evidence, told: bool) -> None:
+def test_a_single_rise_is_told_only_where_a_counter_shows_it(facts: ScaleEvidence, told: bool) -> None:
     """Most programs allocate something once."""
     one = grown(proof=Proof("suspected", MIB, 1, 12, "it grew over 1 of 3 intervals"))
     assert (holder_finding(one, GroupDetail(), facts) is not None) is told
@@ -174,7 +174,7 @@ def test_only_sizes_at_steps_say_their_step(scale: Scale, step: int | None) -> N
 # --- rates --------------------------------------------------------------------------------------------------
 
 
-def rates(facts: Evidence) -> tuple[int | None, int | None, int | None]:
+def rates(facts: ScaleEvidence) -> tuple[int | None, int | None, int | None]:
     finding = certain(holder_finding(grown(), GroupDetail(), facts))
     return finding.bytes_per_step, finding.bytes_per_microbatch, finding.bytes_per_second
 

@@ -22,7 +22,7 @@ from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.history import HeldSize, Holding
 from memtriage.diagnose.growth.holders import HolderGrowth
 from memtriage.diagnose.growth.proof import Proof
-from memtriage.diagnose.judge import Evidence, holder_finding
+from memtriage.diagnose.judge import ScaleEvidence, holder_finding
 from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
@@ -463,7 +463,7 @@ def judged(case: str, group: HolderGroup, detail: GroupDetail, sizes: dict[Holde
     proof = Proof("proven", group.nbytes / 4, 3, 4)
     growth = HolderGrowth(Holding(group, path, sizes), proof, case.startswith("lengthens"))
     position = TrainingPosition(step=8, microbatches_per_step=1)
-    finding = holder_finding(growth, detail, Evidence("step", position, collector_off=True))
+    finding = holder_finding(growth, detail, ScaleEvidence("step", position, collector_off=True))
     assert finding is not None
     return finding
 
@@ -486,7 +486,7 @@ def test_a_running_total_of_losses_that_went_through_backward_carries_its_graph(
     sizes = (HeldSize(4, 4000, 1, 1, 20), HeldSize(8, 8000, 1, 1, 40))
     growth = HolderGrowth(Holding(group, anchor, sizes), Proof("proven", 1000, 4, 3), False)
     position = TrainingPosition(step=8, microbatches_per_step=1)
-    finding = holder_finding(growth, GroupDetail(), Evidence("step", position))
+    finding = holder_finding(growth, GroupDetail(), ScaleEvidence("step", position))
     assert finding is not None
     assert finding.mechanism is not None and "carried from step to step" in finding.mechanism
     assert finding.fix is not None and "total = total.detach()" in finding.fix and ".item()" in finding.fix

@@ -8,7 +8,7 @@ from memtriage.diagnose.growth.history import HeldSize, Holding
 from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth
 from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.growth.trend import GrowthEstimate
-from memtriage.diagnose.judge import Evidence
+from memtriage.diagnose.judge import ScaleEvidence
 from memtriage.model.census import HolderGroup
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.model.position import Scale, TrainingPosition
@@ -25,10 +25,10 @@ def evidence(
     rate: float | None = None, *, scale: Scale = "step", counter: str = "cpu", limit: int | None = None,
     used: int | None = None, step: int = 20, microbatches: int = 1, into_step: int = 0,
     collector_off: bool = False, state: Any = "growing",
-) -> Evidence:  # fmt: skip
+) -> ScaleEvidence:  # fmt: skip
     """Evidence of a run whose counter grows by `rate` from position 4 on; without a rate there is none."""
     estimates = {} if rate is None else {counter: GrowthEstimate(state, rate, 0.9 * rate, 1.1 * rate, 4)}
-    return Evidence(
+    return ScaleEvidence(
         scale,
         TrainingPosition(
             step=step, microbatch=into_step, microbatches_per_step=microbatches, time_s=float(step)

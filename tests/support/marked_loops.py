@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.diagnose.judge import Evidence
+from memtriage.diagnose.judge import ScaleEvidence
 from memtriage.model.census import HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPosition
@@ -132,7 +132,7 @@ class Loop:
     def leaks(self) -> list[Finding]:
         main = self.scheduler.main
         estimates = {name: counter.estimate() for name, counter in main.counters.items()}
-        return find_leaks(self.scheduler, Evidence(main.scale, self.position, estimates))
+        return find_leaks(self.scheduler, ScaleEvidence(main.scale, self.position, estimates))
 
     def proven(self) -> dict[str, int]:
         """Bytes a step by proven leak."""

@@ -18,7 +18,7 @@ from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.trend import detection_limit
-from memtriage.diagnose.judge import Evidence
+from memtriage.diagnose.judge import ScaleEvidence
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding, Verdict
@@ -72,7 +72,7 @@ class StandInInvestigator:
 
     def follow(
         self, investigation: Investigation, position: float, also: object = None, frames: object = None,
-        *, between: bool = True, libraries: bool = False,
+        *, between: bool = True, libraries: bool = False, training: TrainingPosition | None = None,
     ) -> CensusPoint:  # fmt: skip
         self.took.append((investigation.scale, position))
         self.between.append(between)
@@ -276,7 +276,7 @@ def watched(program: Program) -> Outcome:
         scheduler.main.end(position, None)
     main = scheduler.main
     estimates = {name: counter.estimate() for name, counter in main.counters.items()}
-    findings = find_leaks(scheduler, Evidence(main.scale, position, estimates))
+    findings = find_leaks(scheduler, ScaleEvidence(main.scale, position, estimates))
     judged = judge_devices(scheduler.judged_on, {program.device: True})
     word = verdict(findings, False, judged)
     resident = main.counters["host"]

@@ -28,7 +28,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Earlier:
     """A holder as the last census saw it."""
 
     seen: HolderSeen
@@ -41,7 +41,7 @@ class FollowedHolders:
     """Numbers the holders of successive censuses: the same holder, the same number."""
 
     def __init__(self) -> None:
-        self._known: dict[GroupKey, _Known] = {}
+        self._known: dict[GroupKey, _Earlier] = {}
         self._numbers = 0
 
     def add(self, census: Census, contents: Contents, *, between: bool = True) -> list[HolderSeen]:
@@ -65,7 +65,7 @@ class FollowedHolders:
             if key not in keys
             for place in places(known.group)
         }
-        now: dict[GroupKey, _Known] = {}
+        now: dict[GroupKey, _Earlier] = {}
         continued: set[int] = set()
         for group in groups:
             head, tail = contents.heads.get(group.key), contents.tails.get(group.key)
@@ -73,11 +73,13 @@ class FollowedHolders:
             if before is not None:
                 continued.add(before.seen.id)
             seen = self._seen(group, before, _continues(before, head, tail), named=between)
-            now[group.key] = _Known(seen, group, head, tail)
+            now[group.key] = _Earlier(seen, group, head, tail)
         self._known = now if between else {**self._known, **now}
         return [known.seen for known in now.values()]
 
-    def _seen(self, group: HolderGroup, before: _Known | None, continued: bool, *, named: bool) -> HolderSeen:
+    def _seen(
+        self, group: HolderGroup, before: _Earlier | None, continued: bool, *, named: bool
+    ) -> HolderSeen:
         if before is None:
             self._numbers += 1
         anchor, path = group.anchor, group.path
@@ -109,9 +111,9 @@ class FollowedHolders:
         group: HolderGroup,
         head: bytes | None,
         tail: bytes | None,
-        moved: Mapping[Place, _Known],
+        moved: Mapping[Place, _Earlier],
         continued: Container[int],
-    ) -> _Known | None:
+    ) -> _Earlier | None:
         """Return the previous census's holder that is the same as a group of this census.
 
         It is the same object, or a new one with most of its storages, or one with the same old graph, or the
@@ -140,7 +142,7 @@ def same_bytes(before: bytes | None, after: bytes | None) -> bool:
     return before is not None and any(before) and before == after
 
 
-def _continues(before: _Known | None, head: bytes | None, tail: bytes | None) -> bool:
+def _continues(before: _Earlier | None, head: bytes | None, tail: bytes | None) -> bool:
     return before is not None and (same_bytes(before.head, head) or same_bytes(before.tail, tail))
 
 

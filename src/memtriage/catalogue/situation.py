@@ -17,7 +17,7 @@ from memtriage.observe.tensors import plain
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class Conditions:
     """What holds at one instant.
 
     Attributes:
@@ -41,7 +41,7 @@ def read_situation(
     leftovers: Collection[int] = (),
     *,
     between_steps: bool = False,
-) -> Situation:
+) -> Conditions:
     """Look at this process.
 
     Args:
@@ -63,7 +63,7 @@ def read_situation(
     backward = _running() or (None if between_steps else _pending(scene, leftovers))
     if backward is not None:
         reasons["backward"] = backward
-    return Situation(cuda.capturing(), reasons)
+    return Conditions(cuda.capturing(), reasons)
 
 
 def _graphs(scene: Scene, segments: Sequence[Segment]) -> str | None:

@@ -48,7 +48,7 @@ POLICY: Final = FindingPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class ScaleEvidence:
     """What a run's counters say, for the judgment.
 
     Attributes:
@@ -90,7 +90,7 @@ class Rates:
 
 
 def holder_finding(
-    growth: HolderGrowth, detail: GroupDetail, evidence: Evidence, period: int = 1
+    growth: HolderGrowth, detail: GroupDetail, evidence: ScaleEvidence, period: int = 1
 ) -> Finding | None:
     """Make the finding of a holder that grows; None if it is not a leak.
 
@@ -140,7 +140,7 @@ def _growth_finding(
     rates: Rates,
     proof: Proof,
     explanation: MechanismText,
-    evidence: Evidence,
+    evidence: ScaleEvidence,
     *,
     lines: GroupDetail | GrowingData,
     how: str,
@@ -181,7 +181,7 @@ def _growth_finding(
     )
 
 
-def held_by(growth: HolderGrowth, detail: GroupDetail, evidence: Evidence) -> Held:
+def held_by(growth: HolderGrowth, detail: GroupDetail, evidence: ScaleEvidence) -> Held:
     """Collect what the rules of mechanisms look at, for one growing holder."""
     position = evidence.position
     group = growth.holding.group
@@ -228,7 +228,7 @@ def _known_holder(group: HolderGroup) -> str | None:
     return name if name is not None and group.known[name] > POLICY.known * group.nbytes else None
 
 
-def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
+def _rates(rate: float, counter: str, evidence: ScaleEvidence) -> Rates:
     """Return the rates of growth on the scale of its evidence.
 
     Growth within a step may also continue from step to step, or be freed at the end of each step. The
@@ -286,7 +286,7 @@ def _retained(detail: GroupDetail, scale: Scale) -> list[str]:
     return [f"{at}the holding object{kind} alone retained {retained} of {whole}"]
 
 
-def _projection(device: str, rates: Rates, evidence: Evidence) -> Projection | None:
+def _projection(device: str, rates: Rates, evidence: ScaleEvidence) -> Projection | None:
     limit, used = evidence.limits.get(device), evidence.used.get(device)
     if limit is None:
         return None
@@ -303,7 +303,7 @@ def _said(projection: Projection | None) -> list[str]:
     return [] if projection is None else [str(projection)]
 
 
-def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
+def data_finding(growth: DataGrowth, evidence: ScaleEvidence) -> Finding | None:
     """Make the finding of a growing container of ordinary data; None if it is not a leak.
 
     A program that is followed over time has no repeating positions. What it collects while it starts looks
@@ -333,7 +333,7 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
     )
 
 
-def _explained(data: GrowingData, evidence: Evidence) -> MechanismText:
+def _explained(data: GrowingData, evidence: ScaleEvidence) -> MechanismText:
     return mechanism_of(
         Held(
             data.path, data.path, attached=False, owner="", kind=data.kind, classes=data.classes,
@@ -357,7 +357,7 @@ def unexplained(growth: GrowthEstimate, known: float, policy: TrendPolicy) -> fl
 
 def unnamed_growth(
     counter: str,
-    evidence: Evidence,
+    evidence: ScaleEvidence,
     named: Iterable[Finding],
     held: float | None,
     resident_contradicts: bool,
@@ -452,7 +452,7 @@ def _rate_on(finding: Finding, scale: Scale) -> int:
     return rate or 0
 
 
-def _cause_unseen(counter: str, evidence: Evidence, held: float | None) -> MechanismText:
+def _cause_unseen(counter: str, evidence: ScaleEvidence, held: float | None) -> MechanismText:
     if counter == "cpu" and evidence.profiled:
         return MechanismText(PROFILER.why, PROFILER.fix)
     if held is None:
@@ -460,7 +460,7 @@ def _cause_unseen(counter: str, evidence: Evidence, held: float | None) -> Mecha
     return MECHANISMS["native code"].filled({"shapes": f"{ONEDNN.why}; {ONEDNN.fix}"})
 
 
-def _cause_of_data(data: GrowingData, evidence: Evidence) -> MechanismText:
+def _cause_of_data(data: GrowingData, evidence: ScaleEvidence) -> MechanismText:
     return _explained(data, evidence) if data.native is None else _native_cause(data)
 
 

@@ -16,13 +16,13 @@ from typing import Final, get_args
 import msgspec
 
 from memtriage.account.process_ledger import gpu_rows
-from memtriage.diagnose.growth.counter import Counter, Counters
+from memtriage.diagnose.growth.counter import Counters, WatchedCounter
 from memtriage.diagnose.growth.history import HolderHistory, Holding
 from memtriage.diagnose.growth.holders import HolderGrowth, growths
 from memtriage.diagnose.growth.judged import judge_counter, weakest
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.proof import BY_TIME
-from memtriage.diagnose.judge import Evidence, holder_finding, unnamed_growth
+from memtriage.diagnose.judge import ScaleEvidence, holder_finding, unnamed_growth
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.blocks import DeviceCounters
@@ -93,7 +93,7 @@ class Attached:
 
     pid: int
     rank: int | None = None
-    resident: Counter = field(default_factory=lambda: Counter(_KERNEL))
+    resident: WatchedCounter = field(default_factory=lambda: WatchedCounter(_KERNEL))
     held: Counters = field(default_factory=Counters)
     history: HolderHistory = field(default_factory=HolderHistory)
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Attached:
             self.allocated |= self.allocator.counters()
             for device, counters in self.allocated.items():
                 if counters.allocated is not None:
-                    self.held.setdefault(device, Counter(device)).add(now, counters.allocated)
+                    self.held.setdefault(device, WatchedCounter(device)).add(now, counters.allocated)
 
     def find_allocator(self) -> None:
         """Look for the statistics of its CUDA allocator, which is there once it uses a GPU."""
@@ -130,7 +130,7 @@ class Attached:
         for group in census.groups:
             totals[group.device] = totals.get(group.device, 0) + group.nbytes
         for device in {*totals, *self.held, _CPU} - self.allocated.keys():
-            self.held.setdefault(device, Counter(device)).add(now, totals.get(device, 0))
+            self.held.setdefault(device, WatchedCounter(device)).add(now, totals.get(device, 0))
         taken = Census(
             storages=census.storages, groups=census.groups, nodes_by_anchor={}, objects=census.objects,
             nodes=census.nodes, seconds=census.seconds,
@@ -150,7 +150,7 @@ class Attached:
     def findings(self, now: float) -> list[Finding]:
         """Return what grows, largest first, and growth that no holder explains."""
         estimates = {device: counter.estimate() for device, counter in self.held.items()}
-        evidence = Evidence("second", TrainingPosition(time_s=now), estimates)
+        evidence = ScaleEvidence("second", TrainingPosition(time_s=now), estimates)
         found = []
         for growth in self.growing(now):
             if is_native(growth.holding.group.anchor):
@@ -160,13 +160,13 @@ class Attached:
             if finding is not None:
                 found.append(finding)
         for device, counter in {_CPU: self.resident, **self._allocators()}.items():
-            of = Evidence("second", TrainingPosition(time_s=now), {device: counter.estimate()})
+            of = ScaleEvidence("second", TrainingPosition(time_s=now), {device: counter.estimate()})
             unnamed = unnamed_growth(device, of, found, None, False)
             if unnamed is not None:
                 found.append(unnamed)
         return [msgspec.structs.replace(finding, rank=self.rank, step=None) for finding in found]
 
-    def _allocators(self) -> dict[str, Counter]:
+    def _allocators(self) -> dict[str, WatchedCounter]:
         return {device: self.held[device] for device in self.allocated if device in self.held}
 
     def judged(self) -> dict[str, Judged]:
@@ -211,7 +211,7 @@ def _device_of(holding: Holding) -> str:
     return holding.group.device
 
 
-def _judge(counter: Counter) -> Judged:
+def _judge(counter: WatchedCounter) -> Judged:
     growth, judged = judge_counter(counter.track, "time", counter.policy)
     if growth.state != "too_short":
         return judged

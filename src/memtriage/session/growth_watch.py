@@ -8,10 +8,9 @@ from types import FrameType
 from typing import Final
 
 from memtriage.diagnose.growth.counter import CODE
-from memtriage.diagnose.growth.evidence import Comparison
-from memtriage.diagnose.growth.evidence import Evidence as Observed
+from memtriage.diagnose.growth.evidence import Comparison, Evidence
 from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.diagnose.judge import Evidence
+from memtriage.diagnose.judge import ScaleEvidence
 from memtriage.model.evidence import CensusSeen, Readings, Situation
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
@@ -96,7 +95,7 @@ class GrowthWatch:
         self._rank = rank
         self._batches_vary = batches_vary
         self._write = write
-        self._observed = Observed()
+        self._observed = Evidence()
         self._written_s = self._paused_s = 0.0
         self._works_s: float | None = None
         self._investigator = Investigator(script_root, say, ledgers.before_census, self._write_census)
@@ -212,7 +211,7 @@ class GrowthWatch:
         """Return what grows, as far as is known now, largest first."""
         self.limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
         main = self.scheduler.main
-        evidence = Evidence(
+        evidence = ScaleEvidence(
             main.scale,
             self._progress.now(),
             {name: counter.estimate() for name, counter in main.counters.items()},

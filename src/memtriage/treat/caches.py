@@ -16,7 +16,7 @@ from memtriage.catalogue.contents import read_places
 from memtriage.catalogue.entry import Holder
 from memtriage.catalogue.place import Place
 from memtriage.catalogue.scene import Scene
-from memtriage.catalogue.situation import Situation, read_situation
+from memtriage.catalogue.situation import Conditions, read_situation
 from memtriage.model.holders import (
     CAPTURE_UNDER_WAY,
     AllocatorFigures,
@@ -112,7 +112,7 @@ def _nothing_done(chosen: Sequence[Holder], before: dict[str, AllocatorFigures],
     )
 
 
-def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Clearing], Situation]:
+def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Clearing], Conditions]:
     """Find each entry, and what forbids clearing. The result keeps no tensor alive."""
     work = [
         _Clearing(holder, HolderOutcome(name=holder.name, kind=holder.kind, status="absent"))
@@ -169,7 +169,7 @@ def _leftovers(scene: Scene) -> set[int]:
     return identities
 
 
-def _treat(work: _Clearing, situation: Situation, asked: bool) -> None:
+def _treat(work: _Clearing, situation: Conditions, asked: bool) -> None:
     """Clear an entry, or say why not. Never raises."""
     outcome, holder = work.outcome, work.holder
     if outcome.status == "failed" or not work.places:
@@ -207,7 +207,7 @@ def _fall(before: dict[str, AllocatorFigures], after: dict[str, AllocatorFigures
     }
 
 
-def _refusal(holder: Holder, situation: Situation, asked: bool) -> str | None:
+def _refusal(holder: Holder, situation: Conditions, asked: bool) -> str | None:
     if holder.policy == "never":
         return holder.why + (f" (what does: {holder.clears})" if holder.clears else "")
     if holder.policy == "on request" and not asked:

@@ -8,14 +8,14 @@ import random
 import pytest
 
 from memtriage.diagnose.growth import counter as counter_module
-from memtriage.diagnose.growth.counter import Counter, Counters
+from memtriage.diagnose.growth.counter import Counters, WatchedCounter
 
 KIB = 1024
 MIB = 1024 * KIB
 
 
-def counter_of(values: list[int], name: str = "cpu") -> Counter:
-    made = Counter(name)
+def counter_of(values: list[int], name: str = "cpu") -> WatchedCounter:
+    made = WatchedCounter(name)
     for step, value in enumerate(values, 1):
         made.add(step, value)
     return made
@@ -42,7 +42,7 @@ def test_an_estimate_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_reading_nothing_is_known() -> None:
-    made = Counter("cpu")
+    made = WatchedCounter("cpu")
     assert made.estimate().state == "too_short"
     assert not made.contradicts(MIB, 0)
 
@@ -87,7 +87,7 @@ def test_a_rise_between_two_positions_is_measured_against_a_rate() -> None:
     assert not made.rose(3 * MIB, 10, 50)
     assert not made.rose(MIB, 70, 110)
     assert not made.rose(MIB, 50, 50)
-    assert not Counter("cpu").rose(MIB, 10, 50)
+    assert not WatchedCounter("cpu").rose(MIB, 10, 50)
 
 
 def test_growth_is_steady_unless_it_seems_to_slow_down() -> None:

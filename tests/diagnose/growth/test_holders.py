@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from memtriage.diagnose.growth.counter import Counter, Counters
+from memtriage.diagnose.growth.counter import Counters, WatchedCounter
 from memtriage.diagnose.growth.history import HolderHistory
 from memtriage.diagnose.growth.holders import (
     AwaitingCollector,
@@ -32,8 +32,8 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-def counter_of(values: list[int]) -> Counter:
-    made = Counter("cpu")
+def counter_of(values: list[int]) -> WatchedCounter:
+    made = WatchedCounter("cpu")
     for step, value in enumerate(values, 1):
         made.add(step, value)
     return made
@@ -48,7 +48,7 @@ def holders(sizes: dict[float, dict[str, int]]) -> HolderHistory:
 
 
 def judged(
-    history: HolderHistory, counter: Counter, *, period: float | None = None, now: float = 0
+    history: HolderHistory, counter: WatchedCounter, *, period: float | None = None, now: float = 0
 ) -> dict[str, HolderGrowth]:
     grown = growths(
         history.growing(period),
@@ -154,7 +154,7 @@ def test_what_slows_down_is_proven_where_it_is_all_that_its_counter_shows(
     assert (proof.certainty, proof.fills) == (certainty, certainty == "suspected")
 
 
-def backlog(counter: Counter) -> dict[str, HolderGrowth]:
+def backlog(counter: WatchedCounter) -> dict[str, HolderGrowth]:
     """A queue that is longer at each census, with other entries each time."""
     history = HolderHistory()
     for at in CENSUSES:
@@ -250,7 +250,7 @@ def test_a_counter_that_other_growth_moves_gives_no_rate() -> None:
 # --- after the last census ---------------------------------------------------------------------------------
 
 
-def noisy(sizes: list[int]) -> Counter:
+def noisy(sizes: list[int]) -> WatchedCounter:
     """A counter too noisy to see a holder of these MiB."""
     chance = random.Random(3)
     return counter_of([size * MIB + chance.randrange(4000) * MIB for size in sizes])
@@ -404,7 +404,7 @@ def test_garbage_of_another_device_explains_nothing() -> None:
     assert not waits_for_collector(waiting((3, 0), (13, 99 * MIB)), "cuda:0", MIB)
 
 
-def grown(seed: int) -> tuple[HolderHistory, Counter, float]:
+def grown(seed: int) -> tuple[HolderHistory, WatchedCounter, float]:
     """Three holders of a run, its counter, and how far it has come."""
     chance = random.Random(seed)
     steps = chance.choice([20, 40, 80])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memtriage.diagnose.growth.counter import Counter
+from memtriage.diagnose.growth.counter import WatchedCounter
 from memtriage.diagnose.growth.holders import AwaitingCollector, DataGrowth, HolderGrowth
 from memtriage.diagnose.growth.judged import NO_COUNTER
 from memtriage.diagnose.growth.proof import Proof
@@ -36,7 +36,7 @@ NOTHING: Any = None
 def followed(*nbytes: int, collector_off: bool = False) -> ScaleScheduler:
     """A flat counter, and what awaited the collector at censuses five steps apart."""
     follower = ScaleScheduler("step", NOTHING, NOTHING, NOTHING)
-    follower.counters["cpu"] = Counter("cpu")
+    follower.counters["cpu"] = WatchedCounter("cpu")
     for step in range(40):
         follower.counters["cpu"].add(step, 100 * MIB)
     follower.investigation.collector_off = collector_off
@@ -69,7 +69,7 @@ def growing(
     harmless: float = 0.0, *, waits: int = 0, fills: bool = False, off: bool = False, device: str = "cpu"
 ) -> Any:
     """A counter that rises by 1 MiB per step, as far as the judgment asks for it."""
-    counter = Counter(device)
+    counter = WatchedCounter(device)
     for step in range(60):
         counter.add(step, (100 + step) * MIB)
     investigation = SimpleNamespace(
@@ -108,7 +108,7 @@ def test_growth_that_is_explained_still_has_a_limit(schedule: Any, has_limit: bo
 def test_what_would_not_be_reported_is_explained() -> None:
     """A harmless holder explains less than 0.7 of a noisy counter's rate, but all that surely grows."""
     schedule, noise = growing(1800.0), random.Random(0)
-    schedule.counters["cpu"] = Counter("cpu")
+    schedule.counters["cpu"] = WatchedCounter("cpu")
     for step in range(300):
         schedule.counters["cpu"].add(step, 100 * MIB + 2700 * step + noise.randrange(300_000))
     estimate = schedule.counters["cpu"].estimate()

@@ -19,7 +19,7 @@ _AS_FAST: Final = 0.5
 """A rise of at least this part of a rate is the same growth: rates vary with the load of the machine."""
 
 
-class Counter:
+class WatchedCounter:
     """A counter's readings on one scale, with an estimate that is computed once per reading.
 
     Args:
@@ -99,35 +99,35 @@ class Counter:
         return estimate(points.steeper(rate), self.policy).state == "growing"
 
 
-class Counters(dict[str, Counter]):
+class Counters(dict[str, WatchedCounter]):
     """Counters by name; for a counter that does not exist, every answer is False."""
 
     def contradicts(self, name: str, rate: float, since: float) -> bool:
-        """As `Counter.contradicts`."""
+        """As `WatchedCounter.contradicts`."""
         counter = self.get(name)
         return counter is not None and counter.contradicts(rate, since)
 
     def confirms(self, name: str, rate: float) -> bool:
-        """As `Counter.confirms`."""
+        """As `WatchedCounter.confirms`."""
         counter = self.get(name)
         return counter is not None and counter.confirms(rate)
 
     def steady(self, name: str, rate: float) -> bool:
-        """As `Counter.steady`."""
+        """As `WatchedCounter.steady`."""
         counter = self.get(name)
         return counter is not None and counter.steady(rate)
 
     def ended(self, name: str, rate: float) -> bool:
-        """As `Counter.ended`."""
+        """As `WatchedCounter.ended`."""
         counter = self.get(name)
         return counter is not None and counter.ended(rate)
 
     def flat(self, name: str, rate: float, since: float) -> bool:
-        """As `Counter.flat`."""
+        """As `WatchedCounter.flat`."""
         counter = self.get(name)
         return counter is not None and counter.flat(rate, since)
 
     def rose(self, name: str, rate: float, start: float, end: float) -> bool:
-        """As `Counter.rose`."""
+        """As `WatchedCounter.rose`."""
         counter = self.get(name)
         return counter is not None and counter.rose(rate, start, end)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Final, TypeVar
 
-from memtriage.diagnose.growth.counter import Counter, Counters
+from memtriage.diagnose.growth.counter import Counters, WatchedCounter
 from memtriage.diagnose.growth.history import Holding
 from memtriage.diagnose.growth.proof import POLICY, Proof, ProofPolicy, prove
 from memtriage.model.census import GroupDetail
@@ -400,7 +400,7 @@ def _faster(growth: _Grown, factor: float) -> _Grown:
     return replace(growth, proof=replace(growth.proof, rate=factor * growth.proof.rate))
 
 
-def _factor(growing: Sequence[_Grown], counter: Counter) -> float:
+def _factor(growing: Sequence[_Grown], counter: WatchedCounter) -> float:
     """Return how much faster a counter grows than its holders, which explain it; 1 where that is not sure."""
     proven = [growth for growth in growing if growth.proof.certainty == "proven"]
     if not proven:

@@ -106,21 +106,21 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
         limits: state how small a leak would have been found, which takes 20 ms per device.
     """
     main = evidence.main
-    scene = _Scene(evidence, main, counters_of(main))
-    judgment = Judgment(counters=dict(scene.counters), rises=attribute(main, scene.counters))
-    held = list(_of_holders(scene, judgment.rises))
+    basis = _Basis(evidence, main, counters_of(main))
+    judgment = Judgment(counters=dict(basis.counters), rises=attribute(main, basis.counters))
+    held = list(_of_holders(basis, judgment.rises))
     for within in evidence.steps:
-        of_step = _Scene(evidence, within, counters_of(within), scene.counters)
+        of_step = _Basis(evidence, within, counters_of(within), basis.counters)
         rises = [rise for rise in attribute(within, of_step.counters) if _goes_on(evidence, within, rise)]
         held += _of_holders(of_step, rises)
     held = _join_host_part(held)
     findings = [finding for finding, _ in held]
-    findings += (finding for rise in judgment.rises if (finding := _of_data(scene, rise)) is not None)
+    findings += (finding for rise in judgment.rises if (finding := _of_data(basis, rise)) is not None)
     facts_by_path = {path: facts for finding, facts in held if (path := finding.holder_path) is not None}
     leaks = one_a_cause(findings, facts_by_path)
-    for name in sorted(scene.counters):
-        if name not in CONFIRMING and not _ends_by_itself(scene, name):
-            unnamed = _unnamed(scene, name, judgment.rises, leaks)
+    for name in sorted(basis.counters):
+        if name not in CONFIRMING and not _ends_by_itself(basis, name):
+            unnamed = _unnamed(basis, name, judgment.rises, leaks)
             leaks = leaks if unnamed is None else _with_unnamed(leaks, unnamed)
     judgment.findings = _worth_reporting(leaks)
     if limits:
@@ -150,7 +150,7 @@ def judged_again(rank: RankRecord) -> RankRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _Basis:
     """One comparison with its counters, as the makers of findings need it.
 
     Attributes:
@@ -207,7 +207,7 @@ def _goes_on(evidence: Evidence, within: Comparison, rise: Rise) -> bool:
 # --- growth that has a holder -------------------------------------------------------------------------------
 
 
-def _of_holders(scene: _Scene, rises: Iterable[Rise]) -> Iterator[tuple[Finding, Held]]:
+def _of_holders(basis: _Basis, rises: Iterable[Rise]) -> Iterator[tuple[Finding, Held]]:
     """Yield findings of holders, each with the facts that its mechanism was inferred from.
 
     These are not leaks: a container with a bound, a cycle that the collector will free, and a rise over one
@@ -218,23 +218,23 @@ def _of_holders(scene: _Scene, rises: Iterable[Rise]) -> Iterator[tuple[Finding,
         if not isinstance(seen, HolderSeen) or not isinstance(first, HolderSeen):
             continue
         garbage = has(seen.anchor, SegmentKind.GARBAGE_CYCLE)
-        if (garbage and not scene.collector_off) or is_bounded(seen):
+        if (garbage and not basis.collector_off) or is_bounded(seen):
             continue
-        if is_native(seen.anchor) and _awaits_collector(scene, seen.device, rise.rate):
+        if is_native(seen.anchor) and _awaits_collector(basis, seen.device, rise.rate):
             continue
         if rise.certainty == "suspected" and len(rise.points) == 2 and not rise.by_counter:
             continue
-        held = _held(scene, rise, seen)
+        held = _held(basis, rise, seen)
         detail = seen.detail or GroupDetail()
-        more = [*_several(scene, rise), *_retained(detail, scene)]
+        more = [*_several(basis, rise), *_retained(detail, basis)]
         if detail.saved_by:
             more.append(f"the largest storage is kept for backward by {detail.saved_by}")
         yield _finding(
-            scene, rise, held.path, mechanism_of(held), detail,
+            basis, rise, held.path, mechanism_of(held), detail,
             device=DEVICE_HOST if seen.kept - first.kept > seen.nbytes - first.nbytes else seen.device,
             kind="garbage_cycle" if garbage else "leak",
             nbytes=seen.size,
-            how=_sizes(scene, rise),
+            how=_sizes(basis, rise),
             also_held_by=[*([seen.anchor] if detail.carrier else []), *detail.also_held_by],
             more=more,
         ), held  # fmt: skip
@@ -252,11 +252,11 @@ def is_bounded(seen: HolderSeen) -> bool:
     return not seen.attached or 2 * (seen.detail.entries or 0) >= bound
 
 
-def _held(scene: _Scene, rise: Rise, seen: HolderSeen) -> Held:
+def _held(basis: _Basis, rise: Rise, seen: HolderSeen) -> Held:
     """Collect what the rules of mechanisms look at."""
     grown = [each.seen for each in rise.series if each.at >= rise.since and isinstance(each.seen, HolderSeen)]
     first, before = grown[0], grown[-2]
-    position = scene.evidence.situation.position
+    position = basis.evidence.situation.position
     detail = seen.detail or GroupDetail()
     anchor = detail.carrier or seen.anchor
     return Held(
@@ -282,11 +282,11 @@ def _held(scene: _Scene, rise: Rise, seen: HolderSeen) -> Held:
         classes=tuple(detail.classes),
         in_optimizer=detail.in_optimizer,
         collected=detail.collected,
-        every="backward" if scene.scale == "microbatch" else scene.scale,
+        every="backward" if basis.scale == "microbatch" else basis.scale,
     )
 
 
-def _of_data(scene: _Scene, rise: Rise) -> Finding | None:
+def _of_data(basis: _Basis, rise: Rise) -> Finding | None:
     """Make the finding of a growing container of ordinary data; None if it is not a leak.
 
     A program that is followed over time has no repeating positions. What it collects while it starts looks
@@ -295,11 +295,11 @@ def _of_data(scene: _Scene, rise: Rise) -> Finding | None:
     seen = rise.series[-1].seen
     if not isinstance(seen, DataSeen) or rise.rate < ATTRIBUTION.data_least:
         return None
-    if rise.certainty == "suspected" and (scene.scale == "second" or len(rise.points) == 2):
+    if rise.certainty == "suspected" and (basis.scale == "second" or len(rise.points) == 2):
         return None
     first = next(each.seen for each in rise.series if each.at >= rise.since)
     assert isinstance(first, DataSeen)
-    between = f"between {SPANS[scene.scale]} {rise.since:.4g} and {rise.last:.4g}"
+    between = f"between {SPANS[basis.scale]} {rise.since:.4g} and {rise.last:.4g}"
     how = (
         f"from {size(first.entries)} to {size(seen.entries)} {between}, with the same beginning or end"
         if seen.lengthens
@@ -308,11 +308,11 @@ def _of_data(scene: _Scene, rise: Rise) -> Finding | None:
     )
     nbytes = seen.entries * seen.entry_bytes
     return _finding(
-        scene, rise, seen.path, _why_data(scene, seen), seen, device=DEVICE_HOST, nbytes=nbytes, how=how
+        basis, rise, seen.path, _why_data(basis, seen), seen, device=DEVICE_HOST, nbytes=nbytes, how=how
     )
 
 
-def _why_data(scene: _Scene, seen: DataSeen) -> MechanismText:
+def _why_data(basis: _Basis, seen: DataSeen) -> MechanismText:
     if seen.native is not None:
         path, part = in_words(seen.path), growing_part(seen.classes)
         if part is not None:
@@ -324,13 +324,13 @@ def _why_data(scene: _Scene, seen: DataSeen) -> MechanismText:
         Held(
             seen.path, seen.path, attached=False, owner="", kind=seen.kind, classes=tuple(seen.classes),
             ordinary=True, lengthens=seen.lengthens,
-            every="backward" if scene.scale == "microbatch" else scene.scale,
+            every="backward" if basis.scale == "microbatch" else basis.scale,
         )
     )  # fmt: skip
 
 
 def _finding(
-    scene: _Scene,
+    basis: _Basis,
     rise: Rise,
     path: HolderPath,
     text: MechanismText,
@@ -354,14 +354,14 @@ def _finding(
         also_held_by: other holders.
         more: further evidence.
     """
-    counter = scene.counters.get(rise.counter)
-    projection = _projection(scene, device, counter, rise.recent)
-    last = scene.comparison.censuses[-1]
+    counter = basis.counters.get(rise.counter)
+    projection = _projection(basis, device, counter, rise.recent)
+    last = basis.comparison.censuses[-1]
     finding = Finding(
         kind=kind,
         device=device,
         bytes=nbytes,
-        bytes_step=last.position.step if scene.scale == "step" else None,
+        bytes_step=last.position.step if basis.scale == "step" else None,
         certainty=rise.certainty,
         holder_path=path,
         also_held_by_paths=list(also_held_by),
@@ -370,7 +370,7 @@ def _finding(
         mechanism=text.mechanism,
         fix=text.fix,
         playbook=LEAKS,
-        step=scene.evidence.situation.position.step,
+        step=basis.evidence.situation.position.step,
         projection=projection,
         evidence=[
             how,
@@ -379,7 +379,7 @@ def _finding(
             *([] if projection is None else [str(projection)]),
         ],
     )
-    return msgspec.structs.replace(finding, **_rates(scene, rise.rate, rise.counter))
+    return msgspec.structs.replace(finding, **_rates(basis, rise.rate, rise.counter))
 
 
 _WHY: Final[Mapping[Open, str]] = {
@@ -391,18 +391,18 @@ _WHY: Final[Mapping[Open, str]] = {
 }
 
 
-def _rates(scene: _Scene, rate: float, counter: str) -> dict[str, int | None]:
+def _rates(basis: _Basis, rate: float, counter: str) -> dict[str, int | None]:
     """Return the rates of growth on the scale of its evidence, by field of a finding.
 
     Growth within a step may also continue from step to step, or be freed at the end of each step: then it has
     no rate per step.
     """
-    each_step = scene.evidence.situation.position.microbatches_per_step
-    if scene.scale == "second":
+    each_step = basis.evidence.situation.position.microbatches_per_step
+    if basis.scale == "second":
         return {"bytes_per_second": round(rate)}
-    if scene.scale == "step":
+    if basis.scale == "step":
         return {"bytes_per_step": round(rate), "bytes_per_microbatch": round(rate / max(1, each_step))}
-    over_run = scene.run.get(counter)
+    over_run = basis.run.get(counter)
     stays = over_run is not None and over_run.rises and 2 * over_run.growth.rate >= rate * each_step > 0
     return {
         "bytes_per_step": round(rate * each_step) if stays else None,
@@ -410,7 +410,7 @@ def _rates(scene: _Scene, rate: float, counter: str) -> dict[str, int | None]:
     }
 
 
-def _sizes(scene: _Scene, rise: Rise) -> str:
+def _sizes(basis: _Basis, rise: Rise) -> str:
     """`3 censuses, at steps 3, 6, 12: 1.0, 4.0, 10.0 MiB at the same place; 9 more storages`."""
     grown = [each.seen for each in rise.series if each.at >= rise.since and isinstance(each.seen, HolderSeen)]
     at = ", ".join(f"{position:.4g}" for position, _ in rise.points)
@@ -418,13 +418,13 @@ def _sizes(scene: _Scene, rise: Rise) -> str:
     more, nodes = grown[-1].storages - grown[0].storages, grown[-1].nodes - grown[0].nodes
     storages = f"; {more:,} more storages" if more else ""
     graph = f"; {nodes:,} more autograd nodes" if nodes > 0 else ""
-    censuses = f"{len(rise.points)} censuses, at {SPANS[scene.scale]} {at}"
+    censuses = f"{len(rise.points)} censuses, at {SPANS[basis.scale]} {at}"
     return f"{censuses}: {held} at the same place{storages}{graph}"
 
 
-def _several(scene: _Scene, rise: Rise) -> list[str]:
-    counter = scene.counters.get(rise.counter)
-    period = None if counter is None or scene.comparison.step is None else counter.growth.period
+def _several(basis: _Basis, rise: Rise) -> list[str]:
+    counter = basis.counters.get(rise.counter)
+    period = None if counter is None or basis.comparison.step is None else counter.growth.period
     if period is None or round(period) < 2:
         return []
     return [
@@ -433,28 +433,28 @@ def _several(scene: _Scene, rise: Rise) -> list[str]:
     ]
 
 
-def _retained(detail: GroupDetail, scene: _Scene) -> list[str]:
+def _retained(detail: GroupDetail, basis: _Basis) -> list[str]:
     if not detail.retained or detail.retained_of is None:
         return []
     kind = f" ({detail.holder_kind})" if detail.holder_kind else ""
-    at = "" if detail.retained_at is None else f"at {scene.unit} {detail.retained_at:.4g} "
+    at = "" if detail.retained_at is None else f"at {basis.unit} {detail.retained_at:.4g} "
     retained, whole = size(detail.retained), size(detail.retained_of)
     return [f"{at}the holding object{kind} alone retained {retained} of {whole}"]
 
 
-def _projection(scene: _Scene, device: str, counter: Counter | None, rate: float) -> Projection | None:
+def _projection(basis: _Basis, device: str, counter: Counter | None, rate: float) -> Projection | None:
     """Return when memory runs out if all that grows on a device goes on as in the latest part of the run."""
-    situation = scene.evidence.situation
+    situation = basis.evidence.situation
     limit, used = situation.limits.get(device), situation.used.get(device)
     if counter is not None and counter.growth.state == "growing":
         rate = max(rate, counter.growth.recent)
-    if limit is None or used is None or rate <= 0 or scene.scale == "second":
+    if limit is None or used is None or rate <= 0 or basis.scale == "second":
         return None
     left = max(0, int((limit - used) / rate))
     position = situation.position
-    if scene.scale == "step":
+    if basis.scale == "step":
         return Projection(device=device, limit=limit, step=position.step + left)
-    if scene.comparison.step is not None:
+    if basis.comparison.step is not None:
         return Projection(device=device, limit=limit, microbatches=position.into_step + left)
     return Projection(device=device, limit=limit, backward=position.backwards + left)
 
@@ -487,12 +487,12 @@ def _with_unnamed(leaks: Sequence[Finding], unnamed: Finding) -> list[Finding]:
     return sorted([*others, with_native_part(same, unnamed)], key=rate_of, reverse=True)
 
 
-def _unnamed(scene: _Scene, name: str, rises: Sequence[Rise], leaks: Sequence[Finding]) -> Finding | None:
+def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Finding]) -> Finding | None:
     """Make the finding of a counter's growth that no holder accounts for: memory that only C++ sees.
 
     If a container of objects of C++ grew meanwhile, or one of ordinary data as fast, it is the holder.
     """
-    growth = scene.counters[name].growth
+    growth = basis.counters[name].growth
     data = [rise for rise in rises if isinstance(rise.series[-1].seen, DataSeen)]
     native = next((rise for rise in data if rise.series[-1].seen.native is not None), None)  # type: ignore[union-attr]
     # If a container of native objects proves the growth, the counter only measures it.
@@ -503,12 +503,12 @@ def _unnamed(scene: _Scene, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
     # Suspected growth may have come once. What has a holder includes it.
     known = float(
         sum(
-            _on(leak, scene.scale)
+            _on(leak, basis.scale)
             for leak in leaks
             if leak.device in devices and leak.certainty != "suspected"
         )
     )
-    held, covered = _held_rate(scene, name)
+    held, covered = _held_rate(basis, name)
     of_data = sum(rise.rate for rise in data if rise.certainty == "proven" and rise.counter == name)
     known = max(known, held + of_data)
     missing = growth.rate - known
@@ -519,25 +519,25 @@ def _unnamed(scene: _Scene, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
         holder = next((rise for rise in data if missing / 2 <= rise.own_rate <= 2 * missing), None)
     seen = None if holder is None else holder.series[-1].seen
     assert seen is None or isinstance(seen, DataSeen)
-    position = scene.evidence.situation.position
-    resident = scene.counters.get(DEVICE_HOST)
+    position = basis.evidence.situation.position
+    resident = basis.counters.get(DEVICE_HOST)
     open_because = []
     if name == "cpu" and resident is not None and contradicts(resident, missing, growth.onset or 0.0):
         open_because.append("the resident set does not grow with it")
-    if seen is None and name == "cpu" and _caches_may_fill(scene):
+    if seen is None and name == "cpu" and _caches_may_fill(basis):
         open_because.append("a cache with an entry for each shape of the input may still be filling")
     if not covered:
         open_because.append("the censuses since then do not show what holds it")
     if seen is not None:
-        text = _why_data(scene, seen)
-    elif name == "cpu" and scene.comparison.censuses and all(c.profiled for c in scene.comparison.censuses):
+        text = _why_data(basis, seen)
+    elif name == "cpu" and basis.comparison.censuses and all(c.profiled for c in basis.comparison.censuses):
         text = MechanismText(PROFILER.why, PROFILER.fix)
     else:
         text = MECHANISMS["native code"].filled({"shapes": f"{ONEDNN.why}; {ONEDNN.fix}"})
     device = DEVICE_HOST if name == "cpu" else name
     pace = growth.recent / growth.rate if growth.rate > 0 else 1.0
-    projection = _projection(scene, device, scene.counters[name], missing * pace)
-    span = scene.comparison.now - (growth.onset or 0.0)
+    projection = _projection(basis, device, basis.counters[name], missing * pace)
+    span = basis.comparison.now - (growth.onset or 0.0)
     finding = Finding(
         kind="leak",
         device=device,
@@ -553,14 +553,14 @@ def _unnamed(scene: _Scene, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
         step=position.step,
         projection=projection,
         evidence=[
-            f"the counter of {name} rises by {size(round(growth.rate))} per {scene.unit} "
+            f"the counter of {name} rises by {size(round(growth.rate))} per {basis.unit} "
             f"({size(round(growth.low))} to {size(round(growth.high))}); "
             f"censuses name {size(round(known))} of it",
             *(f"suspected only: {why}" for why in open_because),
             *([] if projection is None else [str(projection)]),
         ],
     )
-    return msgspec.structs.replace(finding, **_rates(scene, missing, name))
+    return msgspec.structs.replace(finding, **_rates(basis, missing, name))
 
 
 def _on(finding: Finding, scale: Scale) -> int:
@@ -573,14 +573,14 @@ def _on(finding: Finding, scale: Scale) -> int:
     return rate or 0
 
 
-def _held_rate(scene: _Scene, name: str) -> tuple[float, bool]:
+def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:
     """Return the rate of everything that has a holder, and whether censuses cover the counter's growth.
 
     They do if it rose between them about as fast as over the whole of its growth: between all of them, or
     those since its onset.
     """
-    counter, scale = scene.counters[name], scene.scale
-    taken = [census for census in scene.comparison.censuses if census.between]
+    counter, scale = basis.counters[name], basis.scale
+    taken = [census for census in basis.comparison.censuses if census.between]
     for since in (0.0, counter.growth.onset or 0.0):
         later = [census for census in taken if census.at(scale) >= since]
         if len(later) < 2:
@@ -593,10 +593,10 @@ def _held_rate(scene: _Scene, name: str) -> tuple[float, bool]:
     return 0.0, False
 
 
-def _caches_may_fill(scene: _Scene) -> bool:
+def _caches_may_fill(basis: _Basis) -> bool:
     """Return whether native caches with an entry per shape may still be filling."""
-    vary = scene.evidence.situation.shapes_vary
-    code = scene.counters.get(CODE)
+    vary = basis.evidence.situation.shapes_vary
+    code = basis.counters.get(CODE)
     if vary is not None:
         return vary
     if code is None or len(code.points.at) < 2:
@@ -604,25 +604,25 @@ def _caches_may_fill(scene: _Scene) -> bool:
     return bool(code.points.floors[-1] > code.points.floors[0])
 
 
-def _ends_by_itself(scene: _Scene, name: str) -> bool:
+def _ends_by_itself(basis: _Basis, name: str) -> bool:
     """Return whether what seems to grow waits for the cyclic collector, or fills a bounded native cache."""
-    counter, code = scene.counters[name], scene.counters.get(CODE)
-    if _awaits_collector(scene, name, counter.growth.rate):
+    counter, code = basis.counters[name], basis.counters.get(CODE)
+    if _awaits_collector(basis, name, counter.growth.rate):
         return True
     since = counter.growth.onset or 0.0
     return name == "cpu" and code is not None and fills_with_code(counter.points, code.points, since)
 
 
-def _awaits_collector(scene: _Scene, device: str, rate: float) -> bool:
+def _awaits_collector(basis: _Basis, device: str, rate: float) -> bool:
     """Whether objects that the cyclic collector will free explain part of a counter's growth.
 
     They pile up between its collections. What they keep in native memory is not seen, so a part of the rate
     is enough.
     """
-    censuses = scene.comparison.censuses
-    if len(censuses) < 2 or scene.collector_off:
+    censuses = basis.comparison.censuses
+    if len(censuses) < 2 or basis.collector_off:
         return False
-    span = censuses[-1].at(scene.scale) - censuses[0].at(scene.scale)
+    span = censuses[-1].at(basis.scale) - censuses[0].at(basis.scale)
     most = max(sum(census.waiting.get(device, {}).values()) for census in censuses)
     return most >= POLICY.collected * rate * min(span, POLICY.collected_within) > 0
 
@@ -639,26 +639,26 @@ def _judged(evidence: Evidence, judgment: Judgment) -> dict[str, Judged]:
     that the limit would mean nothing.
     """
     comparison = evidence.judged_on
-    scene = _Scene(evidence, comparison, counters_of(comparison))
+    basis = _Basis(evidence, comparison, counters_of(comparison))
     judged = {}
     for device, readable in evidence.situation.readable.items():
-        of = NO_COUNTER if not readable else _of_counter(scene, device, judgment.findings)
-        judged[device] = msgspec.structs.replace(of, note=_collector_note(scene, device))
+        of = NO_COUNTER if not readable else _of_counter(basis, device, judgment.findings)
+        judged[device] = msgspec.structs.replace(of, note=_collector_note(basis, device))
     return judged
 
 
-def _of_counter(scene: _Scene, device: str, leaks: Sequence[Finding]) -> Judged:
-    scale = _SCALES[scene.scale]
-    counter, track = scene.counters.get(device), scene.comparison.tracks.get(device)
+def _of_counter(basis: _Basis, device: str, leaks: Sequence[Finding]) -> Judged:
+    scale = _SCALES[basis.scale]
+    counter, track = basis.counters.get(device), basis.comparison.tracks.get(device)
     readings = 0 if track is None else track.readings
     judged = Judged(scale=scale, points=readings)
     if counter is None or counter.growth.state == "too_short":
         return msgspec.structs.replace(judged, reason=_too_few(readings, scale))
     devices = {device, DEVICE_HOST} if device == "cpu" else {device}
-    held, _ = _held_rate(scene, device)
-    harmless = held - sum(_on(leak, scene.scale) for leak in leaks if leak.device in devices)
+    held, _ = _held_rate(basis, device)
+    harmless = held - sum(_on(leak, basis.scale) for leak in leaks if leak.device in devices)
     return judge_counter(
-        counter, judged, scene.comparison.now, max(0.0, harmless), _ends_by_itself(scene, device)
+        counter, judged, basis.comparison.now, max(0.0, harmless), _ends_by_itself(basis, device)
     )
 
 
@@ -710,14 +710,14 @@ def _too_few(readings: int, scale: JudgedScale) -> str:
     return f"{few}, {ENOUGH_MARKS} are needed"
 
 
-def _collector_note(scene: _Scene, device: str) -> str | None:
+def _collector_note(basis: _Basis, device: str) -> str | None:
     """Return a note on the most memory that waited for the cyclic collector, if that was much."""
-    censuses = scene.comparison.censuses
+    censuses = basis.comparison.censuses
     most = max(censuses, key=lambda census: sum(census.waiting.get(device, {}).values()), default=None)
     classes = {} if most is None else most.waiting.get(device, {})
     nbytes = sum(classes.values())
-    if most is None or nbytes < MIB or scene.collector_off:
+    if most is None or nbytes < MIB or basis.collector_off:
         return None
     of = max(classes, key=lambda name: classes[name])
-    when = f"{scene.unit} {most.at(scene.scale):.4g}"
+    when = f"{basis.unit} {most.at(basis.scale):.4g}"
     return f"{size(nbytes)} in garbage cycles of {of} awaited the collector at {when}"

@@ -9,14 +9,14 @@ from typing import Final
 import msgspec
 
 from memtriage.diagnose.causes import memory_of, one_a_cause, rate_of, with_native_part
-from memtriage.diagnose.growth.counter import CONFIRMING, Counter
+from memtriage.diagnose.growth.counter import CONFIRMING, WatchedCounter
 from memtriage.diagnose.growth.holders import HolderGrowth, waits_for_collector
 from memtriage.diagnose.growth.judged import NO_COUNTER, judge_counter, with_limit
 from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.growth.trend import GrowthEstimate
 from memtriage.diagnose.judge import POLICY as FINDING
 from memtriage.diagnose.judge import (
-    Evidence,
+    ScaleEvidence,
     data_finding,
     held_by,
     holder_finding,
@@ -63,7 +63,7 @@ class JudgmentPolicy:
 POLICY: Final = JudgmentPolicy()
 
 
-def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
+def find_leaks(scheduler: CensusScheduler, evidence: ScaleEvidence) -> list[Finding]:
     """Return what grows, largest first; growth of counters that no holder explains comes last.
 
     Args:
@@ -166,7 +166,7 @@ def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dic
         if not has_counter:
             judged[device] = NO_COUNTER
             continue
-        counter = schedule.counters.get(device) or Counter(device)
+        counter = schedule.counters.get(device) or WatchedCounter(device)
         estimate, judgment = judge_counter(counter.track, scale, counter.policy)
         rises = estimate.state in ("growing", "undecided")
         open_rate = unexplained(estimate, schedule.harmless_rate(device), counter.policy)
@@ -181,11 +181,11 @@ def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dic
     return judged
 
 
-def _last_read(counter: Counter) -> float:
+def _last_read(counter: WatchedCounter) -> float:
     return 0.0 if counter.track.last is None else counter.track.last[0]
 
 
-def _is_unread(schedule: ScaleScheduler, counter: Counter) -> bool:
+def _is_unread(schedule: ScaleScheduler, counter: WatchedCounter) -> bool:
     """Return whether a counter was not read for so long at the end that no limit holds.
 
     Marks of time are too far apart to say.
@@ -218,7 +218,7 @@ def _awaits_collector(investigation: Investigation, device: str, rate: float) ->
 
 
 def _held_findings(
-    investigation: Investigation, growths: Sequence[HolderGrowth], evidence: Evidence
+    investigation: Investigation, growths: Sequence[HolderGrowth], evidence: ScaleEvidence
 ) -> Iterator[tuple[Finding, Held]]:
     """Yield findings of holders, each with the facts that its mechanism was inferred from."""
     period = round(investigation.period or 1) if investigation.scale == "microbatch" else 1

@@ -11,7 +11,7 @@ from typing import Final
 from memtriage.account.census import CensusView
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth.census_plan import PLANS, affordable, next_census
-from memtriage.diagnose.growth.counter import CODE, CONFIRMING, NO_ESTIMATE, Counter, Counters
+from memtriage.diagnose.growth.counter import CODE, CONFIRMING, NO_ESTIMATE, Counters, WatchedCounter
 from memtriage.diagnose.growth.holders import (
     DataGrowth,
     HolderGrowth,
@@ -141,7 +141,7 @@ class ScaleScheduler:
             # At the last mark functions may have returned: it says nothing about what they were doing.
             (at, values), self._latest = self._latest, (now, values)
         for name, value in values.items():
-            self.counters.setdefault(name, Counter(name)).add(at, value)
+            self.counters.setdefault(name, WatchedCounter(name)).add(at, value)
         if not censuses:
             return
         if self.marks >= self._estimate_at:
