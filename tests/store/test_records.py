@@ -10,7 +10,7 @@ from memtriage.store.records import SCHEMA, End, HostSampleLine, RecordedFinding
 
 def test_what_is_left_out_is_unknown() -> None:
     start = msgspec.to_builtins(msgspec.json.decode(b"{}", type=Start))
-    assert start.pop("schema") == SCHEMA == 1
+    assert start.pop("schema") == SCHEMA == 2
     assert (start.pop("run_id"), start.pop("restart"), start.pop("world_size"), start.pop("argv")) == (
         "", 0, 1, [],
     )  # fmt: skip

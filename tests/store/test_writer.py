@@ -28,7 +28,7 @@ def test_each_record_is_one_line_that_names_its_type(path):
         writer.write("note", {"text": "two\nlines"})
         writer.write("note", {})
     start, written, note, empty = lines(path)
-    assert (start["t"], start["schema"], start["run_id"]) == ("start", 1, "r")
+    assert (start["t"], start["schema"], start["run_id"]) == ("start", 2, "r")
     assert written == {
         "t": "mark",
         "name": "step",
