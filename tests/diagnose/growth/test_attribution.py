@@ -1,0 +1,247 @@
+"""Which holders account for a counter's growth, and what censuses alone prove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from memtriage.diagnose.growth.attribution import Rise, attribute, counters_of
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.model.census import GroupDetail
+from memtriage.model.evidence import HolderSeen
+from support.observed import BASE, Found, data, held, observed
+
+KIB, MIB = 1024, 1024**2
+STEPS = 60
+CENSUSES = (12, 24, 36, 48)
+
+
+def rising(rate: float, steps: int = STEPS, since: int = 0) -> list[float]:
+    """A counter that rises by so many bytes at each step after one."""
+    return [BASE + rate * max(0, at - since) for at in range(1, steps + 1)]
+
+
+def flat(steps: int = STEPS) -> list[float]:
+    return rising(0, steps)
+
+
+def keeping(rate: float = MIB, number: int = 1, **more: object) -> Callable[[int], list[HolderSeen]]:
+    """A list that gets one storage at each step."""
+    return lambda at: [held(rate * at, at, number=number, **more)]
+
+
+def rises(evidence: Evidence) -> list[Rise]:
+    return attribute(evidence.main, counters_of(evidence.main))
+
+
+def the(evidence: Evidence) -> Rise:
+    (rise,) = rises(evidence)
+    return rise
+
+
+# --- a counter that rises -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("censuses", [(20, 40), CENSUSES])
+def test_two_censuses_and_a_rising_counter_prove_growth(censuses: Sequence[int]) -> None:
+    rise = the(observed({"cpu": rising(MIB)}, keeping(), censuses))
+    assert (rise.certainty, rise.by_counter, rise.reason) == ("proven", True, None)
+    assert rise.rate == pytest.approx(MIB)
+    assert (rise.since, rise.last) == (censuses[0], censuses[-1])
+
+
+def test_one_census_proves_nothing() -> None:
+    assert rises(observed({"cpu": rising(MIB)}, keeping(), [20])) == []
+
+
+def test_two_censuses_prove_nothing_of_a_small_part_of_the_rise() -> None:
+    """What else came in one interval is not known: this holder may have grown once."""
+    rise = the(observed({"cpu": rising(4 * MIB)}, keeping(MIB), (20, 40)))
+    assert (rise.certainty, rise.by_counter) == ("suspected", False)
+
+
+def test_two_censuses_prove_what_several_holders_explain_together() -> None:
+    def found(at: int) -> Found:
+        return [held(MIB * at, at, number=1), held(3 * MIB * at, at, name="other", number=2)]
+
+    both = rises(observed({"cpu": rising(4 * MIB)}, found, (20, 40)))
+    assert [(rise.rate, rise.certainty, rise.share) for rise in both] == [
+        (pytest.approx(3 * MIB), "proven", pytest.approx(0.75)),
+        (pytest.approx(MIB), "proven", pytest.approx(0.25)),
+    ]
+
+
+def test_a_holder_that_does_not_keep_up_is_not_proven_by_the_counter() -> None:
+    """It grew while the counter was to rise by four times as much, and then no more."""
+    sizes = dict(zip(CENSUSES, (0, 20, 20, 21), strict=True))
+    rise = the(observed({"cpu": rising(MIB)}, lambda at: [held(MIB * sizes[at], sizes[at])], CENSUSES))
+    assert (rise.certainty, rise.by_counter) == ("suspected", False)
+
+
+def test_a_holder_that_the_counter_contradicts_does_not_grow() -> None:
+    """Its storages were there before: it only came to know more of them."""
+    assert rises(observed({"cpu": flat()}, keeping(), CENSUSES)) == []
+
+
+def test_a_holder_that_grew_by_more_than_its_counter_is_not_proven_by_it() -> None:
+    found = rises(observed({"cpu": rising(MIB / 2)}, keeping(2 * MIB), CENSUSES))
+    assert [rise for rise in found if rise.by_counter] == []
+
+
+def test_growth_begins_where_its_counter_begins_to_rise() -> None:
+    def found(at: int) -> Found:
+        return [held(MIB * max(0, at - 30), max(0, at - 30))]
+
+    rise = the(observed({"cpu": rising(MIB, since=30)}, found, (10, 20, 30, 40, 50, 60)))
+    assert (rise.certainty, rise.rate) == ("proven", pytest.approx(MIB))
+    assert rise.since == 30
+
+
+def test_of_accelerating_growth_the_latest_rate_is_known_too() -> None:
+    """It adds 2, 4, 6, ... KiB per step: at step n, n * (n + 1) KiB altogether."""
+    sizes = {at: KIB * at * (at + 1) for at in range(1, 121)}
+    evidence = observed(
+        {"cpu": [BASE + size for size in sizes.values()]},
+        lambda at: [held(sizes[at], at)],
+        (30, 60, 90, 120),
+    )
+    rise = the(evidence)
+    mean = (sizes[120] - sizes[4]) / 116  # the first three readings are left out
+    assert rise.certainty == "proven"
+    assert rise.rate == pytest.approx(mean, rel=0.05)
+    assert rise.recent > 1.3 * rise.rate
+    assert rise.recent <= 2 * KIB * 120 * 1.05
+
+
+def test_a_counter_that_is_read_later_shows_the_rate_since_the_last_census() -> None:
+    counter = [BASE + MIB * at + MIB / 2 * max(0, at - 40) for at in range(1, 161)]
+    rise = the(observed({"cpu": counter}, keeping(), (10, 20, 30, 40)))
+    assert rise.certainty == "proven"
+    assert rise.rate == pytest.approx((counter[-1] - counter[3]) / 156, rel=0.05)
+
+
+def test_each_counter_proves_what_it_sees() -> None:
+    def found(at: int) -> Found:
+        return [
+            held(MIB * at, at, device="cuda:0", number=1),
+            held(MIB * at, at, name="other", number=2),
+            held(MIB * at, at, name="queue", number=3, detail=GroupDetail(shared=True)),
+        ]
+
+    counters = {"cuda:0": rising(MIB), "cpu": flat(), "shared": rising(MIB)}
+    assert {(rise.counter, rise.certainty) for rise in rises(observed(counters, found, CENSUSES))} == {
+        ("cuda:0", "proven"),
+        ("shared", "proven"),
+    }
+
+
+def test_a_storage_on_a_gpu_takes_a_block_at_least() -> None:
+    """A tensor of 300 bytes takes 512 of the allocator."""
+    rise = the(
+        observed(
+            {"cuda:0": rising(512, 400)},
+            lambda at: [held(300 * at, at, device="cuda:0", attached=True)],
+            (100, 200, 300, 400),
+        )
+    )
+    assert (rise.certainty, rise.rate) == ("proven", pytest.approx(512))
+
+
+# --- without a counter --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("censuses", "certainty"), [((6, 12, 18), "suspected"), ((6, 12, 18, 24), "proven")])
+def test_three_intervals_prove_growth_that_no_counter_sees(censuses: Sequence[int], certainty: str) -> None:
+    rise = the(observed({}, keeping(), censuses))
+    assert (rise.certainty, rise.rate) == (certainty, pytest.approx(MIB))
+    assert rise.reason == (None if certainty == "proven" else "few")
+
+
+@pytest.mark.parametrize(("censuses", "certainty"), [(7, "suspected"), (8, "proven")])
+def test_five_intervals_prove_what_was_ever_smaller_again(censuses: int, certainty: str) -> None:
+    """It is emptied after the second census: as many intervals of growth follow as censuses, less 3."""
+    positions = [6 * number for number in range(1, censuses + 1)]
+
+    def found(at: int) -> Found:
+        size = at if at <= 12 else at - 12
+        return [held(MIB * size, size)]
+
+    rise = the(observed({}, found, positions))
+    assert (len(rise.points) - 1, rise.certainty) == (censuses - 3, certainty)
+
+
+def test_growth_that_is_too_small_for_its_counter_is_proven_by_censuses() -> None:
+    def found(at: int) -> Found:
+        return [held(20 * MIB * at, at, number=1), held(MIB * at, at, name="small", number=2)]
+
+    large, small = rises(observed({"cpu": rising(21 * MIB)}, found, (15, 30, 45, 60)))
+    assert (large.certainty, large.by_counter) == ("proven", True)
+    assert (small.certainty, small.by_counter, small.rate) == ("proven", False, pytest.approx(MIB))
+
+
+def test_what_grows_no_more_is_no_growth() -> None:
+    assert rises(observed({}, lambda at: [held(MIB * min(at, 24), min(at, 24))], (6, 12, 18, 24, 30))) == []
+
+
+def test_growth_counts_for_a_quarter_of_the_time_over_which_it_was_seen() -> None:
+    """From step 6 to step 46 it was seen to grow: until step 56 it goes on."""
+    censuses = (6, 16, 26, 36, 46)
+    counter = {"cuda:1": flat(56)}  # another device: it says only where the program is
+    assert the(observed(counter, keeping(), censuses)).certainty == "proven"
+    aged = the(observed({"cuda:1": flat(57)}, keeping(), censuses))
+    assert (aged.certainty, aged.reason) == ("suspected", "aged")
+
+
+def test_entries_that_are_replaced_are_only_suspected() -> None:
+    found = the(observed({}, keeping(replaced=True), (6, 12, 18, 24)))
+    assert (found.certainty, found.reason) == ("suspected", "replaced")
+
+
+def test_growth_that_slows_down_is_only_suspected() -> None:
+    sizes = {6: 0, 12: 16, 18: 28, 24: 36, 30: 40}
+    found = the(observed({}, lambda at: [held(MIB * sizes[at], sizes[at])], sizes))
+    assert (found.certainty, found.reason) == ("suspected", "slows")
+
+
+# --- what counts as growth ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "grows"),
+    [
+        pytest.param(keeping(), True, id="a list of tensors"),
+        pytest.param(keeping(512), False, id="a log of losses"),
+        pytest.param(keeping(513), True, id="more than a log entry each"),
+        pytest.param(keeping(512, attached=True), True, id="each leads to a graph"),
+        pytest.param(keeping(255, attached=True), False, id="too little"),
+        pytest.param(lambda at: [held(MIB * at)], False, id="a longer batch"),
+        pytest.param(lambda at: [held(MIB * at, continued=True)], True, id="a tensor that is lengthened"),
+        pytest.param(keeping(renewed=True), False, id="a larger graph without an old node"),
+        pytest.param(lambda at: [held(0, 0, kept=600 * at, nodes=at)], True, id="nodes alone"),
+        pytest.param(lambda at: [held(MIB * at, 60 - at)], False, id="fewer but larger"),
+    ],
+)
+def test_growth_is_what_may_never_end(found: Callable[[int], Found], grows: bool) -> None:
+    assert bool(rises(observed({}, found, (6, 12, 18, 24)))) is grows
+
+
+def test_data_grows_by_its_entries() -> None:
+    rise = the(observed({}, lambda at: [data(at, 10 * KIB)], (6, 12, 18, 24)))
+    assert (rise.counter, rise.certainty, rise.rate) == ("host", "proven", pytest.approx(10 * KIB))
+
+
+def test_little_data_is_a_log() -> None:
+    assert rises(observed({}, lambda at: [data(at, 4095)], (6, 12, 18, 24))) == []
+
+
+def test_a_rising_resident_set_proves_data_by_two_censuses() -> None:
+    rise = the(observed({"host": rising(MIB)}, lambda at: [data(at, MIB)], (20, 40)))
+    assert (rise.counter, rise.certainty, rise.by_counter) == ("host", "proven", True)
+
+
+def test_the_fastest_is_first() -> None:
+    def found(at: int) -> Found:
+        return [held(rate * MIB * at, at, name=f"n{rate}", number=rate) for rate in (2, 7, 4)]
+
+    assert [round(rise.rate / MIB) for rise in rises(observed({}, found, (6, 12, 18, 24)))] == [7, 4, 2]
