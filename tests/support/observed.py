@@ -69,7 +69,7 @@ def observed(
         per_step: backwards per step.
         last: fields of the last census that differ.
         situation: fields of the situation at the end.
-        census: fields of all censuses.
+        census: fields of all censuses; by default, their totals are those of the holders.
     """
     evidence = Evidence()
     length = max(map(len, counters.values()), default=0)
@@ -83,7 +83,10 @@ def observed(
         seen = list(found(at))
         holders = [each for each in seen if isinstance(each, HolderSeen)]
         now = {each.id for each in holders}
-        fields = {**census, **((last or {}) if at == positions[-1] else {})}
+        totals: dict[str, int] = {}
+        for each in holders:
+            totals[each.device] = totals.get(each.device, 0) + each.size
+        fields = {"totals": totals, **census, **((last or {}) if at == positions[-1] else {})}
         evidence.add(
             CensusSeen(
                 position=position(at, scale, per_step), work_s=float(at), holders=holders,

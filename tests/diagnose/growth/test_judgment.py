@@ -1,0 +1,445 @@
+"""From the evidence of a run to findings and limits: one pure function, also of a record."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.judgment import Judgment, judge, judged_again
+from memtriage.model.census import GroupDetail
+from memtriage.model.evidence import CensusSeen, Situation
+from memtriage.model.findings import Finding
+from memtriage.model.paths import PathSegment, SegmentKind
+from memtriage.model.position import TrainingPosition
+from memtriage.store.reader import RankRecord
+from memtriage.store.records import End, Start
+from support.observed import BASE, Found, data, held, items, observed
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+STEPS = 60
+CENSUSES = (15, 30, 45, 60)
+ELSEWHERE = {"cuda:1": [BASE] * STEPS}
+"""A counter that sees nothing of what grows."""
+
+
+def rising(rate: float, steps: int = STEPS) -> list[float]:
+    return [BASE + rate * at for at in range(1, steps + 1)]
+
+
+def keeping(rate: float = MIB, **more: Any) -> Callable[[int], Found]:
+    """A list that gets one storage at each step."""
+    return lambda at: [held(rate * at, at, **more)]
+
+
+def leaking(rate: float = MIB, device: str = "cpu", **more: Any) -> Evidence:
+    """A run whose list and counter grow by so many bytes at each position."""
+    return observed({device: rising(rate)}, keeping(rate, device=device), CENSUSES, **more)
+
+
+def the(evidence: Evidence) -> Finding:
+    (finding,) = judge(evidence).findings
+    return finding
+
+
+def rates(finding: Finding) -> tuple[int | None, int | None, int | None]:
+    return finding.bytes_per_step, finding.bytes_per_microbatch, finding.bytes_per_second
+
+
+# --- what leaks ---------------------------------------------------------------------------------------------
+
+
+def test_a_list_that_grows_with_its_counter_is_a_proven_leak() -> None:
+    finding = the(leaking())
+    assert (finding.kind, finding.device, finding.certainty) == ("leak", "cpu", "proven")
+    assert finding.holder_path == items("kept")
+    assert (finding.bytes, finding.bytes_step, finding.step) == (60 * MIB, 60, 60)
+    assert finding.bytes_per_step == pytest.approx(MIB, rel=1e-3)
+
+
+def test_lines_of_the_program_are_those_of_the_last_census() -> None:
+    detail = GroupDetail(allocated_at="train.py:7 in step", stored_at="train.py:9 in step")
+    finding = the(observed({"cpu": rising(MIB)}, keeping(detail=detail), CENSUSES))
+    assert (finding.allocated_at, finding.stored_at) == (detail.allocated_at, detail.stored_at)
+
+
+def test_graphs_that_are_kept_are_host_memory() -> None:
+    def found(at: int) -> Found:
+        return [held(4 * at, at, kept=60 * KIB * at, nodes=100 * at, attached=True)]
+
+    finding = the(observed({"cpu": rising(60 * KIB + 4)}, found, CENSUSES))
+    assert (finding.device, finding.certainty) == ("host", "proven")
+    assert finding.bytes_per_step == pytest.approx(60 * KIB, rel=0.01)
+
+
+def test_host_memory_of_a_leak_on_a_gpu_is_part_of_it() -> None:
+    def found(at: int) -> Found:
+        return [
+            held(MIB * at, at, device="cuda:0", attached=True, number=1),
+            held(0, 0, kept=60 * KIB * at, nodes=100 * at, number=2),
+        ]
+
+    finding = the(observed({"cuda:0": rising(MIB), "cpu": rising(60 * KIB)}, found, CENSUSES))
+    assert (finding.device, finding.bytes_per_step) == ("cuda:0", pytest.approx(MIB, rel=1e-3))
+    assert any("host memory" in line for line in finding.evidence)
+
+
+@pytest.mark.parametrize(("off", "kinds"), [(True, ["garbage_cycle"]), (False, [])])
+def test_garbage_cycles_are_a_leak_if_the_collector_is_off(off: bool, kinds: list[str]) -> None:
+    cycle = (PathSegment(SegmentKind.GARBAGE_CYCLE, "Node"),)
+
+    def found(at: int) -> Found:
+        return [held(MIB * at, at, anchor=cycle, path=cycle)]
+
+    evidence = observed({"cpu": rising(MIB)}, found, CENSUSES, collector_off=off)
+    assert [finding.kind for finding in judge(evidence).findings if finding.holder_path == cycle] == kinds
+
+
+@pytest.mark.parametrize(
+    ("bound", "entries", "attached", "leaks"),
+    [
+        pytest.param(100, 60, False, False, id="a queue with a maximum length"),
+        pytest.param(None, 60, False, True, id="a queue without one"),
+        pytest.param(100_000, 60, True, True, id="graphs in a queue for plain values"),
+        pytest.param(100, 60, True, False, id="graphs in a queue that is nearly full"),
+    ],
+)
+def test_a_container_with_a_bound_is_no_leak(
+    bound: int | None, entries: int, attached: bool, leaks: bool
+) -> None:
+    detail = GroupDetail(bound=bound, entries=entries)
+    evidence = observed(ELSEWHERE, keeping(detail=detail, attached=attached), CENSUSES)
+    assert bool(judge(evidence).findings) is leaks
+
+
+def test_growth_that_no_holder_explains_is_native() -> None:
+    """The censuses cover the growth, and name nothing."""
+    finding = the(observed({"cpu": rising(MIB)}, censuses=CENSUSES))
+    assert (finding.kind, finding.device, finding.certainty) == ("leak", "host", "proven")
+    assert finding.holder_path is None
+    assert finding.bytes_per_step == pytest.approx(MIB, rel=1e-3)
+
+
+def test_native_growth_is_what_holders_do_not_explain() -> None:
+    evidence = observed({"cpu": rising(4 * MIB)}, keeping(), CENSUSES)
+    by_holder = {finding.holder_path: finding for finding in judge(evidence).findings}
+    assert by_holder.keys() == {items("kept"), None}
+    assert by_holder[items("kept")].bytes_per_step == pytest.approx(MIB, rel=1e-3)
+    assert by_holder[None].bytes_per_step == pytest.approx(3 * MIB, rel=1e-2)
+
+
+def test_growth_that_no_census_covers_is_only_suspected_to_be_native() -> None:
+    assert the(observed({"cpu": rising(MIB)})).certainty == "suspected"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_resident_set_that_stays_doubts_native_growth_of_the_host_alone(device: str) -> None:
+    counters = {device: rising(MIB), "host": rising(0)}
+    finding = the(observed(counters, censuses=CENSUSES))
+    assert finding.certainty == ("suspected" if device == "cpu" else "proven")
+
+
+def test_the_resident_set_alone_shows_no_leak() -> None:
+    assert judge(observed({"host": rising(MIB)}, censuses=CENSUSES)).findings == []
+
+
+def test_what_awaits_the_collector_is_no_native_growth() -> None:
+    waiting = {"cpu": {"Node": 20 * MIB}}
+    evidence = observed({"cpu": rising(MIB)}, censuses=CENSUSES, waiting=waiting)
+    judgment = judge(evidence)
+    assert judgment.findings == []
+    note = judgment.judged["cpu"].note
+    assert note is not None and "Node" in note and "20.0 MiB" in note
+    off = observed({"cpu": rising(MIB)}, censuses=CENSUSES, waiting=waiting, collector_off=True)
+    assert the(off).device == "host"
+
+
+def test_data_that_grows_is_host_memory() -> None:
+    detail = {"allocated_at": "data.py:3 in load", "stored_at": "data.py:4 in load"}
+    finding = the(observed(ELSEWHERE, lambda at: [data(at, 100 * KIB, **detail)], CENSUSES))
+    assert (finding.device, finding.certainty, finding.holder_path) == ("host", "proven", items("rows"))
+    assert (finding.bytes, finding.bytes_per_step) == (6000 * KIB, 100 * KIB)
+    assert (finding.allocated_at, finding.stored_at) == (detail["allocated_at"], detail["stored_at"])
+
+
+def test_suspected_data_is_not_reported_over_time() -> None:
+    def found(at: int) -> Found:
+        return [data(at, 100 * KIB)]
+
+    assert the(observed(ELSEWHERE, found, (20, 40, 60))).certainty == "suspected"
+    assert judge(observed(ELSEWHERE, found, (20, 40, 60), scale="second")).findings == []
+
+
+def test_objects_of_c_plus_plus_own_the_native_memory_that_grows_with_them() -> None:
+    found = observed({"cpu": rising(MIB)}, lambda at: [data(at, 100, native="torch._C.Engine")], CENSUSES)
+    finding = the(found)
+    assert (finding.device, finding.holder_path) == ("host", items("rows"))
+    assert finding.bytes_per_step == pytest.approx(MIB, rel=1e-2)
+
+
+def test_shared_memory_is_judged_by_its_own_counter() -> None:
+    shared = keeping(detail=GroupDetail(shared=True))
+    finding = the(observed({"cpu": rising(0), "shared": rising(MIB)}, shared, CENSUSES))
+    assert (finding.certainty, finding.bytes_per_step) == ("proven", pytest.approx(MIB, rel=1e-3))
+    assert judge(observed({"cpu": rising(0), "shared": rising(0)}, shared, CENSUSES)).findings == []
+
+
+def test_the_fastest_leak_is_first_and_small_suspicions_beside_it_are_left_out() -> None:
+    def found(at: int) -> Found:
+        return [
+            held(MIB * at, at, name="slow", number=1),
+            held(20 * MIB * at, at, name="fast", number=2),
+            held(MIB * at, at, name="doubtful", number=3, replaced=True),
+        ]
+
+    findings = judge(observed(ELSEWHERE, found, CENSUSES)).findings
+    assert [finding.holder_path for finding in findings] == [items("fast"), items("slow")]
+
+
+# --- how certain, and why not -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "censuses", "reason"),
+    [
+        pytest.param(keeping(), (20, 40, 60), "too seldom", id="few"),
+        pytest.param(keeping(replaced=True), CENSUSES, "replaced", id="replaced"),
+        pytest.param(
+            lambda at: [held(MIB * at * (120 - at), at)], CENSUSES, "more and more slowly", id="slows"
+        ),
+    ],
+)
+def test_a_suspicion_states_its_reason(
+    found: Callable[[int], Found], censuses: Sequence[int], reason: str
+) -> None:
+    finding = the(observed(ELSEWHERE, found, censuses))
+    assert finding.certainty == "suspected"
+    assert any(line.startswith("suspected only: ") and reason in line for line in finding.evidence)
+
+
+def test_a_proof_has_no_reason_to_doubt() -> None:
+    assert not any("suspected" in line for line in the(leaking()).evidence)
+
+
+def test_one_rise_that_no_counter_shows_is_not_reported() -> None:
+    assert judge(observed(ELSEWHERE, keeping(), (20, 40))).findings == []
+
+
+# --- rates and projections ----------------------------------------------------------------------------------
+
+
+def test_rates_are_for_a_step_and_each_of_its_backwards() -> None:
+    evidence = observed({"cpu": rising(MIB)}, keeping(), CENSUSES, per_step=4)
+    assert rates(the(evidence)) == (MIB, MIB // 4, None)
+
+
+def test_rates_without_steps_are_for_backwards_or_seconds() -> None:
+    backwards = observed({"cpu": rising(MIB)}, keeping(), CENSUSES, scale="microbatch")
+    assert rates(the(backwards)) == (None, MIB, None)
+    seconds = observed({"cpu": rising(MIB)}, keeping(), CENSUSES, scale="second")
+    assert rates(the(seconds)) == (None, None, MIB)
+
+
+def within_step(values: list[float], *, stays: bool) -> Evidence:
+    """A run of 20 steps, whose step 20 is followed from micro-batch to micro-batch."""
+    per_step = len(values)
+    evidence = observed(
+        {"cuda:0": [BASE + (MIB * per_step * at if stays else 0) for at in range(1, 21)]},
+        per_step=per_step,
+    )
+    for microbatch, value in enumerate(values, 1):
+        evidence.of_step(20).read("cuda:0", microbatch, int(value))
+    for microbatch in (6, 12, 18, 24):
+        at = TrainingPosition(
+            step=20,
+            microbatch=microbatch,
+            backwards=20 * per_step + microbatch,
+            microbatches_per_step=per_step,
+        )
+        evidence.add(
+            CensusSeen(
+                position=at, within_step=True, holders=[held(MIB * microbatch, microbatch, device="cuda:0")]
+            )
+        )
+    evidence.add(
+        Situation(
+            position=at, limits={"cuda:0": 200 * MIB}, used={"cuda:0": 100 * MIB}, readable={"cuda:0": True}
+        )
+    )
+    return evidence
+
+
+def test_memory_that_grows_within_a_step_is_a_leak_of_its_micro_batches() -> None:
+    finding = next(f for f in judge(within_step(rising(MIB, 24), stays=False)).findings if f.holder_path)
+    assert (finding.certainty, finding.device, rates(finding)) == ("proven", "cuda:0", (None, MIB, None))
+    assert finding.projection is not None
+    assert (finding.projection.step, finding.projection.microbatches) == (None, 24 + 100)
+
+
+def test_what_grows_within_each_step_and_stays_has_a_rate_per_step() -> None:
+    finding = next(f for f in judge(within_step(rising(MIB, 24), stays=True)).findings if f.holder_path)
+    assert rates(finding) == (24 * MIB, MIB, None)
+
+
+def test_a_cache_that_fills_within_one_step_is_cleared_by_the_next() -> None:
+    evidence = within_step(rising(MIB, 24), stays=False)
+    for microbatch in range(1, 25):
+        evidence.of_step(21).read("cuda:0", microbatch, BASE)
+    assert judge(evidence).findings == []
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [("step", {"step": 160}), ("microbatch", {"backward": 160}), ("second", None)],
+)
+def test_memory_is_projected_to_run_out_on_the_scale_of_its_growth(
+    scale: Any, expected: dict[str, int] | None
+) -> None:
+    """100 MiB are left after position 60, and 1 MiB is lost at each."""
+    situation = {"limits": {"cuda:0": GIB}, "used": {"cuda:0": GIB - 100 * MIB}}
+    finding = the(leaking(device="cuda:0", scale=scale, situation=situation))
+    if expected is None:
+        assert finding.projection is None
+        return
+    assert finding.projection is not None
+    known = msgspec.structs.asdict(finding.projection)
+    assert {
+        name: known[name] for name in ("step", "backward", "microbatches") if known[name] is not None
+    } == {name: pytest.approx(at, abs=1) for name, at in expected.items()}
+
+
+def test_without_a_limit_there_is_no_projection() -> None:
+    assert the(leaking()).projection is None
+
+
+# --- how small a leak would have been found -----------------------------------------------------------------
+
+
+def test_a_flat_counter_has_a_limit() -> None:
+    judged = judge(observed({"cpu": rising(0)})).judged["cpu"]
+    assert (judged.scale, judged.points, judged.reason) == ("step", STEPS, None)
+    assert judged.detection_limit is not None
+    assert 0 < judged.detection_limit.bytes < MIB
+
+
+def test_a_counter_that_leaks_has_no_limit_and_needs_no_reason() -> None:
+    judged = judge(leaking()).judged["cpu"]
+    assert (judged.detection_limit, judged.reason) == (None, None)
+
+
+def test_growth_of_logs_and_bounded_containers_raises_the_limit() -> None:
+    """It hides leaks that are slower."""
+    bounded = GroupDetail(bound=100, entries=60)
+    evidence = observed({"cpu": rising(MIB)}, keeping(detail=bounded), CENSUSES)
+    judgment = judge(evidence)
+    limit = judgment.judged["cpu"].detection_limit
+    assert judgment.findings == []
+    assert limit is not None and limit.bytes == pytest.approx(MIB, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        pytest.param(observed({"cpu": rising(0, 1)}), "1 step is too few", id="one step"),
+        pytest.param(observed({"cpu": rising(0, 5)}), "5 steps are too few", id="few steps"),
+        pytest.param(observed({"cpu": rising(0, 5)}, scale="microbatch"), "5 backwards are", id="backwards"),
+        pytest.param(observed({"cpu": rising(0, 2)}, scale="second"), "no step was seen", id="over time"),
+        pytest.param(
+            observed({"cpu": rising(0), "cuda:0": rising(0, 20)}, situation={"readable": {"cuda:0": True}}),
+            "not read after step 20",
+            id="unread",
+        ),
+        pytest.param(observed({}, situation={"readable": {"cpu": False}}), "no counter", id="unreadable"),
+        pytest.param(
+            observed({"cpu": [BASE + 7 * GIB * (at * 7919 % 13) for at in range(60)]}),
+            "moves too much",
+            id="restless",
+        ),
+    ],
+)
+def test_what_is_not_judged_has_a_reason(evidence: Evidence, words: str) -> None:
+    (judged,) = judge(evidence).judged.values()
+    assert judged.detection_limit is None
+    assert judged.reason is not None and words in judged.reason
+
+
+def test_limits_are_left_out_if_they_are_not_wanted() -> None:
+    assert judge(leaking(), limits=False).judged == {}
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+FOUND_THAT_DAY = Finding(kind="leak", device="cuda:0", holder="that day", bytes_per_step=7)
+OTHER_KIND = Finding(kind="fragmentation", device="cuda:0")
+DEATH = Finding(kind="out_of_memory", device="cuda:0")
+
+
+def recorded(evidence: Evidence, end: End | None) -> RankRecord:
+    """A record that has what was observed."""
+    lines: list[Any] = list(evidence.run["step"].new_readings(last=True))
+    lines += [*evidence.run["step"].censuses, evidence.situation]
+    record = RankRecord(Path("rank-00003.jsonl"), Start(rank=3), evidence=lines, end=end)
+    record.final_findings = [FOUND_THAT_DAY, OTHER_KIND, DEATH] if end else []
+    record.interim_findings = [] if end else [FOUND_THAT_DAY, OTHER_KIND, DEATH]
+    return record
+
+
+def growth_of(record: RankRecord) -> list[Finding]:
+    return [finding for finding in record.findings if finding.kind == "leak"]
+
+
+@pytest.mark.parametrize("end", [End(verdict="clean", steps=STEPS), None], ids=["ended", "killed"])
+def test_a_record_is_judged_as_the_run_was(end: End | None) -> None:
+    live: Judgment = judge(leaking())
+    (leak,) = growth_of(judged_again(recorded(leaking(), end)))
+    assert leak.rank == 3
+    assert leak == msgspec.structs.replace(live.findings[0], rank=3)
+
+
+@pytest.mark.parametrize("end", [End(verdict="clean", steps=STEPS), None], ids=["ended", "killed"])
+def test_findings_of_other_kinds_stay_and_a_death_comes_first(end: End | None) -> None:
+    again = judged_again(recorded(leaking(), end))
+    assert [finding.kind for finding in again.findings] == ["out_of_memory", "leak", "fragmentation"]
+
+
+def test_limits_are_judged_again() -> None:
+    again = judged_again(recorded(observed({"cpu": rising(0)}), End(verdict="clean", steps=STEPS)))
+    assert again.end is not None and again.end.judged is not None
+    assert again.end.judged["cpu"].detection_limit is not None
+
+
+def test_a_record_of_the_first_version_stays_as_it_is() -> None:
+    record = recorded(leaking(), End(verdict="leak"))
+    record.evidence = []
+    assert judged_again(record) is record
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_a_cut_record_is_judged_from_what_is_there(kept: int) -> None:
+    """Readings alone, then one census more each time."""
+    record = recorded(leaking(), None)
+    record.evidence = record.evidence[: 1 + kept]
+    growth = growth_of(judged_again(record))
+    with_holder = [finding for finding in growth if finding.holder_path == items("kept")]
+    assert bool(with_holder) is (kept >= 2)
+
+
+def test_judging_needs_no_torch() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.judgment import judge
+evidence = Evidence()
+for at in range(1, 61):
+    evidence.run["step"].read("cpu", at, (100 + at) << 20)
+print(judge(evidence).findings[0].kind)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "leak\n"
