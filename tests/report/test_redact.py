@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.judgment import judge
+from memtriage.model.evidence import CensusSeen
 from memtriage.model.findings import Finding
+from memtriage.model.paths import in_words
+from memtriage.model.position import TrainingPosition
 from memtriage.report.redact import redacted
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End, Start
+from support.observed import BASE, held, observed
 from support.rank_records import marks
+
+MIB = 1024**2
 
 
 def record(*notes: str, argv: tuple[str, ...] = ("train.py",), host: str | None = "node7.corp") -> RankRecord:
@@ -104,3 +112,26 @@ def test_kinds_and_verdicts_stay_whatever_the_arguments_are() -> None:
     (finding,) = left.interim_findings
     assert (finding.kind, finding.certainty, finding.mechanism) == ("leak", "proven", "a [argument]")
     assert left.end is not None and left.end.verdict == "leak"
+
+
+def test_arguments_that_are_words_of_the_evidence_change_no_judgment(tmp_path):
+    """`--device cpu --stage backward` must leave devices, owners and phases of training as they are."""
+    evidence = observed(
+        {"cpu": [BASE + MIB * at for at in range(60)]}, lambda at: [held(MIB * at, at)], (20, 40)
+    )
+    position = TrainingPosition(step=50, backwards=50, phase="backward")
+    lines = [
+        *evidence.run["step"].new_readings(last=True),
+        *evidence.run["step"].censuses,
+        CensusSeen(position=position, holders=[held(50 * MIB, 50)]),
+    ]
+    words = ["--device", "cpu", "--stage", "backward", "--what", "variable", "--name", "kept"]
+    rank = RankRecord(tmp_path / "rank-00000.jsonl", Start(argv=["train.py", *words]), evidence=lines)
+    (again,) = redacted(RunRecord([rank])).ranks
+    (leak,), (kept,) = (judge(Evidence.of(each)).findings for each in (lines, again.evidence))
+    assert "kept" in in_words(leak.holder_path) and "kept" not in in_words(kept.holder_path)
+    assert (kept.device, kept.certainty, kept.bytes_per_step) == (
+        leak.device,
+        leak.certainty,
+        leak.bytes_per_step,
+    )

@@ -19,7 +19,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 ARGUMENT: Final = "[argument]"
 """Stands for an argument of the script, and for its value where another text repeats it."""
 
-_CODES: Final = frozenset({"kind", "verdict", "certainty"})
+_CODES: Final = frozenset({"kind", "verdict", "certainty", "device", "owner"})
 """Fields whose values are memtriage's own words."""
 _SHORTEST: Final = 3
 """Characters of an argument that is looked for in other texts: shorter ones occur by chance."""
@@ -91,7 +91,16 @@ def _rank(rank: RankRecord, text: Callable[[str], str]) -> RankRecord:
         ],
         ledgers={device: _struct(ledger, text) for device, ledger in rank.ledgers.items()},
         notes=[text(note) for note in rank.notes],
-        evidence=[_struct(line, text) if isinstance(line, CensusSeen) else line for line in rank.evidence],
+        evidence=[
+            msgspec.structs.replace(
+                line,
+                holders=[_struct(seen, text) for seen in line.holders],
+                data=[_struct(seen, text) for seen in line.data],
+            )
+            if isinstance(line, CensusSeen)
+            else line
+            for line in rank.evidence
+        ],
         end=None if rank.end is None else _struct(rank.end, text),
         final_findings=[_struct(finding, text) for finding in rank.final_findings],
         interim_findings=[_struct(finding, text) for finding in rank.interim_findings],
