@@ -275,3 +275,11 @@ def test_a_file_that_vanishes_while_reading_ahead_is_told(write_rank, tmp_path, 
     for ahead in (False, True):
         with pytest.raises(RecordError, match=r"rank-00033.jsonl: No such file"):
             read_run([tmp_path / "runs"], ahead=ahead)
+
+
+def test_the_last_run_of_a_file_counts_whatever_ranks_were_before(tmp_path):
+    path = tmp_path / "rank-00000.jsonl"
+    for run, rank in (("first", None), ("second", 0), ("third", None)):
+        with RankWriter(path) as writer:
+            writer.write("start", Start(run_id=run, rank=rank))
+    assert read_rank(path).start.run_id == "third"

@@ -166,6 +166,7 @@ def _records(path: Path, data: bytes) -> list[RankRecord]:
         elif kind == "start" and (first := _decode(_START, line)) is not None:
             _add_marks(record, marks)
             record = RankRecord(path, start=first)
+            ranks.pop(first.rank, None)  # the last run is the last of the file
             ranks[first.rank] = record
             marks = []
         elif line:
