@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import re
@@ -8,8 +9,9 @@ import pytest
 
 from memtriage.cli import app
 from memtriage.store.layout import RankIdentity, record_path
-from memtriage.store.records import End, RecordedFinding, Start
+from memtriage.store.records import EVIDENCE, End, RecordedFinding, Start
 from memtriage.store.writer import RankWriter
+from support.observed import BASE, held, observed
 from support.runs import step_mark
 
 MiB = 1024**2
@@ -115,6 +117,91 @@ def test_a_page_that_cannot_be_written_is_one_line_and_status_2(where, flags, tm
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"memtriage report: {page}: ")
+    assert err.count("\n") == 1
+
+
+def write_evidence(top, *, leaking=True, **start):
+    """Write a run of 60 steps that was found clean, whose list and counter grow by 1 MiB per step or not."""
+    rate = MiB if leaking else 0
+    evidence = observed(
+        {"cpu": [BASE + rate * at for at in range(60)]}, lambda at: [held(rate * at, at)], (20, 40, 60)
+    )
+    with RankWriter(record_path(top, RankIdentity("job", 0, None, 1, 0))) as writer:
+        writer.write("start", Start(run_id="job", time=1.0, **start))
+        for step in range(1, 61):
+            writer.write("mark", step_mark(step, MiB))
+        for line in (*evidence.run["step"].new_readings(last=True), *evidence.run["step"].censuses):
+            writer.write(EVIDENCE[type(line)], line)
+        writer.write("situation", evidence.situation)
+        writer.write("end", End(verdict="clean", steps=60, time_s=60.0))
+
+
+def reported(capfdbinary, *arguments):
+    """Status and JSON of `memtriage report`."""
+    assert app.main(["report", *map(str, arguments), "--json"]) == 0
+    return json.loads(capfdbinary.readouterr().out)
+
+
+def test_a_record_is_judged_again(tmp_path, capfdbinary):
+    write_evidence(tmp_path / "out")
+    report = reported(capfdbinary, tmp_path / "out")
+    (leak,) = report["findings"]
+    assert (report["verdict"], leak["certainty"], leak["bytes_per_step"]) == ("leak", "proven", MiB)
+    assert leak["holder"] == "kept[*]"
+
+
+def test_the_judgment_of_that_day_can_be_shown(tmp_path, capfdbinary):
+    write_evidence(tmp_path / "out")
+    report = reported(capfdbinary, tmp_path / "out", "--as-recorded")
+    assert (report["verdict"], report["findings"]) == ("clean", [])
+
+
+def test_a_record_without_evidence_is_shown_as_it_was_judged(tmp_path, capfdbinary):
+    write_rank(tmp_path / "out", None, 1, leaking=True)
+    assert reported(capfdbinary, tmp_path / "out") == reported(capfdbinary, tmp_path / "out", "--as-recorded")
+
+
+def test_a_bundle_is_reported_like_its_run(tmp_path, capfdbinary):
+    write_evidence(tmp_path / "out")
+    bundle = tmp_path / "run.gz"
+    report = reported(capfdbinary, tmp_path / "out", "--redact", "--bundle", bundle)
+    assert reported(capfdbinary, bundle) == report
+    assert report["verdict"] == "leak"
+
+
+def test_a_bundle_is_redacted(tmp_path, capsys):
+    write_evidence(tmp_path / "out", argv=["/home/ann/train.py", "--project", "moonshot"], host="node7.corp")
+    bundle = tmp_path / "run.gz"
+    assert app.main(["report", str(tmp_path / "out"), "--bundle", str(bundle)]) == 0
+    assert f"memtriage report {bundle}" in capsys.readouterr().err
+    text = gzip.decompress(bundle.read_bytes()).decode()
+    assert "train.py" in text
+    for secret in ("ann", "moonshot", "node7", str(tmp_path)):
+        assert secret not in text
+
+
+@pytest.mark.parametrize("where", ["absent/run.gz", "out"])
+def test_a_bundle_that_cannot_be_written_is_one_line_and_status_2(where, tmp_path, capsys):
+    write_rank(tmp_path / "out", None, 1)
+    bundle = tmp_path / where
+    assert app.main(["report", str(tmp_path / "out"), "--bundle", str(bundle)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"memtriage report: {bundle}: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("length", [2, 10, 100])
+def test_a_cut_bundle_is_one_line_and_status_2(length, tmp_path, capsys):
+    write_evidence(tmp_path / "out")
+    bundle = tmp_path / "run.gz"
+    assert app.main(["report", str(tmp_path / "out"), "--bundle", str(bundle)]) == 0
+    bundle.write_bytes(bundle.read_bytes()[:length])
+    capsys.readouterr()
+    assert app.main(["report", str(bundle)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"memtriage report: {bundle}: ")
     assert err.count("\n") == 1
 
 
