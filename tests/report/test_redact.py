@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
+import msgspec
 import pytest
 
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.judgment import judge
-from memtriage.model.evidence import CensusSeen
+from memtriage.model.census import GroupDetail
+from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen
 from memtriage.model.findings import Finding
+from memtriage.model.ledger import Ledger
 from memtriage.model.paths import in_words
 from memtriage.model.position import TrainingPosition
-from memtriage.report.redact import redacted
+from memtriage.report.redact import _CODES, redacted
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End, Start
 from support.observed import BASE, held, observed
@@ -135,3 +139,14 @@ def test_arguments_that_are_words_of_the_evidence_change_no_judgment(tmp_path):
         leak.certainty,
         leak.bytes_per_step,
     )
+
+
+@pytest.mark.parametrize("type_", [HolderSeen, DataSeen, GroupDetail, Finding, Ledger, End])
+def test_words_of_a_fixed_set_are_never_replaced(type_):
+    """They could not be read again."""
+    fixed = {
+        field.name
+        for field in msgspec.structs.fields(type_)
+        if any(get_origin(each) is Literal for each in (field.type, *get_args(field.type)))
+    }
+    assert fixed <= _CODES
