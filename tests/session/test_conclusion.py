@@ -53,6 +53,7 @@ class Watched:
             3, progress, self.record, SimpleNamespace(leaks=self.published.extend),  # type: ignore[arg-type]
             growth=SimpleNamespace(  # type: ignore[arg-type]
                 leaks=lambda: self.answer("leaks"), judged=lambda: self.answer("judged"),
+                write_evidence=lambda: self.record.note("evidence"),
                 limits={"cpu": 9 * GIB}, transient=SimpleNamespace(most=lambda: {"cpu": GIB}),
             ),
             fragmentation=SimpleNamespace(findings=lambda: self.answer("fragmentation")),  # type: ignore[arg-type]
@@ -162,7 +163,8 @@ def test_the_end_is_written_with_its_findings(watched: Any, monkeypatch: pytest.
     run.conclusion.judge(ValueError("no data"), None)
     run.conclusion.write(1, ["cpu", "cuda:0"])
     run.record.close()
-    *_, found, end = (json.loads(line) for line in run.path.read_text().splitlines())
+    *_, evidence, found, end = (json.loads(line) for line in run.path.read_text().splitlines())
+    assert evidence["text"] == "evidence"
     assert (found["kind"], found["final"]) == ("residue", True)
     assert end["peak_rss"] > 0
     wanted = {
@@ -183,6 +185,6 @@ def test_an_end_without_peaks_is_written_too(watched: Any, monkeypatch: pytest.M
     run.conclusion.judge(None, None)
     run.conclusion.write(None, ["cuda:0"])
     run.record.close()
-    note, end = (json.loads(line) for line in run.path.read_text().splitlines())
+    _, note, end = (json.loads(line) for line in run.path.read_text().splitlines())
     assert "(read peaks): RuntimeError: no driver" in note["text"]
     assert (end["verdict"], end.get("peak_reserved", {})) == ("clean", {})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from memtriage.diagnose.growth.counter import CODE
+from memtriage.diagnose.growth.evidence import WARM_UP
+from memtriage.model.evidence import CensusSeen, Readings
 from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
@@ -62,6 +64,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrowthWatch]:
         script_root=None,
         say=lambda text: None,
         report=lambda leaks: None,
+        write=lambda line: None,
         rank=None,
         batches_vary=lambda: False,
     )
@@ -284,3 +287,55 @@ def test_limits_are_those_of_the_last_mark_before_the_end(
     assert in_use is not None and readings == last.readings
     assert (evidence.limits, evidence.used, evidence.collector_off) == ({"cpu": 9}, {"cpu": 5}, True)
     assert watch.limits == {"cpu": 9}
+
+
+# --- the record ---------------------------------------------------------------------------------------------
+
+
+def lines_of(watch: GrowthWatch, marks: Iterable[MarkPoint]) -> list[Any]:
+    """What a watch writes of some marks."""
+    written: list[Any] = []
+    unused: Any = SimpleNamespace(now=lambda: TrainingPosition(step=9))
+    watch._write, watch._progress = written.append, unused
+    scheduler: Any = watch.scheduler
+    scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
+    for each in marks:
+        watch.at_mark(each)
+    watch.write_evidence()
+    return written
+
+
+def test_readings_are_written_on_the_scale_of_their_marks(watch: GrowthWatch) -> None:
+    marks = [
+        MarkPoint(
+            name,
+            TrainingPosition(step=at, microbatch=2, backwards=2 * at, time_s=at / 2),
+            [Reading("cpu", allocated=MIB)],
+        )
+        for at in range(1, 21)
+        for name in ("backward", "step", "time")
+    ]
+    *lines, situation = lines_of(watch, marks)
+    after_warm_up = range(WARM_UP + 1, 21)
+    assert {(line.scale, tuple(line.at)) for line in lines if line.counter == "cpu"} == {
+        ("step", tuple(after_warm_up)),
+        ("microbatch", tuple(2 * at for at in after_warm_up)),
+    }
+    assert situation.position.step == 9
+
+
+def test_time_counts_only_before_there_are_steps_and_without_the_pauses_of_censuses(
+    watch: GrowthWatch,
+) -> None:
+    def at(time_s: float) -> MarkPoint:
+        return MarkPoint("time", TrainingPosition(time_s=time_s), [Reading("cpu", allocated=MIB)])
+
+    def marks() -> Iterator[MarkPoint]:
+        yield from map(at, range(1, 11))
+        watch._write_census(CensusSeen(position=TrainingPosition(time_s=10), pause_s=5.0))
+        yield from map(at, range(16, 21))
+
+    lines = lines_of(watch, marks())
+    read = [line.at for line in lines if isinstance(line, Readings) and line.counter == "cpu"]
+    assert [at for block in read for at in block] == [*range(WARM_UP + 1, 11), *range(11, 16)]
+    assert [line.work_s for line in lines if isinstance(line, CensusSeen)] == [10]
