@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from memtriage.model.marks import Mark
+from memtriage.store.bundle import write_bundle
 from memtriage.store.layout import RankIdentity, record_path
+from memtriage.store.reader import read_run
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter
 from support.documents import ROOT
@@ -205,6 +207,11 @@ def _gpu_run(path: Path, rank: int | None = None, world_size: int = 1) -> None:
         writer.write("end", End(verdict="clean", steps=STEPS, time_s=float(STEPS)))
 
 
+def _bundle(path: Path) -> None:
+    _gpu_run(path.parent / "recorded")
+    write_bundle(read_run([path.parent / "recorded"]), path)
+
+
 MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
     "train.py": _text(TRAIN),
     "package/train.py": _text(TRAIN),
@@ -217,6 +224,7 @@ MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
     "before.pickle": _unpacked("loss_list.pickle.gz"),
     "after.pickle": _unpacked("healthy.pickle.gz"),
     "memtriage-run": _run,
+    "run.jsonl.gz": _bundle,
     "runs": _gpu_run,
     "node0": lambda path: _gpu_run(path, 0, 2),
     "node1": lambda path: _gpu_run(path, 1, 2),

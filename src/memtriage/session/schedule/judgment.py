@@ -98,7 +98,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: ScaleEvidence) -> list[Find
     return _worth_reporting(leaks)
 
 
-def _kept_at_the_end(main: ScaleScheduler, counter: str, evidence: Evidence) -> Finding | None:
+def _kept_at_the_end(main: ScaleScheduler, counter: str, evidence: ScaleEvidence) -> Finding | None:
     """Make the finding of a holder that, at the only census, keeps about as much as a counter rose by.
 
     If a program makes no step and calls no module in a loop, no other census is taken.
