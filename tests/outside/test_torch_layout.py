@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from memtriage.outside import torch_layout
 from memtriage.outside.own_memory import own_bytes, own_words
 from memtriage.outside.torch_layout import TorchLayout, calibrate, class_name, libraries, type_name_of
 
@@ -95,3 +98,43 @@ def test_names_of_what_nodes_save_are_in_the_order_of_c(layout: TorchLayout) -> 
 def test_the_files_that_must_be_the_same() -> None:
     loaded = Path("/proc/self/maps").read_text()
     assert all(part in loaded for part in libraries())
+
+
+def test_old_pointers_in_bytes_that_no_field_fills_are_not_taken_for_one(
+    layout: TorchLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every word of autograd's part before the gradient's looks like it, as old bytes of a string may."""
+
+    class Stale(torch_layout._Specimen):
+        def __init__(self, torch: Any, size: int) -> None:
+            super().__init__(torch, size)
+            self.before: list[int] = []
+
+        def meta(self, tensor: Any, meta_at: int) -> list[int]:
+            words = super().meta(tensor, meta_at)
+            if tensor is not self.leaf:
+                return words
+            gradient, stale = layout.meta_gradient >> 3, self.before or words
+            self.before = words
+            return [stale[gradient]] * gradient + words[gradient:]
+
+    monkeypatch.setattr(torch_layout, "_Specimen", Stale)
+    assert calibrate() == layout
+
+
+def test_the_number_of_a_device_is_read_while_the_device_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        def __init__(self, kind: str) -> None:
+            self.kind = kind
+
+        def __del__(self) -> None:
+            freed.append(self.kind)
+
+    def read(address: int, count: int) -> bytes:
+        assert not freed
+        return b"5"
+
+    freed: list[str] = []
+    monkeypatch.setattr(torch_layout, "own_bytes", read)
+    assert torch_layout._device_number(SimpleNamespace(device=Device), "cpu") == ord("5")
+    assert freed == ["cpu"]

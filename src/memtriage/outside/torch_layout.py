@@ -5,7 +5,7 @@ The other process must have loaded the same files of torch (`same_build`), so th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,12 +13,15 @@ from memtriage.outside.memory import OutsideError
 from memtriage.outside.own_memory import own_bytes, own_words
 
 _ODD_SIZE: Final = 12_347
-"""Elements of the tensor that is measured: a number that no other field has."""
+"""Elements of the tensors that are measured: a number that no other field has."""
 _TENSOR_WORDS: Final = 24
 _META_WORDS: Final = 32
 _NODE_WORDS: Final = 120
 _VIEW_NAME: Final = b"DifferentiableViewMeta"
 _META_NAMES: Final = (b"AutogradMeta", _VIEW_NAME)
+
+_Sample = tuple[list[int], Callable[[int], object]]
+"""Words of an object that is measured, and whether one of them is the field that is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +86,83 @@ def calibrate() -> TorchLayout:
         return _calibrate(torch)
 
 
+class _Specimen:
+    """Tensors that are measured, and words of their C++ objects.
+
+    Bytes that no field fills have what the heap had there before, such as an old pointer to the same address.
+    So each field is found on two specimens, whose values differ.
+
+    Args:
+        torch: the module.
+        size: elements of its tensors: a number that no other field has.
+    """
+
+    def __init__(self, torch: Any, size: int) -> None:
+        self.leaf = torch.zeros(size, requires_grad=True)
+        self.other = torch.zeros(size, requires_grad=True)
+        self.product = self.leaf * self.other
+        self.view = self.leaf.view(1, size)
+        self.storage = self.leaf.untyped_storage()
+        self.wrapper = own_words(id(self.leaf), 8)
+        self.tensor = own_words(self.leaf._cdata, _TENSOR_WORDS)
+        self.stored = own_words(self.storage._cdata, 16)
+        self.made_by = self.product.grad_fn
+        self.node_at = own_words(id(self.made_by), 3)[2]
+        self.node = own_words(self.node_at, _NODE_WORDS)
+        self.accumulate = self.made_by.next_functions[0][0]
+        self.accumulate_at = own_words(id(self.accumulate), 3)[2]
+
+    def meta(self, tensor: Any, meta_at: int) -> list[int]:
+        """Return autograd's part of one of its tensors as it is now."""
+        return own_words(own_words(tensor._cdata, _TENSOR_WORDS)[meta_at >> 3], _META_WORDS)
+
+    def is_saved(self, word: int) -> bool:
+        return word in (self.leaf._cdata, self.other._cdata)
+
+
 def _calibrate(torch: Any) -> TorchLayout:
-    leaf = torch.zeros(_ODD_SIZE, requires_grad=True)
-    leaf.grad = torch.zeros(_ODD_SIZE)
-    other = torch.zeros(_ODD_SIZE, requires_grad=True)
-    product = leaf * other
-    view = leaf.view(1, _ODD_SIZE)
-    storage = leaf.untyped_storage()
-    wrapper = own_words(id(leaf), 8)
-    tensor = own_words(leaf._cdata, _TENSOR_WORDS)
-    stored = own_words(storage._cdata, 16)
-    meta_at = _find("autograd's part of a tensor", tensor, _is_meta)
-    meta = own_words(tensor[meta_at >> 3], _META_WORDS)
-    product_meta = own_words(own_words(product._cdata, _TENSOR_WORDS)[meta_at >> 3], _META_WORDS)
-    view_meta = own_words(own_words(view._cdata, _TENSOR_WORDS)[meta_at >> 3], _META_WORDS)
-    made_by = product.grad_fn
-    node_at = own_words(id(made_by), 3)[2]
-    node = own_words(node_at, _NODE_WORDS)
-    accumulate = made_by.next_functions[0][0]
-    accumulate_at = own_words(id(accumulate), 3)[2]
-    edges = _find("the edges of a node", node, _vector_with(accumulate_at))
-    size = _find("what a node saves", node, lambda word: word in (leaf._cdata, other._cdata))
-    second = _find("what a node saves", node[(size >> 3) + 1 :], lambda w: w in (leaf._cdata, other._cdata))
+    pair = _Specimen(torch, _ODD_SIZE), _Specimen(torch, _ODD_SIZE + 2)
+    meta_at = _find("autograd's part of a tensor", *((one.tensor, _is_meta) for one in pair))
+    edges = _find("the edges of a node", *((one.node, _vector_with(one.accumulate_at)) for one in pair))
+    size = _find("what a node saves", *((one.node, one.is_saved) for one in pair))
+    second = _find("what a node saves", *((one.node[(size >> 3) + 1 :], one.is_saved) for one in pair))
     hooks, data = _pack_hooks(torch, size)
     function_node, function_saved, function_wrapper, saved_size = _custom_function(torch)
     if not saved_size <= second + 8 < saved_size + 16:
         raise _unknown("what a node saves")
-    begin, end = node[edges >> 3], node[(edges >> 3) + 1]
+    begin, end = pair[0].node[edges >> 3], pair[0].node[(edges >> 3) + 1]
     return TorchLayout(
-        wrapper_tensor=_find("the tensor of a Python object", wrapper, leaf._cdata.__eq__),
-        tensor_storage=_find("the storage of a tensor", tensor, storage._cdata.__eq__),
+        wrapper_tensor=_find(
+            "the tensor of a Python object", *((one.wrapper, one.leaf._cdata.__eq__) for one in pair)
+        ),
+        tensor_storage=_find(
+            "the storage of a tensor", *((one.tensor, one.storage._cdata.__eq__) for one in pair)
+        ),
         tensor_meta=meta_at,
-        tensor_wrapper=_find("the Python object of a tensor", tensor, id(leaf).__eq__),
-        storage_data=_find("the address of a storage", stored, storage.data_ptr().__eq__),
+        tensor_wrapper=_find(
+            "the Python object of a tensor", *((one.tensor, id(one.leaf).__eq__) for one in pair)
+        ),
+        storage_data=_find(
+            "the address of a storage", *((one.stored, one.storage.data_ptr().__eq__) for one in pair)
+        ),
         storage_device=_device_offset(torch),
-        storage_size=_find("the size of a storage", stored, storage.nbytes().__eq__),
-        meta_gradient=_find("a gradient", meta, leaf.grad._cdata.__eq__),
-        meta_node=_find("the node of a tensor", product_meta, node_at.__eq__),
-        meta_base=_find("the base of a view", view_meta, leaf._cdata.__eq__),
-        meta_retains=_retains_offset(product, product_meta, meta_at),
+        storage_size=_find(
+            "the size of a storage", *((one.stored, one.storage.nbytes().__eq__) for one in pair)
+        ),
+        meta_gradient=_gradient_offset(torch, pair, meta_at),
+        meta_node=_find(
+            "the node of a tensor",
+            *((one.meta(one.product, meta_at), one.node_at.__eq__) for one in pair),
+        ),
+        meta_base=_find(
+            "the base of a view",
+            *((one.meta(one.view, meta_at), one.leaf._cdata.__eq__) for one in pair),
+        ),
+        meta_retains=_retains_offset(pair, meta_at),
         node_edges=edges,
-        node_wrapper=_find("the Python object of a node", node, id(made_by).__eq__),
+        node_wrapper=_find(
+            "the Python object of a node", *((one.node, id(one.made_by).__eq__) for one in pair)
+        ),
         node_size=size,
         edge_size=(end - begin) // 2,
         saved_size=saved_size,
@@ -132,10 +171,24 @@ def _calibrate(torch: Any) -> TorchLayout:
         function_node=function_node,
         function_saved=function_saved,
         function_wrapper=function_wrapper,
-        leaf=_find("the leaf of a node", own_words(accumulate_at, _NODE_WORDS), leaf._cdata.__eq__),
+        leaf=_find(
+            "the leaf of a node",
+            *((own_words(one.accumulate_at, _NODE_WORDS), one.leaf._cdata.__eq__) for one in pair),
+        ),
         node_names=_node_names(torch),
         devices=_devices(torch),
     )
+
+
+def _gradient_offset(torch: Any, pair: Sequence[_Specimen], meta_at: int) -> int:
+    """Return the word that follows `.grad` from one value to another."""
+    samples: list[_Sample] = []
+    for one in pair:
+        gradients = torch.zeros_like(one.leaf), torch.zeros_like(one.leaf)
+        for gradient in gradients:
+            one.leaf.grad = gradient
+            samples.append((one.meta(one.leaf, meta_at), gradient._cdata.__eq__))
+    return _find("a gradient", *samples)
 
 
 def type_name_of(
@@ -172,10 +225,10 @@ def _own_type_name(address: int) -> bytes:
     return type_name_of(own_words, own_bytes, own_words(address, 1)[0])
 
 
-def _find(what: str, words: list[int], is_it: Callable[[int], object]) -> int:
-    """Return the offset in bytes of the first word that is it."""
-    for at, word in enumerate(words):
-        if is_it(word) is True:
+def _find(what: str, *samples: _Sample) -> int:
+    """Return the offset in bytes of the first word that is it in all samples."""
+    for at in range(min(len(words) for words, _ in samples)):
+        if all(is_it(words[at]) is True for words, is_it in samples):
             return 8 * at
     raise _unknown(what)
 
@@ -197,49 +250,65 @@ def _vector_with(element: int) -> Callable[[int], bool]:
 
 def _device_offset(torch: Any) -> int:
     """Return where a storage has the number of its kind of device: 0 for the host, another one for `meta`."""
-    host = torch.empty(_ODD_SIZE).untyped_storage()
-    meta = torch.empty(_ODD_SIZE, device="meta").untyped_storage()
+    sizes = (_ODD_SIZE, _ODD_SIZE + 2)
+    hosts = [torch.empty(size).untyped_storage() for size in sizes]
+    metas = [torch.empty(size, device="meta").untyped_storage() for size in sizes]
     number = _device_number(torch, "meta")
-    on_host, on_meta = own_bytes(host._cdata, 128), own_bytes(meta._cdata, 128)
-    pointer = 8 + _find("the address of a storage", own_words(host._cdata, 16), host.data_ptr().__eq__)
+    data = ((own_words(host._cdata, 16), host.data_ptr().__eq__) for host in hosts)
+    pointer = 8 + _find("the address of a storage", *data)
+    samples = [(own_bytes(host._cdata, 128), 0) for host in hosts]
+    samples += [(own_bytes(meta._cdata, 128), number) for meta in metas]
     for at in range(pointer, 128):
-        if on_host[at] == 0 and on_meta[at] == number:
+        if all(raw[at] == value for raw, value in samples):
             return at
     raise _unknown("the device of a storage")
 
 
 def _device_number(torch: Any, kind: str) -> int:
     """Return the number that C++ has for a kind of device: `torch.device` begins with it."""
-    return own_bytes(id(torch.device(kind)) + 16, 1)[0]
+    device = torch.device(kind)  # which must live until it is read
+    return own_bytes(id(device) + 16, 1)[0]
 
 
 def _devices(torch: Any) -> dict[int, str]:
     return {_device_number(torch, kind): kind for kind in ("cpu", "cuda", "meta", "xpu", "mps", "hpu")}
 
 
-def _retains_offset(product: Any, meta: list[int], meta_at: int) -> int:
+def _retains_offset(pair: Sequence[_Specimen], meta_at: int) -> int:
     """Return the byte that `retain_grad` sets."""
-    address = own_words(product._cdata, _TENSOR_WORDS)[meta_at >> 3]
-    before = own_bytes(address, 8 * _META_WORDS)
-    product.retain_grad()
-    after = own_bytes(address, 8 * _META_WORDS)
-    changed = [at for at in range(len(before)) if before[at] == 0 and after[at] == 1]
-    if len(changed) != 1:
+    found: set[int] = set(range(8 * _META_WORDS))
+    for one in pair:
+        address = own_words(one.product._cdata, _TENSOR_WORDS)[meta_at >> 3]
+        before = own_bytes(address, 8 * _META_WORDS)
+        one.product.retain_grad()
+        after = own_bytes(address, 8 * _META_WORDS)
+        found &= {at for at in range(len(before)) if before[at] == 0 and after[at] == 1}
+    if len(found) != 1:
         raise _unknown("whether a gradient is retained")
-    return changed[0]
+    return found.pop()
 
 
 def _pack_hooks(torch: Any, size: int) -> tuple[int, int]:
     """Return where a saved variable has its hooks, and these what the pack hook returned."""
-    packed = ["a value that only the hook has"]
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed, lambda value: None):
-        made = torch.zeros(3, requires_grad=True).exp()
-    made_by = made.grad_fn
-    node = own_words(id(made_by), 3)[2]
-    for at, word in enumerate(own_words(node + size, 16)):
-        if word > 4096 and b"SavedVariableHooks" in _own_type_name(word):
-            return 8 * at, _find("what a pack hook returned", own_words(word, 8), id(packed).__eq__)
-    raise _unknown("pack hooks")
+    kept, saved = [], []
+    for number in range(2):
+        packed = [f"value {number}, which only the hook has"]
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, packed=packed: packed, lambda value: None
+        ):
+            made = torch.zeros(3, requires_grad=True).exp()
+        kept.append((made, packed))
+        saved.append(own_words(own_words(id(made.grad_fn), 3)[2] + size, 16))
+
+    def has_hooks(word: int) -> bool:
+        return word > 4096 and b"SavedVariableHooks" in _own_type_name(word)
+
+    hooks = _find("pack hooks", *((words, has_hooks) for words in saved))
+    values = (
+        (own_words(words[hooks >> 3], 8), id(packed).__eq__)
+        for words, (_, packed) in zip(saved, kept, strict=True)
+    )
+    return hooks, _find("what a pack hook returned", *values)
 
 
 def _custom_function(torch: Any) -> tuple[int, int, int, int]:
@@ -251,30 +320,35 @@ def _custom_function(torch: Any) -> tuple[int, int, int, int]:
             ctx.save_for_backward(one, two)
             return one * two
 
-    one, two = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
-    made = Saves.apply(one, two)  # before torch 2.13 its node lives as long as it does
-    context = made.grad_fn
-    words = own_words(id(context), type(context).__basicsize__ >> 3)
-    for at in range(2, len(words) - 2):
-        begin, end = words[at], words[at + 1]
-        if 4096 < begin < end <= begin + 1024 and not (end - begin) % 16:
-            size = (end - begin) // 2
-            if own_words(begin, 1)[0] == one._cdata and own_words(begin + size, 1)[0] == two._cdata:
-                node = _node_in(words)
-                return node, 8 * at, _context_in(words[node >> 3], id(context)), size
+    inputs = [[torch.zeros(3, requires_grad=True) for _ in range(2)] for _ in range(2)]
+    made = [Saves.apply(*pair) for pair in inputs]  # before torch 2.13 its node lives as long as it does
+    contexts = [one.grad_fn for one in made]
+    words = [own_words(id(one), type(one).__basicsize__ >> 3) for one in contexts]
+
+    def size_of(at: int, context: list[int], saved: list[Any]) -> int:
+        """Return the bytes of each of the two elements of a vector of what was saved; 0 where none is."""
+        begin, end = context[at], context[at + 1]
+        if not 4096 < begin < end <= begin + 1024 or (end - begin) % 16:
+            return 0
+        size = (end - begin) // 2
+        held = own_words(begin, 1)[0], own_words(begin + size, 1)[0]
+        return size if held == tuple(one._cdata for one in saved) else 0
+
+    for at in range(2, len(words[0]) - 2):
+        sizes = {size_of(at, context, saved) for context, saved in zip(words, inputs, strict=True)}
+        if len(sizes) == 1 and (size := sizes.pop()):
+            node = 16 + _find("the node of a custom Function", *((each[2:], _is_node) for each in words))
+            nodes = [own_words(each[node >> 3], _NODE_WORDS) for each in words]
+            back = (
+                (each, lambda word, context=context: word & ~1 == id(context))
+                for each, context in zip(nodes, contexts, strict=True)
+            )
+            return node, 8 * at, _find("the context of a custom Function", *back), size
     raise _unknown("what a custom Function saves")
 
 
-def _context_in(node: int, context: int) -> int:
-    words = own_words(node, _NODE_WORDS)
-    return _find("the context of a custom Function", words, lambda word: word & ~1 == context)
-
-
-def _node_in(words: list[int]) -> int:
-    def is_node(word: int) -> bool:
-        return word > 4096 and class_name(_own_type_name(word)) == "PyNode"
-
-    return 16 + _find("the node of a custom Function", words[2:], is_node)
+def _is_node(word: int) -> bool:
+    return word > 4096 and class_name(_own_type_name(word)) == "PyNode"
 
 
 def _node_names(torch: Any) -> dict[str, tuple[str, ...]]:
