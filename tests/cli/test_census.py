@@ -16,6 +16,7 @@ import pytest
 
 from memtriage.cli import app
 from memtriage.cli.run import parse
+from memtriage.model.asked import Answer
 
 pytest.importorskip("torch")
 
@@ -229,3 +230,25 @@ def test_a_process_without_torch_is_refused(capsysbinary: pytest.CaptureFixture[
 def test_listening_is_an_option_of_run() -> None:
     assert parse(["run", "--listen", "train.py"]).listen
     assert not parse(["run", "train.py", "--listen"]).listen
+
+
+@pytest.mark.parametrize(("option", "pause_s"), [("--pause", 0.05), ("--pause=500ms", 0.5), ("--json", 0.0)])
+def test_an_incomplete_census_has_a_status_of_its_own(
+    option: str, pause_s: float, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def read(pid: int, timeout_s: float, *, pause_s: float) -> Answer:
+        asked.append(pause_s)
+        return Answer(pid=pid, incomplete=missing)
+
+    asked: list[float] = []
+    monkeypatch.setattr("memtriage.outside.answer.read_answer", read)
+    for missing, status in ((["8 gradients changed while they were read"], 4), ([], 0)):
+        assert app.main(["census", "--pid", str(os.getpid()), option]) == status
+        assert ("8 gradients changed" in capfd.readouterr().out) == bool(missing)
+    assert asked == [pause_s, pause_s]
+
+
+@pytest.mark.parametrize("pause", ["--pause=50", "--pause=0ms", "--pause=61s", "--pause=x"])
+def test_a_pause_that_is_no_time_is_refused(pause: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["census", "--pid", str(os.getpid()), pause]) == 2
+    assert f"invalid {pause}: use 50ms, or another time up to 60 s" in capfd.readouterr().err

@@ -25,8 +25,8 @@ class Recorder:
         self.steps.append("exhaust")
         self.library_classes = ["torch.Tensor"]
 
-    def release(self) -> None:
-        self.steps.append("release")
+    def release(self, *, graphs: bool = True) -> None:
+        self.steps.append("release" if graphs else "release optimizers")
 
 
 def test_program_modules_come_before_frames_and_the_users_frames_first():
@@ -45,6 +45,7 @@ def test_program_modules_come_before_frames_and_the_users_frames_first():
         "frame train",
         "frame main",
         "exhaust",
+        "release optimizers",
         "frame step of a library",
         "exhaust",
         "release",

@@ -72,25 +72,26 @@ _GROUP = HolderGroup(
     ("moved", "stopped_s", "way"),
     [
         (None, 0.05, "; the process was stopped for 50 ms"),
-        (0, 0.0, "; two readings agree"),
-        (1200, 0.0, "; 1,200 storages of 4,800 bytes changed between two readings and are not listed"),
+        (0, 0.0, ""),
+        (1200, 0.0, " and without 1,200 storages of 4.7 KiB that came and went meanwhile"),
     ],
 )
 def test_an_answer_says_how_the_process_was_read(
     monkeypatch: pytest.MonkeyPatch, moved: int | None, stopped_s: float, way: str
 ) -> None:
-    asked: list[tuple[int, bool, float]] = []
+    asked: list[tuple[int, bool, float, float]] = []
 
-    def census(pid: int, *, pause: bool, within_s: float) -> OutsideCensus:
-        asked.append((pid, pause, within_s))
+    def census(pid: int, *, pause: bool, pause_s: float, within_s: float) -> OutsideCensus:
+        asked.append((pid, pause, pause_s, within_s))
         return OutsideCensus(
             groups=[_GROUP], storages=[], details={}, at=1.0, objects=30, nodes=4, moved=moved,
-            moved_bytes=4800, seconds=0.25, stopped_s=stopped_s + 1e-9, notes=["a partial census"],
+            moved_bytes=4800, seconds=0.25, stopped_s=stopped_s + 1e-9, missing=["a part"], notes=["a note"],
         )  # fmt: skip
 
     monkeypatch.setattr(answer, "take_census", census)
-    found = answer.read_answer(os.getpid(), 7.0, pause=moved is None)
-    assert asked == [(os.getpid(), moved is None, 7.0)]
+    found = answer.read_answer(os.getpid(), 7.0, pause_s=stopped_s)
+    assert asked == [(os.getpid(), moved is None, stopped_s, 7.0)]
+    assert found.incomplete == ["a part"]
     assert (found.pid, found.host, found.argv) == (
         os.getpid(),
         socket.gethostname(),
@@ -100,7 +101,7 @@ def test_an_answer_says_how_the_process_was_read(
     assert found.holders == [
         HeldHere(device="cpu", holder_path=_LOSSES, count=2, bytes=800, owners={"variable": 800})
     ]
-    assert found.notes == [f"read from outside in 250 ms, without ledgers{way}", "a partial census"]
+    assert found.notes == [f"read from outside in 250 ms, without ledgers{way}", "a note"]
 
 
 def test_a_refused_reading_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

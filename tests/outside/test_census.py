@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,14 +20,25 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from memtriage.model.census import StorageRecord
 from memtriage.model.paths import PathSegment, SegmentKind
 from memtriage.outside import census as outside
-from memtriage.outside.census import RemoteReading, read_once, take_census
+from memtriage.outside import gradients
+from memtriage.outside.census import (
+    JobReader,
+    OutsideCensus,
+    RemoteReading,
+    joined,
+    take_census,
+    walk_once,
+)
+from memtriage.outside.gradients import Gradients
 from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter
-from memtriage.outside.memory import GoneError, OutsideError, ProcessMemory
+from memtriage.outside.loaded_modules import RemoteModules
+from memtriage.outside.memory import GoneError, OutsideError, ProcessMemory, Words
 from memtriage.outside.objects import RemoteHeap
+from memtriage.outside.pause import Stop
 from memtriage.outside.python_layout import layout_of
+from memtriage.outside.tensors import TorchReader
 from memtriage.outside.torch_layout import calibrate
 from support.remote_memory import SIZE, START, hostile_memory
 
@@ -67,7 +82,10 @@ def test_hostile_memory_gives_a_census_or_one_line(seed: int, pointers: bool, mi
 
     try:
         heap = RemoteHeap(memory, layout, translate)
-        reading = read_once(heap, found, calibrate(), translate, os.getpid(), lambda: False)
+        reading = RemoteReading(heap, TorchReader(heap, calibrate()), RemoteModules(heap), 0.0)
+        interpreter = RemoteInterpreter(heap, found, translate)
+        frames, _ = interpreter.frames(os.getpid())
+        walk_once(reading, interpreter, frames, translate, lambda: False)
     except OutsideError as error:
         assert "\n" not in str(error)
     else:
@@ -94,9 +112,7 @@ def test_a_job_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> No
             take_census(job.pid)
 
 
-@known_python
-def test_frames_are_copied_again_where_a_call_broke_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = """
+_TRAINS = """
 import sys, torch
 def train():
     kept = [torch.zeros(1000)]
@@ -104,23 +120,37 @@ def train():
     sys.stdin.readline()
 train()
 """
-    tries = []
+
+
+@known_python
+@pytest.mark.parametrize("torn", ["broken off", "without frames", "without the outer ones"])
+def test_frames_are_copied_again_until_the_outermost_is_sure(
+    torn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame pointer that is torn to 0 ends a stack as the outermost frame does."""
     frames = RemoteInterpreter.frames
 
-    def broken_off(self: RemoteInterpreter, main_thread: int) -> object:
+    def read(self: RemoteInterpreter, main_thread: int) -> object:
         tries.append(main_thread)
-        return frames(self, main_thread) if len(tries) > 1 else ([], False)
+        found, outermost = frames(self, main_thread)
+        if len(tries) > 1:
+            return found, outermost
+        return {
+            "broken off": (found[:0], 0),
+            "without frames": ([], 0),
+            "without the outer ones": (found[:1], found[0][1].address + 8),
+        }[torn]
 
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None and job.stdout.readline() == "ready\n"
-        outside._own_build()  # which reads this process
-        monkeypatch.setattr(RemoteInterpreter, "frames", broken_off)
-        found = take_census(job.pid, twice=False, within_s=600)
-        job.kill()
-    assert tries == [job.pid, job.pid]
-    assert [(one.holder, one.nbytes) for one in found.storages] == [("frame train(): kept[*]", 4000)]
+    tries: list[int] = []
+    with job_of(_TRAINS) as job, JobReader(job.pid, 600) as reader:
+        monkeypatch.setattr(RemoteInterpreter, "frames", read)
+        census = joined([reader.read()])
+        assert tries == [job.pid] * 3
+        monkeypatch.setattr(RemoteInterpreter, "frames", lambda self, main_thread: ([], 0))
+        without = joined([reader.read()])
+    assert [(one.holder, one.nbytes) for one in census.storages] == [("frame train(): kept[*]", 4000)]
+    assert census.missing == []
+    assert without.missing == ["what runs in the main thread could not be read"]
 
 
 @known_python
@@ -173,26 +203,130 @@ def test_a_job_and_its_fork_are_read_alike() -> None:
         job.kill()
 
 
-_CALLED = [
-    (("frame train", "variable history", "item *"), ("frame step", "variable self", "item *"), True),
-    (("thread t", "frame train", "variable kept"), ("frame train", "variable kept"), True),
-    (("frame train", "variable history", "item *"), ("frame train", "variable history"), False),
-    (("module job", "variable history"), ("frame train", "variable history"), False),
-    (("module job", "variable history"), ("module job", "variable last"), False),
-]
+# --- a job that trains meanwhile: each line that it is sent is a step ---
+
+_STEPS = """
+import sys, torch
+torch.manual_seed(0)
+def train():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+    history = []
+    def step(line):
+        if line == "zero":
+            optimizer.zero_grad()
+            return
+        model(torch.randn(16, 64)).sum().backward()
+        if line == "step":
+            optimizer.step()
+            history.append(torch.zeros(4096))
+    step("step")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        step(line.strip())
+        print("done", flush=True)
+train()
+"""
+_PARAMETERS = 4 * (64 * 64 + 64 + 64 * 8 + 8)
+_STATES = 2 * _PARAMETERS + 4 * 4  # of each parameter two averages and a number
 
 
-@pytest.mark.parametrize(("first", "second", "agree"), _CALLED)
-def test_readings_agree_about_a_storage_in_variables_of_other_functions(
-    first: tuple[str, ...], second: tuple[str, ...], agree: bool
+@contextlib.contextmanager
+def job_of(program: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+        try:
+            yield job
+        finally:
+            job.kill()
+
+
+def order(job: subprocess.Popen[str], line: str) -> None:
+    assert job.stdin is not None and job.stdout is not None
+    job.stdin.write(f"{line}\n")
+    job.stdin.flush()
+    assert job.stdout.readline() == "done\n"
+
+
+def bytes_by_owner(census: OutsideCensus) -> Counter[str]:
+    found = Counter[str]()
+    for one in census.storages:
+        found[one.owner] += one.nbytes
+    return found
+
+
+@known_python
+@pytest.mark.parametrize("pause", [False, True])
+def test_gradients_that_come_and_go_are_read_when_they_are_there(
+    pause: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reading(path: tuple[str, ...]) -> RemoteReading:
-        segments = tuple(PathSegment(SegmentKind(kind), name) for kind, name in map(str.split, path))
-        record = StorageRecord(
-            device="cpu", address=64, nbytes=4000, owner="variable", path=segments, shared=False
-        )
-        return RemoteReading({("cpu", 64): record}, {}, set(), {}, 0, 0, 0, None, np.zeros(0, np.int64))
+    """The heap is copied while there are none; the job goes on at each later look."""
+    lines = iter(["backward", "zero", "backward", "step"])
 
-    agreed, moved = outside._agreed(reading(first), reading(second))
-    assert moved == ({} if agree else {("cpu", 64): 4000})
-    assert list(agreed.storages) == ([("cpu", 64)] if agree else [])
+    def look(torch: TorchReader, leaves: Words) -> Gradients:
+        if line := next(lines, ""):
+            order(job, line)
+        return now(torch, leaves)
+
+    now = gradients.gradients_now
+    monkeypatch.setattr(gradients, "gradients_now", look)
+    with job_of(_STEPS) as job:
+        order(job, "zero")
+        census = take_census(job.pid, pause=pause, pause_s=60, within_s=600)
+    found = bytes_by_owner(census)
+    assert census.missing == []
+    assert (found["parameter"], found["gradient"]) == (_PARAMETERS, _PARAMETERS)
+    assert found["optimizer state"] == _STATES
+    assert sum(group.nbytes for group in census.groups if "history" in str(group.path)) >= 4 * 4096
+    assert (census.moved is None) == pause
+
+
+@known_python
+def test_gradients_that_are_gone_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four parameters loses its gradient at each look, and gets none again."""
+    now, looks = gradients.gradients_now, []
+
+    def look(torch: TorchReader, leaves: Words) -> Gradients:
+        found = now(torch, leaves)
+        at = np.flatnonzero(found.there)
+        looks.append(len(at))
+        found.there[at[len(looks) % len(at)]] = False
+        return found
+
+    monkeypatch.setattr(gradients, "gradients_now", look)
+    monkeypatch.setattr(gradients, "_ENOUGH_S", 0.02)
+    with job_of(_STEPS) as job:
+        census = take_census(job.pid, within_s=600)
+    assert set(looks) == {4}
+    assert census.missing == ["1 gradient changed while it was read"]
+
+
+@known_python
+def test_readings_are_joined_by_storage_whatever_their_paths_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with job_of(_TRAINS) as job, JobReader(job.pid, 600) as reader:
+        first = reader.read()
+        again = reader.read_again(first)
+        (key,) = first.storages
+        elsewhere = (PathSegment(SegmentKind.MODULE, "job"), PathSegment(SegmentKind.VARIABLE, "last"))
+        again.storages[key] = msgspec.structs.replace(again.storages[key], path=elsewhere)
+        again.storages["cpu", key[1] + 64] = again.storages[key]
+        again.tensors["cpu", key[1] + 64] = again.tensors[key]  # which has another storage by now
+        again.anchors["cpu", key[1] + 64] = elsewhere
+        census = joined([first, again])
+    assert [one.address for one in census.storages] == [key[1]]
+    assert census.moved == 1
+
+
+@known_python
+def test_a_stop_that_is_too_short_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stop, "copy", lambda self, memory, chunks: len(chunks) // 2)
+    monkeypatch.setattr(ProcessMemory, "agrees", lambda self, other, number: False)
+    with job_of(_STEPS) as job:
+        census = take_census(job.pid, pause=True, within_s=600)
+    (missing,) = census.missing
+    assert re.fullmatch(
+        r"50 ms were too short to copy the .* MiB that change: try --pause=1[0-9]0ms", missing
+    )
+    assert bytes_by_owner(census)["parameter"] == _PARAMETERS

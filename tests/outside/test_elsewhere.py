@@ -84,7 +84,7 @@ def test_the_same_command_is_run_there(
 
     monkeypatch.setattr(elsewhere, "run_there", there)
     monkeypatch.setattr(answer, "take_census", other_build)
-    monkeypatch.setattr("memtriage.session.attach.take_census", other_build)
+    monkeypatch.setattr("memtriage.session.attach.JobReader", other_build)
     monkeypatch.setattr("memtriage.session.remote.ask.listening", lambda pid: [])
     assert main(given) == (2 if status is None else status)
     assert asked == [("/a/python", 4711, again)]

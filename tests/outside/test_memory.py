@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from memtriage.outside import memory as outside_memory
 from memtriage.outside.memory import (
     CHUNK,
+    SLOT,
     ForbiddenError,
     GoneError,
     Mapping,
@@ -123,7 +124,7 @@ class ChangingMemory(FakeMemory):
         return super()._copy(parts)
 
 
-def test_only_the_chunks_of_a_range_are_copied_again() -> None:
+def test_only_a_range_is_copied_again() -> None:
     memory = ChangingMemory(bytes(2 * CHUNK))
     memory.read_ahead([START // CHUNK, START // CHUNK + 1])
     assert (memory.byte(START), memory.byte(START + CHUNK)) == (1, 1)
@@ -134,6 +135,27 @@ def test_only_the_chunks_of_a_range_are_copied_again() -> None:
     before = memory.byte(START)
     memory.copy_again(np.array([START, 0]), np.array([0, CHUNK]))
     assert memory.byte(START) == before
+
+
+def test_what_is_put_into_a_copy_stays_in_it() -> None:
+    memory = FakeMemory(bytes(2 * CHUNK))
+    memory.put(
+        np.array([START + 8, START + 2 * CHUNK]), np.array([[5, 6], [7, 8]])
+    )  # nothing is at the second
+    memory.copy_again(np.array([START]), np.array([64]))
+    assert [memory.word(START + 8 * at) for at in range(4)] == [0, 5, 6, 0]
+    assert memory.data[:SLOT].max() == 0
+
+
+def test_a_copy_is_completed_with_another_one() -> None:
+    earlier, later = ChangingMemory(bytes(2 * CHUNK)), FakeMemory(bytes([9]) * (2 * CHUNK))
+    first, second = START // CHUNK, START // CHUNK + 1
+    earlier.read_ahead([first, second])
+    later.read_ahead([first])
+    assert not later.agrees(earlier, first)
+    later.adopt(earlier)
+    assert (later.byte(START), later.byte(START + CHUNK)) == (9, 1)
+    assert later.agrees(earlier, second)
 
 
 PAGE = 4096

@@ -86,9 +86,7 @@ def test_a_checkpoint_is_found_by_what_it_will_fill() -> None:
     (frame,) = [obj for obj in gc.get_objects() if type(obj) is _CheckpointFrame]
     holders = [reference() for reference in frame.weak_holders]
     walk = walk_of(set(), [id(frame), id(frame.weak_holders)])
-    assert walk.tracked.tolist() == []
     graph = walk.run()
-    assert walk.tracked.tolist() == [id(frame), id(frame.weak_holders)]
     assert graph.checkpoints == {id(holder): id(frame) for holder in holders}
     assert len(holders) == 1 and out.grad_fn is not None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
+
 from memtriage.model.asked import Answer, HeldHere, Unanswered
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.report.census_text import as_json, render
@@ -72,6 +74,14 @@ def test_on_paper() -> None:
     assert "2.0 MiB  7 storages of smaller holders" in text
     assert "kept alive on cpu  1.0 MiB in 1 storage" in text
     assert text.count("CENSUS") == 2
+
+
+def test_what_is_missing_is_in_the_first_line() -> None:
+    stream = io.StringIO()
+    missing = ["8 gradients changed while they were read", "searched 10 objects until the time was over"]
+    render([msgspec.structs.replace(ANSWER, incomplete=missing)], console_for(stream), 20)
+    first = " ".join(stream.getvalue().split("train.py")[0].split())
+    assert first == f"INCOMPLETE CENSUS rank 3 after 12 steps, in forward: {'; '.join(missing)}"
 
 
 def test_holders_beyond_the_rows_asked_for_are_summed() -> None:

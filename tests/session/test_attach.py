@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,15 @@ pytest.importorskip("torch")
 from memtriage.cli.app import main
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.blocks import DeviceCounters
-from memtriage.outside.census import OutsideCensus, take_census
+from memtriage.model.census import HolderGroup
+from memtriage.model.paths import in_words
+from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, take_census
 from memtriage.outside.memory import ForbiddenError
 from memtriage.outside.python_layout import layout_of
 from memtriage.session import attach as attaching
 from memtriage.session.attach import Attached
 from memtriage.session.job_ranks import ranks_of
+from support.paths import of_module
 
 pytestmark = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
@@ -144,11 +150,11 @@ def test_a_job_that_listens_takes_its_censuses_itself(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def refused(pid: int, **_: object) -> OutsideCensus:
+    def refused(pid: int) -> JobReader:
         raise ForbiddenError(f"process {pid} may not be read")
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(attaching, "take_census", refused)
+    monkeypatch.setattr(attaching, "JobReader", refused)
     job = start("10**9", "from memtriage.session.remote.armed import arm\narm()\n")
     attached, now = Attached(job.pid), 0.0
     for _ in range(_CENSUSES):
@@ -171,7 +177,7 @@ def test_a_job_that_listens_takes_its_censuses_itself(
 def test_a_job_that_takes_its_censuses_itself_is_asked_less_often() -> None:
     between = attaching._until_next
     assert between(180.0, took=2.0, paused=0.0) == 10  # 18 in the whole time
-    assert between(18.0, took=2.0, paused=0.0) == 4  # half of the reader's time
+    assert between(18.0, took=2.0, paused=0.0) == 4  # half of a processor's time
     assert between(18.0, took=1.0, paused=1.0) == 20  # a twentieth of the job's
 
 
@@ -242,8 +248,77 @@ def test_activations_of_the_moment_hide_no_leak(leak: int) -> None:
 
 def test_the_command_reports_a_job(start: Callable[[str], Job], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", str(start("10").pid), "--for", "1s"]) == 0
-    text = capfd.readouterr().out
-    assert "NOT JUDGED" in text and "steps are not seen there" in text
+    printed = capfd.readouterr()
+    assert "NOT JUDGED" in printed.out and "steps are not seen there" in printed.out
+    assert re.fullmatch(
+        r"memtriage attach: process \d+ has .* MiB: growth of 2.0 MiB per second shows within 20 s\n",
+        printed.err,
+    )
+
+
+def test_counters_are_read_on_time_while_a_census_takes_long(
+    start: Callable[[str], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A census waits until the counters were read twenty times."""
+    read_again, counted = JobReader.read_again, threading.Semaphore(0)
+    read_counters = Attached.read_counters
+
+    def count(self: Attached, now: float) -> None:
+        read_counters(self, now)
+        counted.release()
+
+    def wait(self: JobReader, before: RemoteReading, **options: Any) -> RemoteReading:
+        for _ in range(20):
+            assert counted.acquire(timeout=60)
+        return read_again(self, before, **options)
+
+    monkeypatch.setattr(attaching, "POLICY", replace(attaching.POLICY, between_s=0.001))
+    monkeypatch.setattr(Attached, "read_counters", count)
+    monkeypatch.setattr(JobReader, "read_again", wait)
+    report, _ = attaching.attach([start("10").pid], 0.01)
+    assert report.judged["cpu"].points >= 20
+
+
+@pytest.mark.parametrize(("resident", "rate", "needed"), [(1, 2, 20), (2048, 2, 20), (24 * 1024, 4, 60)])
+def test_how_long_is_needed(resident: int, rate: int, needed: int) -> None:
+    text = attaching._needed(4711, resident << 20)
+    assert text.endswith(f"growth of {rate}.{1 if rate == 4 else 0} MiB per second shows within {needed} s")
+
+
+def test_a_limit_above_what_must_show_is_no_judgment() -> None:
+    attached, chance = Attached(os.getpid()), random.Random(0)
+    for reading in range(100):
+        attached.resident.add(reading / 5, (500 << 20) + chance.randrange(200 << 20))
+    judged = attached.judged()["cpu"]
+    assert judged.detection_limit is None
+    assert re.fullmatch(
+        r"growth of 2.0 MiB per second may not show in 19 s: use --for \d+s", judged.reason or ""
+    )
+
+
+def test_what_only_libraries_hold_is_followed_from_one_whole_census_to_the_next() -> None:
+    attached = Attached(os.getpid())
+
+    def group(name: str, nbytes: int) -> HolderGroup:
+        path = of_module("train" if name == "kept" else "torch.library", name)
+        return HolderGroup(
+            device="cpu", anchor=path, path=path, count=nbytes >> 20, nbytes=nbytes, by_path={path: nbytes},
+            owners={"variable": nbytes}, attached=False, holders={len(name): nbytes},
+            witnesses=frozenset(range(nbytes >> 20)),
+        )  # fmt: skip
+
+    for second in range(9):
+        whole = second % 2 == 0
+        groups = [group("kept", second + 1 << 20), *([group("cache", second + 1 << 21)] if whole else [])]
+        census = OutsideCensus(
+            groups=groups, storages=[], details={}, at=0.0, objects=1, nodes=0, moved=0, moved_bytes=0,
+            seconds=0.0, stopped_s=0.0, missing=[], notes=[],
+        )  # fmt: skip
+        attached.add(census, float(second), program_only=not whole)
+    grown = {
+        in_words(growth.holding.group.anchor): growth.proof.certainty for growth in attached.growing(8.0)
+    }
+    assert grown == {"train.kept": "proven", "torch.library.cache": "proven"}
 
 
 def test_a_job_that_ends_meanwhile_is_judged_by_what_was_read(start: Callable[[str], Job]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from memtriage.observe.classes import variables_of
 from memtriage.observe.loaded_modules import modules
 from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter, measure, own_layout
+from memtriage.outside.loaded_modules import RemoteModules
 from memtriage.outside.memory import ProcessMemory, Words
 from memtriage.outside.objects import Frame, RemoteHeap
 from memtriage.outside.python_layout import PythonLayout, layout_of
@@ -62,7 +63,7 @@ class Part(RemoteInterpreter):
         named = super().modules()
         return [(name if name in self._names else f"memtriage.{name}", at) for name, at in named]
 
-    def tracked(self, before: Words | None = None) -> Words:
+    def tracked(self, *, young: bool = False) -> Words:
         return np.array(self._tracked, np.int64)
 
 
@@ -92,13 +93,15 @@ def walk_of(
     if threads:
         wanted = {None, *idents, *(thread.ident for thread in threads[1:])}
         frames = [pair for pair in part.frames(threads[0].native_id or 0)[0] if pair[0] in wanted]
-    return RemoteWalk(heap, TorchReader(heap, own_build()[2]), part, same, frames, is_late)
+    torch = TorchReader(heap, own_build()[2])
+    return RemoteWalk(heap, torch, part, RemoteModules(heap), same, frames, is_late)
 
 
 def walker_now(is_late: Callable[[], bool] = never) -> RemoteWalker:
     """A walker over this process as it is now, which has entered nothing, and no module from elsewhere."""
     heap = heap_now()
-    walker = RemoteWalker(heap, TorchReader(heap, own_build()[2]), same, is_late)
+    torch = TorchReader(heap, own_build()[2])
+    walker = RemoteWalker(heap, torch, RemoteModules(heap), same, is_late)
     for module in modules():
         walker.modules.by_name[module.__name__] = id(module)
         walker.graph.index.fence(id(variables_of(module)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +13,9 @@ from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
     from memtriage.model.asked import Answer
+
+INCOMPLETE_STATUS: Final = 4
+_LONGEST_PAUSE_S: Final = 60
 
 
 def census(
@@ -28,14 +32,18 @@ def census(
         float, typer.Option("--timeout", metavar="SECONDS", help="Give up after SECONDS.")
     ] = 60.0,
     pause: Annotated[
-        bool, typer.Option("--pause", help="Stop the process for at most 50 ms to read it.")
-    ] = False,
+        str, typer.Option("--pause", metavar="[=TIME]", help="Stop the process for up to TIME (50ms).")
+    ] = "",
     inject: Annotated[
         bool, typer.Option("--inject", help="Run the census inside the process (Python 3.14).")
     ] = False,
     rows: Annotated[int, typer.Option("--rows", metavar="N", help="Show N holders per device.")] = 20,
 ) -> int:
     """Show what keeps memory alive in a running job."""
+    written = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", pause)
+    pause_s = float(written[1]) / (1000 if written[2] == "ms" else 1) if written else 0.0
+    if pause and not 0 < pause_s <= _LONGEST_PAUSE_S:
+        return _refused(f"invalid --pause={pause}: use 50ms, or another time up to {_LONGEST_PAUSE_S} s")
     from memtriage.session.remote.ask import AskError, ask, ask_all, listening
     from memtriage.session.remote.inject import inject as ask_inside
     from memtriage.session.remote.inject import unable
@@ -58,11 +66,12 @@ def census(
         from memtriage.outside.memory import OtherBuildError
 
         try:
-            answers, failed = ask_all([pid], timeout, partial(_read, pause=pause))
+            answers, failed = ask_all([pid], timeout, partial(_read, pause_s=pause_s))
         except OtherBuildError as error:
             from memtriage.outside.elsewhere import run_there
 
-            flags = [name for name, given in (("--json", json), ("--pause", pause)) if given]
+            given = (("--json", json), (f"--pause={pause}", pause))
+            flags = [name for name, value in given if value]
             options = ["--timeout", str(timeout), "--rows", str(rows), *flags]
             arguments = ["census", "--pid", str(pid), *options]
             status = None if error.python is None else run_there(error.python, pid, arguments)
@@ -78,17 +87,17 @@ def census(
         sys.stdout.buffer.write(as_json(answers, failed))
     else:
         render(answers, console_for(sys.stdout), rows)
-    return 0
+    return INCOMPLETE_STATUS if any(answer.incomplete for answer in answers) else 0
 
 
-def _read(pid: int, timeout_s: float, *, pause: bool) -> Answer:
+def _read(pid: int, timeout_s: float, *, pause_s: float) -> Answer:
     """Read a process that does not listen from outside, in the form of `ask_one`."""
     from memtriage.outside.answer import read_answer
     from memtriage.outside.memory import OtherBuildError, OutsideError
     from memtriage.session.remote.ask import AskError
 
     try:
-        return read_answer(pid, timeout_s, pause=pause)
+        return read_answer(pid, timeout_s, pause_s=pause_s)
     except OtherBuildError:
         raise
     except OutsideError as error:

@@ -33,9 +33,12 @@ EXIT_STATUSES: Final = {
     "0": "the command did its work, whatever it found",
     "2": "bad usage, or input that cannot be read: one line on stderr says why",
     "3": "`run --fail-on`: the script succeeded and its verdict is listed",
+    "4": "`census`: something is missing; the first line says what",
     "other": "`run`: the exit status of the script; 128 + N if signal N ended it",
 }
 """Each exit status and what it means; docs/cli.md has the same table."""
+
+_PAUSE: Final = "--pause=50ms"
 
 # The base of all errors of the command line: click's in some releases of typer, its own in others.
 _UsageError: Final[type[Exception]] = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -74,7 +77,12 @@ COMMANDS: Final = (
             "memtriage report memtriage-run --html run.html --redact",
         ),
     ),
-    Command("Watch a job", "census", census, ("memtriage census --pid 4711",)),
+    Command(
+        "Watch a job",
+        "census",
+        census,
+        ("memtriage census --pid 4711", "memtriage census --pid 4711 --pause"),
+    ),
     Command("Watch a job", "attach", attach, ("memtriage attach 4711 --for 5m",)),
     Command("Watch a job", "install-listener", install_listener, ("memtriage install-listener",)),
     Command(
@@ -180,6 +188,8 @@ def dispatch(arguments: list[str]) -> int:
         KeyboardInterrupt: Ctrl-C.
     """
     command = typer.main.get_command(_application())
+    if arguments[:1] == ["census"]:  # typer has no option whose value may be left out
+        arguments = [_PAUSE if argument == "--pause" else argument for argument in arguments]
     try:
         status = command(arguments or ["--help"], prog_name="memtriage", standalone_mode=False)
     except _UsageError as error:

@@ -62,7 +62,8 @@ class Answer(msgspec.Struct, kw_only=True):
         ledgers: of each device in use and of the host.
         holders: largest first; they sum to all storages of tensors.
         objects, nodes: Python objects and autograd nodes that were walked.
-        notes: what is missing or unusual.
+        incomplete: what is missing of a census that should have it.
+        notes: what else is not seen, or unusual.
         groups: the largest holders for who compares censuses, without `by_path`, if the question was to
             `follow`: their objects and storages are known by their addresses.
         details: type and bound of their containers, in the same order.
@@ -85,6 +86,7 @@ class Answer(msgspec.Struct, kw_only=True):
     holders: list[HeldHere] = msgspec.field(default_factory=list)
     objects: int = 0
     nodes: int = 0
+    incomplete: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
     groups: list[HolderGroup] = msgspec.field(default_factory=list)
     details: list[GroupDetail] = msgspec.field(default_factory=list)

@@ -34,8 +34,8 @@ class Walker(Protocol[ModuleT, FrameT, ClassT]):
     def exhaust(self) -> None:
         """Continue the walk until only graphs and optimizers are left."""
 
-    def release(self) -> None:
-        """Walk graphs and optimizers, too."""
+    def release(self, *, graphs: bool = True) -> None:
+        """Walk optimizers, too, and graphs before them."""
 
 
 def enter_program(
@@ -62,7 +62,7 @@ def enter_program(
             if is_user is of_user:
                 walker.enter_frame(frame)
         walker.exhaust()
-    walker.release()
+        walker.release(graphs=not of_user)  # an optimizer's states are in variables of its running step, too
 
 
 def enter_libraries(walker: Walker[ModuleT, FrameT, ClassT], modules: Iterable[tuple[str, ModuleT]]) -> None:

@@ -239,11 +239,11 @@ class HeapWalker:
         self.head = len(graph.objects)
         self.everything.clear()
 
-    def release(self) -> None:
+    def release(self, *, graphs: bool = True) -> None:
         """Enter what has waited, graphs before optimizers, and walk what it leads to."""
         graph = self.graph
-        while self.waiting_nodes or self.waiting_optimizers:
-            waiting = self.waiting_nodes or self.waiting_optimizers
+        while (graphs and self.waiting_nodes) or self.waiting_optimizers:
+            waiting = (self.waiting_nodes if graphs else None) or self.waiting_optimizers
             for obj, holder in waiting:
                 if id(obj) not in graph.index:
                     self.enter(obj, holder)

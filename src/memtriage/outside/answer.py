@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from memtriage.model.asked import Answer, HeldHere
-from memtriage.model.units import duration
+from memtriage.model.units import count, duration, size
 from memtriage.outside.census import OutsideCensus, take_census
 from memtriage.outside.memory import ForbiddenError, OutsideError
 
@@ -16,8 +16,13 @@ _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _LISTEN = "let later jobs listen: `memtriage install-listener`"
 
 
-def read_answer(pid: int, timeout_s: float, *, pause: bool = False) -> Answer:
+def read_answer(pid: int, timeout_s: float, *, pause_s: float = 0.0) -> Answer:
     """Read a process's census from outside. See `memtriage.outside.census.take_census`.
+
+    Args:
+        pid: the process.
+        timeout_s: seconds for each reading.
+        pause_s: seconds for which it may be stopped.
 
     Raises:
         OtherBuildError: it has another build of Python or torch.
@@ -25,7 +30,7 @@ def read_answer(pid: int, timeout_s: float, *, pause: bool = False) -> Answer:
     """
     began = time.time()
     try:
-        census = take_census(pid, pause=pause, within_s=timeout_s)
+        census = take_census(pid, pause=pause_s > 0, pause_s=pause_s, within_s=timeout_s)
     except ForbiddenError as error:
         raise OutsideError(why_refused(error, pid)) from None
     return Answer(
@@ -37,6 +42,7 @@ def read_answer(pid: int, timeout_s: float, *, pause: bool = False) -> Answer:
         holders=_rows(census),
         objects=census.objects,
         nodes=census.nodes,
+        incomplete=census.missing,
         notes=[_way(census), *census.notes],
     )
 
@@ -59,11 +65,9 @@ def _way(census: OutsideCensus) -> str:
     if census.moved is None:
         return f"{text}; the process was stopped for {duration(census.stopped_s)}"
     if not census.moved:
-        return f"{text}; two readings agree"
-    return (
-        f"{text}; {census.moved:,} storages of {census.moved_bytes:,} bytes changed between two readings "
-        "and are not listed"
-    )
+        return text
+    came = f"{count(census.moved, 'storage')} of {size(census.moved_bytes)} that came and went meanwhile"
+    return f"{text} and without {came}"
 
 
 def arguments(pid: int) -> list[str]:

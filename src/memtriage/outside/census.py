@@ -1,18 +1,23 @@
-"""The census of another process: read twice while it runs, or once while it is stopped."""
+"""The census of another process: read several times while it runs, or once while it is stopped."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import math
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from memtriage.account.ownership import RANK
 from memtriage.model.census import GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
-from memtriage.model.paths import HolderPath, SegmentKind, is_native
+from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
+from memtriage.model.units import count, size
 from memtriage.observe.tensors import StorageFacts
+from memtriage.outside.gradients import Gradients, gradients_now, most_gradients
 from memtriage.outside.holders import Holders, RemoteHolding
 from memtriage.outside.interpreter import (
     InterpreterLayout,
@@ -21,11 +26,12 @@ from memtriage.outside.interpreter import (
     measure,
     own_layout,
 )
-from memtriage.outside.memory import MOST_BYTES, GoneError, OutsideError, ProcessMemory, RemoteMemory, Words
+from memtriage.outside.loaded_modules import RemoteModules
+from memtriage.outside.memory import CHUNK, MOST_BYTES, GoneError, OutsideError, ProcessMemory, Words
 from memtriage.outside.naming import RemoteNamer
 from memtriage.outside.objects import Frame, RemoteHeap
 from memtriage.outside.owners import owners_in
-from memtriage.outside.pause import PAUSE_S, paused
+from memtriage.outside.pause import PART, PAUSE_S, paused
 from memtriage.outside.python_layout import PythonLayout
 from memtriage.outside.same_build import SharedFiles
 from memtriage.outside.tensors import TorchReader
@@ -38,6 +44,15 @@ from memtriage.process.stdlib import time
 _TORCH_FILES = "libtorch_python"
 _FRAMES_AGAIN: Final = 8
 """Copies of frames alone; of a thread in the middle of a backward the first was whole in twelve of twelve."""
+_READINGS: Final = 4
+"""Readings at most, if something was missing in those before."""
+_STOPS: Final = 4
+"""Moments that are tried for a stop, of which one has all gradients."""
+_LASTING: Final[tuple[Owner, ...]] = ("parameter", "buffer", "optimizer state")
+"""What a step does not replace."""
+
+Key = tuple[str, int]
+"""Device and address of a storage."""
 
 
 @dataclass(slots=True)
@@ -45,26 +60,57 @@ class RemoteReading:
     """What one reading of a process found.
 
     Attributes:
-        storages: records with an owner and a path, by device and address.
+        heap, torch: what it was read with.
+        modules: of the process.
+        at: when it was copied, in seconds of the monotonic clock.
+        objects, nodes: Python objects and autograd nodes that were walked.
+        chunks: numbers of the chunks that have the program's own objects.
+        leaves: tensors that may have a gradient.
+        storages: records with an owner and a path.
+        tensors: the C++ tensor of each.
         anchors: what the program itself holds each of them with.
         attached: keys of storages that hang on the autograd graph.
         holdings: what holds each of them in Python.
-        objects, nodes: Python objects and autograd nodes that were walked.
-        unread: nodes of types that are not known here.
-        heap, tracked: the objects, and which of them the collector follows: the next reading is compared.
-        notes: what is missing.
+        beyond: keys of storages that only libraries or C++ hold.
+        sure: keys of storages that were read at one instant.
+        whole: the stacks of all threads were found.
+        lost: gradients that were there at other instants.
+        stopped_s: how long the process was stopped for it.
+        partial: why it is not complete.
+        notes: what is not seen.
     """
 
-    storages: dict[tuple[str, int], StorageRecord]
-    anchors: dict[tuple[str, int], HolderPath]
-    attached: set[tuple[str, int]]
-    holdings: dict[tuple[str, int], RemoteHolding]
-    objects: int
-    nodes: int
-    unread: int
     heap: RemoteHeap
-    tracked: Words
+    torch: TorchReader
+    modules: RemoteModules
+    at: float
+    objects: int = 0
+    nodes: int = 0
+    chunks: list[int] = field(default_factory=list)
+    leaves: Words = field(default_factory=lambda: np.zeros(0, np.int64))
+    storages: dict[Key, StorageRecord] = field(default_factory=dict)
+    tensors: dict[Key, int] = field(default_factory=dict)
+    anchors: dict[Key, HolderPath] = field(default_factory=dict)
+    attached: set[Key] = field(default_factory=set)
+    holdings: dict[Key, RemoteHolding] = field(default_factory=dict)
+    beyond: set[Key] = field(default_factory=set)
+    sure: set[Key] = field(default_factory=set)
+    whole: bool = True
+    lost: int = 0
+    stopped_s: float = 0.0
+    partial: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def still(self, torch: TorchReader) -> Iterator[Key]:
+        """Yield the storages that are still there, or that were read at one instant.
+
+        Args:
+            torch: reads the process as it is now.
+        """
+        live = torch.live(np.array(list(self.tensors.values()), np.int64))
+        for key, *now in zip(self.tensors, live.data.tolist(), live.sizes.tolist(), strict=True):
+            if key in self.sure or now == [key[1], self.storages[key].nbytes]:
+                yield key
 
 
 @dataclass(slots=True)
@@ -72,18 +118,19 @@ class OutsideCensus:
     """A census that was read from outside.
 
     Attributes:
-        groups: largest first; a storage is in one of them if both readings agree about it. Holders are known
+        groups: largest first, of storages that were there at the end, or at one instant. Holders are known
             by their addresses, and so are storages, which are all witnesses. `kept` and `objects` of a group
             are not worked out.
         storages: their records.
         details: type and bound of the container of each group.
         at: when the last reading was copied, in seconds of the monotonic clock.
-        objects, nodes: that were walked in the last reading.
-        moved: storages about which two readings disagree; None where only one counts.
+        objects, nodes: that were walked.
+        moved: storages that came and went meanwhile; None where all were read at one instant.
         moved_bytes: their bytes.
         seconds: that reading took; the process went on.
-        stopped_s: how long it was stopped; 0 without `pause`.
-        notes: what is missing.
+        stopped_s: how long it was stopped; 0 without a pause.
+        missing: what is incomplete; nothing where the census is complete.
+        notes: what else is to be known.
     """
 
     groups: list[HolderGroup]
@@ -96,6 +143,7 @@ class OutsideCensus:
     moved_bytes: int
     seconds: float
     stopped_s: float
+    missing: list[str]
     notes: list[str]
 
 
@@ -109,209 +157,321 @@ def _own_build() -> tuple[PythonLayout, InterpreterLayout, TorchLayout]:
 
 
 def take_census(
-    pid: int, *, pause: bool = False, twice: bool = True, within_s: float = 60.0
+    pid: int, *, pause: bool = False, pause_s: float = PAUSE_S, twice: bool = True, within_s: float = 60.0
 ) -> OutsideCensus:
     """Take a census of a process that was not prepared for it.
 
     Args:
         pid: the process: of the same builds of Python and torch as this one.
-        pause: stop it for at most 50 ms, and copy what was read before meanwhile.
-        twice: read it twice, and keep what agrees. Once is enough to see what accumulates over many censuses.
+        pause: stop it, and copy what changes meanwhile.
+        pause_s: the longest that it is stopped.
+        twice: read it twice, and again if something is missing. Once is enough to see what accumulates over
+            many censuses.
         within_s: seconds for each reading; beyond them it is partial.
 
     Raises:
         OutsideError: it cannot be read: another build, no right, or it ended.
     """
-    with contextlib.ExitStack() as copies:
-        return _take(pid, pause, twice, within_s, copies)
-
-
-def _take(pid: int, pause: bool, twice: bool, within_s: float, copies: contextlib.ExitStack) -> OutsideCensus:
     started = time.perf_counter()
-    born = _started_at(pid)
-    memory = ProcessMemory(pid)
-    copies.callback(memory.release)
-    files = SharedFiles(pid, memory.mappings)
-    if not any(_TORCH_FILES in mapping.path for mapping in memory.mappings):
-        raise OutsideError(f"process {pid} has not loaded torch: it has no tensors to list")
-    if not _has_torch():
-        raise files.other_build("this Python has no torch, whose layout is measured here")
-    layout, found, torch = _own_build()
-    files = SharedFiles(pid, memory.mappings)  # what the measuring has loaded is there now
-    files.require(files.own_files(*libraries()), "torch")
-
-    def read(source: RemoteMemory, before: RemoteReading | None = None) -> RemoteReading:
-        deadline = time.monotonic() + within_s
-        with collector_paused():  # it would take a seventh of the time
-            heap = RemoteHeap(source, layout, files.theirs, None if before is None else before.heap)
-            tracked = None if before is None else before.tracked
-            return read_once(
-                heap, found, torch, files.theirs, pid, lambda: time.monotonic() > deadline, tracked
-            )
-
-    memory.read_ahead(memory.own_chunks())
-    at = time.monotonic()
-    second = first = read(memory)
-    moved: dict[tuple[str, int], int] | None = None
-    stopped_s, complete, full = 0.0, False, memory.full
-    if twice or pause:
-        wanted = memory.asked()
-        again = ProcessMemory(pid)
-        copies.callback(again.release)
+    with JobReader(pid, within_s) as job:
+        readings = [job.read()]
         if pause:
-            with paused(pid, lambda: again.make_room(len(wanted))) as stop:
-                complete = stop.copy(again, wanted)
-            stopped_s = stop.seconds
-        else:
-            again.read_ahead(wanted)
-        at = time.monotonic()
-        second, full = read(again, first), memory.full or again.full
-    agreed = second
-    if second is not first and not complete:
-        agreed, moved = _agreed(first, second)
-    if pause and not complete:
-        agreed.notes.append(
-            f"{PAUSE_S * 1000:.0f} ms were too short to copy the heap, so the rest was read while it ran"
-        )
-    if full:
-        agreed.notes.append(f"a partial census: more than {MOST_BYTES >> 30} GiB had to be read")
-    if _started_at(pid) != born:
-        raise GoneError(f"process {pid} ended while it was read")
-    return OutsideCensus(
-        groups=_groups(agreed),
-        storages=list(agreed.storages.values()),
-        details=_details(agreed),
-        at=at,
-        objects=second.objects,
-        nodes=second.nodes,
-        moved=None if moved is None else len(moved),
-        moved_bytes=sum((moved or {}).values()),
-        seconds=time.perf_counter() - started,
-        stopped_s=stopped_s,
-        notes=agreed.notes,
-    )
+            readings.append(job.read_again(readings[0], pause_s=pause_s))
+        census = joined(readings)
+        while twice and not pause and (len(readings) == 1 or (census.missing and len(readings) < _READINGS)):
+            readings.append(job.read_again(readings[0]))
+            census = joined(readings)
+    census.seconds = time.perf_counter() - started
+    return census
 
 
-def read_once(
-    heap: RemoteHeap,
-    found: InterpreterLayout,
-    torch: TorchLayout,
-    translate: Translate,
-    pid: int,
-    is_late: Callable[[], bool],
-    tracked_before: Words | None = None,
-) -> RemoteReading:
-    """Walk a process once, and name what holds its storages.
+class JobReader:
+    """Reads one process, once or several times. A context manager, which releases the copies.
 
     Args:
-        heap, torch, translate, is_late, tracked_before: as `RemoteWalk` has them.
-        found: where its interpreter is.
-        pid: the process, whose frames may have to be copied again.
+        pid: the process.
+        within_s: seconds for each reading.
 
     Raises:
-        OutsideError: it cannot be read, or has no Python.
+        OutsideError: it cannot be read.
     """
-    reader = TorchReader(heap, torch)
-    interpreter = RemoteInterpreter(heap, found, translate)
-    frames = _frames(interpreter, heap.layout, found, translate, pid)
-    walk = RemoteWalk(heap, reader, interpreter, translate, frames, is_late, tracked_before)
-    graph = walk.run()
+
+    def __init__(self, pid: int, within_s: float = 60.0) -> None:
+        self._pid, self._within_s = pid, within_s
+        self._born = _started_at(pid)
+        self._copies: list[ProcessMemory] = []
+        memory = self._open()
+        files = SharedFiles(pid, memory.mappings)
+        if not any(_TORCH_FILES in mapping.path for mapping in memory.mappings):
+            raise OutsideError(f"process {pid} has not loaded torch: it has no tensors to list")
+        if not _has_torch():
+            raise files.other_build("this Python has no torch, whose layout is measured here")
+        self._layout, self._found, self._torch = _own_build()
+        files = SharedFiles(pid, memory.mappings)  # what the measuring has loaded is there now
+        files.require(files.own_files(*libraries()), "torch")
+        self._translate = files.theirs
+
+    def __enter__(self) -> JobReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the copies."""
+        for memory in self._copies:
+            memory.release()
+
+    def _open(self) -> ProcessMemory:
+        self._copies.append(ProcessMemory(self._pid))
+        return self._copies[-1]
+
+    def release(self, reading: RemoteReading) -> None:
+        """Release the copy of a reading that is not needed any more."""
+        reading.heap.memory.release()
+        self._copies = [memory for memory in self._copies if memory is not reading.heap.memory]
+
+    def read(self, *, program_only: bool = False) -> RemoteReading:
+        """Read all of it, or what the program itself holds.
+
+        Raises:
+            OutsideError: it cannot be read, or has no Python.
+        """
+        memory = self._open()
+        if not program_only:
+            memory.read_ahead(memory.own_chunks())
+        return self._walked(self._reading(memory, None), program_only=program_only)
+
+    def read_again(
+        self, before: RemoteReading, *, pause_s: float = 0.0, gradients: bool = True
+    ) -> RemoteReading:
+        """Read what the program itself holds again.
+
+        Args:
+            before: an earlier reading.
+            pause_s: seconds for which it may be stopped.
+            gradients: look for the instant with most gradients.
+
+        Raises:
+            OutsideError: it cannot be read.
+        """
+        memory = self._open()
+        memory.read_ahead(before.chunks)
+        reading = self._reading(memory, before)
+        leaves = before.leaves if gradients else before.leaves[:0]
+        found, ever = most_gradients(reading.torch, leaves, self._deadline())
+        if pause_s:
+            stopped, then = self._stop(reading, before, int(found.there.sum()), pause_s)
+            if stopped.heap.memory.steady:
+                stopped.stopped_s = reading.stopped_s
+                reading, found = stopped, then
+        for addresses, words in found.parts:
+            reading.heap.memory.put(addresses, words)
+        data = set(found.tensors.data[found.there].tolist())
+        self._walked(reading, program_only=True)
+        reading.lost = int((ever & ~found.there).sum()) + len(data - {key[1] for key in reading.storages})
+        reading.sure = {key for key in reading.storages if reading.heap.memory.steady or key[1] in data}
+        return reading
+
+    def _stop(
+        self, running: RemoteReading, before: RemoteReading, most: int, pause_s: float
+    ) -> tuple[RemoteReading, Gradients]:
+        """Copy what differs between two readings while the process is stopped, when it has most gradients.
+
+        Args:
+            running: copied a moment ago.
+            before: copied earlier.
+            most: gradients that there are at most.
+            pause_s: seconds of all stops.
+
+        Returns:
+            A reading of the copies, which are steady if all that differs was copied in time; the gradients.
+        """
+        memory, earlier = self._open(), before.heap.memory
+        busy = [number for number in before.chunks if not running.heap.memory.agrees(earlier, number)]
+        copied = -1
+        for number in range(_STOPS):
+            left_s = pause_s - running.stopped_s
+            with paused(self._pid, lambda: memory.make_room(len(busy)), left_s) as stop:
+                found = gradients_now(running.torch, before.leaves)
+                if int(found.there.sum()) >= most or number == _STOPS - 1 or left_s < pause_s / 2:
+                    copied = stop.copy(memory, busy)
+            running.stopped_s += stop.seconds
+            if copied >= 0:
+                break
+        if copied < len(busy):
+            needed = math.ceil(1000 * pause_s * len(busy) / max(PART, copied) / 10) * 10
+            running.partial.append(
+                f"{1000 * pause_s:.0f} ms were too short to copy the {size(len(busy) * CHUNK)} that change: "
+                f"try --pause={needed}ms"
+            )
+        memory.adopt(running.heap.memory)
+        memory.steady = copied == len(busy)
+        return self._reading(memory, before), found
+
+    def _reading(self, memory: ProcessMemory, before: RemoteReading | None) -> RemoteReading:
+        """Return a reading that has a copy, and nothing in it yet."""
+        heap = RemoteHeap(memory, self._layout, self._translate, None if before is None else before.heap)
+        modules = RemoteModules(heap, None if before is None else before.modules)
+        return RemoteReading(heap, TorchReader(heap, self._torch), modules, time.monotonic())
+
+    def _deadline(self) -> Callable[[], bool]:
+        end = time.monotonic() + self._within_s
+        return lambda: time.monotonic() > end
+
+    def _walked(self, reading: RemoteReading, *, program_only: bool) -> RemoteReading:
+        is_late = self._deadline()
+        with collector_paused():  # it would take a seventh of the time
+            interpreter = RemoteInterpreter(reading.heap, self._found, self._translate)
+            frames, reading.whole = self._frames(interpreter, steady=reading.heap.memory.steady)
+            walk_once(reading, interpreter, frames, self._translate, is_late, program_only=program_only)
+        if reading.heap.memory.full:
+            reading.partial.append(f"more than {MOST_BYTES >> 30} GiB had to be read")
+        if _started_at(self._pid) != self._born:
+            raise GoneError(f"process {self._pid} ended while it was read")
+        return reading
+
+    def _frames(
+        self, interpreter: RemoteInterpreter, *, steady: bool
+    ) -> tuple[list[tuple[int | None, Frame]], bool]:
+        """Return what runs in the process, and whether that is all.
+
+        Copying the heap takes a tenth of a second and more, in which its threads call and return. So frames
+        alone are copied, which takes some microseconds, until two copies have the same outermost one.
+
+        Args:
+            interpreter: has a copy.
+            steady: it is of one instant.
+        """
+        frames, outermost = interpreter.frames(self._pid)
+        met: set[int] = set()
+        for _ in range(_FRAMES_AGAIN):
+            if outermost and (steady or outermost in met):
+                return frames, True
+            met.add(outermost)
+            memory = ProcessMemory(self._pid)
+            heap = RemoteHeap(memory, self._layout, self._translate)
+            again, outermost = RemoteInterpreter(heap, self._found, self._translate).frames(self._pid)
+            frames = again if outermost or len(again) > len(frames) else frames
+            memory.release()
+        return frames, False
+
+
+def walk_once(
+    reading: RemoteReading,
+    interpreter: RemoteInterpreter,
+    frames: Sequence[tuple[int | None, Frame]],
+    translate: Translate,
+    is_late: Callable[[], bool],
+    *,
+    program_only: bool = False,
+) -> None:
+    """Walk a copy of a process once, and name what holds its storages.
+
+    Args:
+        reading: has the copy, and gets what is found.
+        interpreter, frames, translate, is_late, program_only: as `RemoteWalk` has them.
+    """
+    torch = reading.torch
+    walk = RemoteWalk(reading.heap, torch, interpreter, reading.modules, translate, frames, is_late)
+    graph = walk.run(program_only=program_only)
     namer = RemoteNamer(graph)
     owners = owners_in(graph, namer)
-    held: dict[tuple[str, int], tuple[StorageFacts, int, Owner]] = {}
+    held: dict[Key, tuple[StorageFacts, int, Owner]] = {}
     for position in graph.tensors:
-        facts = reader.storage(graph.objects[position])
+        facts = torch.storage(graph.objects[position])
         if facts is None:
             continue
         owner = owners.of(position)
         key = (facts.device, facts.address)
         known = held.get(key)
         if known is not None:
-            _, at, before = known
+            others, at, before = known
+            facts = facts if RANK[owner] <= RANK[before] else others
             owner = min(owner, before, key=RANK.__getitem__)
             position = position if is_native(namer.path(at).anchor) else at
         held[key] = facts, position, owner
     holders = Holders(graph, namer)
-    reading = RemoteReading(
-        {}, {}, set(), {}, len(graph.objects), len(graph.nodes), len(reader.unread), heap, walk.tracked
-    )
     for key, (facts, position, owner) in held.items():
         path = namer.path(position)
-        shared = reader.is_shared(facts)
         reading.storages[key] = StorageRecord(
             device=facts.device, address=facts.address, nbytes=facts.nbytes, owner=owner, path=path.whole,
-            shared=shared,
+            shared=torch.is_shared(facts),
         )  # fmt: skip
+        reading.tensors[key] = graph.objects[position]
         reading.anchors[key] = path.anchor
         reading.holdings[key] = holders.of(position)
         if path.attached:
             reading.attached.add(key)
+        if position >= walk.program_end:
+            reading.beyond.add(key)
+    reading.objects, reading.nodes, reading.chunks = len(graph.objects), len(graph.nodes), walk.chunks
+    reading.leaves = torch.leaves(np.array([graph.objects[at] for at in graph.tensors], np.int64))
     if graph.cut is not None:
-        reading.notes.append(f"a partial census: {graph.cut}")
-    if interpreter.cut:
+        reading.partial.append(graph.cut)
+    if interpreter.cut and not program_only:
         reading.notes.append("the collector was at work: what only C++ holds may be missing")
     if interpreter.has_others():
         reading.notes.append("the process has more than one interpreter; only the main one was read")
-    if reader.unread:
-        count = len(reader.unread)
+    if torch.unread:
+        count = len(torch.unread)
         reading.notes.append(
             f"what {count:,} autograd nodes of unknown types save for backward is not listed"
         )
-    return reading
 
 
-def _frames(
-    interpreter: RemoteInterpreter,
-    layout: PythonLayout,
-    found: InterpreterLayout,
-    translate: Translate,
-    pid: int,
-) -> list[tuple[int | None, Frame]]:
-    """Return what runs in a process.
+def joined(readings: Sequence[RemoteReading]) -> OutsideCensus:
+    """Return what is there according to one reading or several, the first of which is of all.
 
-    Copying the heap takes a tenth of a second and more, in which its threads call and return. Where that made
-    their outer frames unreachable, frames alone are copied, which takes some microseconds.
+    Storages are compared, not their paths: a step of the optimizer has its states in variables, too. Of two
+    records that of the stronger owner counts, then that of a holder in Python, then the later one. Gradients
+    are those of the last reading. If that is of one instant, so is all that it does not leave out.
+
+    Args:
+        readings: in their order.
     """
-    frames, whole = interpreter.frames(pid)
-    for _ in range(_FRAMES_AGAIN):
-        if whole:
-            break
-        memory = ProcessMemory(pid)
-        frames, whole = RemoteInterpreter(RemoteHeap(memory, layout, translate), found, translate).frames(pid)
-        memory.release()
-    return frames
-
-
-def _agreed(first: RemoteReading, second: RemoteReading) -> tuple[RemoteReading, dict[tuple[str, int], int]]:
-    """Keep what both readings say of a storage; return that, and the bytes of the others.
-
-    Functions are called and return meanwhile: which of them has a variable for it does not matter.
-    """
-    moved = {}
-    for key in first.storages.keys() | second.storages.keys():
-        one, two = first.storages.get(key), second.storages.get(key)
-        if one is None or two is None or one.nbytes != two.nbytes or _place(one) != _place(two):
-            moved[key] = max(record.nbytes for record in (one, two) if record is not None)
-    agreed = RemoteReading(
-        storages={key: record for key, record in second.storages.items() if key not in moved},
-        anchors=second.anchors,
-        attached=second.attached,
-        holdings=second.holdings,
-        objects=second.objects,
-        nodes=second.nodes,
-        unread=second.unread,
-        heap=second.heap,
-        tracked=second.tracked,
-        notes=second.notes,
+    first, last = readings[0], readings[-1]
+    chosen: dict[Key, tuple[tuple[int, bool, int], RemoteReading]] = {}
+    for number, reading in enumerate(readings):
+        for key in reading.still(last.torch):
+            if reading is not last and key not in reading.beyond:
+                path = reading.storages[key].path or ()
+                if last.heap.memory.steady or has(path, SegmentKind.GRADIENT):
+                    continue
+            rank = min(RANK[reading.storages[key].owner], RANK["garbage"])
+            weight = rank, is_native(reading.anchors[key]), -number
+            if key not in chosen or weight < chosen[key][0]:
+                chosen[key] = weight, reading
+    found = RemoteReading(last.heap, last.torch, last.modules, last.at)
+    for key, (_, reading) in chosen.items():
+        found.storages[key] = reading.storages[key]
+        found.anchors[key] = reading.anchors[key]
+        found.holdings[key] = reading.holdings[key]
+        if key in reading.attached:
+            found.attached.add(key)
+    gone = {key: one for reading in readings for key, one in reading.storages.items() if key not in chosen}
+    lost = Counter(one.owner for one in gone.values() if one.owner in _LASTING)
+    missing = [
+        f"{count(number, name)} changed while {'it was' if number == 1 else 'they were'} read"
+        for name, number in (("gradient", last.lost), *lost.items())
+        if number
+    ]
+    if not any(reading.whole for reading in readings):
+        missing.append("what runs in the main thread could not be read")
+    return OutsideCensus(
+        groups=_groups(found),
+        storages=list(found.storages.values()),
+        details=_details(found),
+        at=last.at,
+        objects=first.objects,
+        nodes=last.nodes,
+        moved=None if last.heap.memory.steady else len(gone),
+        moved_bytes=sum(one.nbytes for one in gone.values()),
+        seconds=0.0,
+        stopped_s=sum(reading.stopped_s for reading in readings),
+        missing=[*missing, *dict.fromkeys((*first.partial, *last.partial))],
+        notes=list(dict.fromkeys((*first.notes, *last.notes))),
     )
-    return agreed, moved
-
-
-def _place(record: StorageRecord) -> HolderPath:
-    """Return a storage's path; where it begins at a running function, what follows the variable there."""
-    path = record.path or ()
-    after = next((at + 2 for at, segment in enumerate(path[:2]) if segment.kind is SegmentKind.FRAME), 0)
-    return path[after:]
 
 
 def _groups(reading: RemoteReading) -> list[HolderGroup]:

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, RemoteMemory, Words
-from memtriage.outside.objects import FRAME_OBJECT_OWNS, HIGHEST, Frame, RemoteHeap
+from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, Words
+from memtriage.outside.objects import FRAME_OBJECT_OWNS, Frame, RemoteHeap
 from memtriage.outside.own_memory import own_words
 from memtriage.outside.python_layout import PythonLayout, is_special_build, layout_of, versions
 from memtriage.outside.values import Translate
@@ -166,18 +166,20 @@ class RemoteInterpreter:
         """Whether the process has more than one interpreter; only the main one is read."""
         return bool(self._memory.word(self._state + self._heap.layout.interpreter_next))
 
-    def frames(self, main_thread: int) -> tuple[list[tuple[int | None, Frame]], bool]:
-        """Return what runs, innermost first, and whether all of it was found.
+    def frames(self, main_thread: int) -> tuple[list[tuple[int | None, Frame]], int]:
+        """Return what runs, innermost first, and the outermost frame of the oldest thread.
 
         Args:
             main_thread: the process's number, which is the kernel's number of its main thread.
 
         Returns:
-            (identifier of the thread or None for the main one, frame) of each; and False where a thread had
-            called or returned while it was copied, so that its outer frames could not be reached.
+            (identifier of the thread or None for the main one, frame) of each; and the address of the last
+            frame of the oldest thread, 0 if it has none or if frames of a thread break off. A thread that
+            called or returned meanwhile may also seem to end early: only an outermost frame that two copies
+            have is the real one.
         """
         memory, layout, heap = self._memory, self._heap.layout, self._heap
-        frames, whole = [], True
+        frames, whole, outermost = [], True, 0
         thread = memory.word(self._state + layout.interpreter_threads)
         met: set[int] = set()  # threads and frames: lists that change meanwhile may lead back into themselves
         for _ in range(_MOST_THREADS):
@@ -189,6 +191,7 @@ class RemoteInterpreter:
             at = memory.word(thread + layout.thread_frame)
             if layout.cframe_frame is not None:
                 at = memory.word(at + layout.cframe_frame)
+            outermost = 0
             for _ in range(_MOST_FRAMES):
                 if not at or at in met:
                     break
@@ -198,17 +201,19 @@ class RemoteInterpreter:
                     if frame is None:
                         break
                     frames.append((ident, frame))
+                    outermost = frame.address
                 at = memory.word(at + layout.frame_previous)
             whole = whole and not at
             thread = memory.word(thread + layout.thread_next)
-        return frames, whole
+        return frames, outermost if whole else 0
 
-    def tracked(self, before: Words | None = None) -> Words:
-        """Return the addresses of all objects that the cyclic collector follows.
+    def tracked(self, *, young: bool = False) -> Words:
+        """Return the addresses of the objects that the cyclic collector follows.
 
         Args:
-            before: what an earlier reading returned: most of it has kept its order.
+            young: leave out those that have outlived two collections, which are nearly all.
         """
+        self.cut = False
         first = self._state + self._found.collector
         heads = (
             *(first + at * _GENERATION_SIZE for at in range(_GENERATIONS)),
@@ -217,71 +222,41 @@ class RemoteInterpreter:
         seen = np.zeros(len(self._memory.data), bool)
         seen[0] = True  # nothing is mapped there
         to_object = self._heap.layout.collector_head
-        order = None if before is None else _Order(self._memory, before - to_object)
-        members = [part for head in heads for part in self._follow(head, seen, order)]
+        members = [part for head in heads[: 2 if young else None] for part in self._follow(head, seen)]
         found: Words = np.concatenate([np.zeros(0, np.int64), *members])
         return found + to_object
 
-    def _follow(self, head: int, seen: npt.NDArray[np.bool_], order: _Order | None) -> Iterator[Words]:
+    def _follow(self, head: int, seen: npt.NDArray[np.bool_]) -> Iterator[Words]:
         """Yield the members of a list of the collector, in parts, up to where it changed meanwhile.
 
         Args:
             head: address of the list.
             seen: which places were met in this list or others; what is met again ends the list.
-            order: that of an earlier reading.
         """
         chunks, read, clear, within = self._memory.chunks, self._memory.chunk, ~_TAGS, CHUNK - 1
         at, count = self._memory.word(head) & clear, 0
         while at != head and count < MOST_TRACKED:
-            run = None if order is None else order.run(at)
-            if run is not None:
-                members, at = run
-            else:
-                part: list[int] = []
-                add = part.append
-                for _ in range(_PART):
-                    add(at)
-                    try:
-                        at = chunks[at >> CHUNK_BITS][(at & within) >> 3] & clear
-                    except KeyError:
-                        at = read(at >> CHUNK_BITS)[(at & within) >> 3] & clear
-                    if at == head:
-                        break
-                members = np.array(part, np.uint64).view(np.int64)
+            part: list[int] = []
+            add = part.append
+            for _ in range(_PART):
+                add(at)
+                try:
+                    at = chunks[at >> CHUNK_BITS][(at & within) >> 3] & clear
+                except KeyError:
+                    at = read(at >> CHUNK_BITS)[(at & within) >> 3] & clear
+                if at == head:
+                    break
+            members = np.array(part, np.uint64).view(np.int64)
             count += len(members)
             places = self._memory.places(members)
             new = ~seen[places]
             seen[places] = True
-            if not new.all() or (run is None and len(np.unique(places)) < len(places)):
+            if not new.all() or len(np.unique(places)) < len(places):
                 self.cut = True
                 yield members[: int(new.argmin())] if not new.all() else members[:0]
                 return
             yield members
         self.cut = self.cut or at != head
-
-
-class _Order:
-    """The order of the collector's objects at an earlier reading, as far as each still leads to the next.
-
-    Args:
-        memory: as it is read now.
-        heads: addresses of the collector's words of the objects, in their order then.
-    """
-
-    def __init__(self, memory: RemoteMemory, heads: Words) -> None:
-        self._heads = heads
-        self._next = memory.data[memory.places(heads)] & ~_TAGS
-        self._ends = np.append(np.flatnonzero(self._next[:-1] != heads[1:]), len(heads) - 1)
-
-    def run(self, at: int) -> tuple[Words, int] | None:
-        """Return an object and those that follow it as before, and what comes then; None for a few."""
-        if at >= HIGHEST or not len(found := np.flatnonzero(self._heads == at)):
-            return None
-        first = int(found[0])
-        last = int(self._ends[np.searchsorted(self._ends, first)])
-        if last - first < _PART:
-            return None
-        return self._heads[first : last + 1], int(self._next[last])
 
 
 class _WithValues:
@@ -382,17 +357,18 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
         "type sizes": (set.__basicsize__, deque.__basicsize__, list.__basicsize__, dict.__basicsize__)
         == (layout.set_size, layout.deque_size, layout.list_size, layout.dict_size),
     }
+    memory.release()
     wrong = [name for name, right in checks.items() if not right]
     if wrong:
         raise _unlike(" and ".join(wrong))
     with _waiting_function() as ident:
         gc.collect()  # what was made here joins the oldest generation, whose list stands still
-        heap = RemoteHeap(
-            ProcessMemory(os.getpid()), layout, lambda address: address
-        )  # the thread's stack is new
+        memory = ProcessMemory(os.getpid())  # the thread's stack is new
+        heap = RemoteHeap(memory, layout, lambda address: address)
         interpreter = RemoteInterpreter(heap, found, lambda address: address)
         threads, _ = interpreter.frames(threading.get_native_id())
         followed = set(interpreter.tracked().tolist())
+        memory.release()
     if not any(thread == ident and frame.name == "_wait" for thread, frame in threads):
         raise _unlike("running functions")
     if not {id(values), id(table), id(plain.first)} <= followed:

@@ -17,14 +17,16 @@ class RemoteModules:
 
     Args:
         heap: of the process.
+        before: its modules at an earlier reading.
 
     Attributes:
         by_name: as in `sys.modules`.
         origin: whose code a file is.
     """
 
-    def __init__(self, heap: RemoteHeap) -> None:
+    def __init__(self, heap: RemoteHeap, before: RemoteModules | None = None) -> None:
         self._heap = heap
+        self._before = before
         self.by_name: dict[str, int] = {}
         self.origin = CodeOrigin()
         self._users: dict[int, bool] = {}
@@ -42,6 +44,9 @@ class RemoteModules:
             if klass is None or not self._heap.is_a(klass, ModuleType):
                 continue
             self.by_name[name] = module
+            before = self._before
+            if before is not None and before.by_name.get(name) == module and module in before._users:
+                self._users[module] = before._users[module]
             fence(module)
             fence(self.namespace(module))
             if name == "__main__":

@@ -129,13 +129,14 @@ class RemoteMemory(ABC):
     Attributes:
         data: the copy, as words.
         full: there was more to read than `MOST_BYTES`.
+        steady: the copy is of one instant, so nothing in it is to be copied again.
         bytes_read: that were copied.
     """
 
     def __init__(self, mappings: Sequence[Mapping]) -> None:
         self.mappings = mappings
         self.bytes_read = 0
-        self.full = False
+        self.full = self.steady = False
         self._readable = [mapping for mapping in mappings if mapping.readable]
         self._starts = [mapping.start for mapping in self._readable]
         chunks = sum(2 + (mapping.end - mapping.start >> CHUNK_BITS) for mapping in self._readable)
@@ -153,6 +154,7 @@ class RemoteMemory(ABC):
         self._blocks_used = 2
         self._number_of = np.zeros(self._slots, np.int64)
         self._asked = np.zeros(self._slots, bool)
+        self._put: list[tuple[Words, Words]] = []
 
     def release(self) -> None:
         """Release the copy. Its readers refer to themselves, so they would keep it until a collection."""
@@ -342,18 +344,43 @@ class RemoteMemory(ABC):
             found[first : first + len(part)] = words.reshape(len(part), count)
         return found
 
+    def agrees(self, other: RemoteMemory, number: int) -> bool:
+        """Whether two copies of a chunk are the same."""
+        return bool(np.array_equal(self.chunk(number), other.chunk(number)))
+
+    def adopt(self, other: RemoteMemory) -> None:
+        """Take the chunks that another copy has, and this one has not."""
+        for slot in range(1, other._used):
+            number = int(other._number_of[slot])
+            starts = np.array([number], np.int64) << CHUNK_BITS
+            if self._slots_at(starts)[0] < 0 and (own := self._take_slot()):
+                self._register(number, own)
+                self.data[own * SLOT : (own + 1) * SLOT] = other.data[slot * SLOT : (slot + 1) * SLOT]
+
+    def put(self, addresses: Words, words: Words) -> None:
+        """Have the copy contain words, a row of them at each address, whatever is copied again."""
+        places = self.places(addresses)
+        there = places > 0
+        self._put.append((places[there, None] + np.arange(words.shape[1]), words[there]))
+        self._put_again()
+
+    def _put_again(self) -> None:
+        for places, words in self._put:
+            self.data[places] = words
+
     def copy_again(self, starts: Words, sizes: Words) -> None:
-        """Copy the chunks of some ranges once more."""
-        numbers: dict[int, None] = {}
+        """Copy some ranges once more, and nothing around them."""
         for start, size in zip(starts.tolist(), np.minimum(sizes, LONGEST_READ).tolist(), strict=True):
-            if 0 < start < 1 << _ADDRESS_BITS and size > 0:
-                numbers |= dict.fromkeys(range(start >> CHUNK_BITS, (start + size - 1 >> CHUNK_BITS) + 1))
-        for number in numbers:
-            place = self.place(number << CHUNK_BITS)
-            if place:
-                offset = 8 * place - (number << CHUNK_BITS)
-                mapped = self._mapped(number << CHUNK_BITS)
-                self._copy([(address, size, offset + address) for address, size in mapped])
+            if not 0 < start < 1 << _ADDRESS_BITS or size <= 0:
+                continue
+            for number in range(start >> CHUNK_BITS, (start + size - 1 >> CHUNK_BITS) + 1):
+                first = number << CHUNK_BITS
+                place = self.place(first)
+                for address, length in self._mapped(first) if place else ():
+                    begin, end = max(address, start), min(address + length, start + size)
+                    if begin < end:
+                        self._copy([(begin, end - begin, 8 * place + begin - first)])
+        self._put_again()
 
     def _fill(self, numbers: Sequence[int]) -> None:
         for first in range(0, len(numbers), _CHUNKS_AT_ONCE):

@@ -14,12 +14,12 @@ from typing import Final
 from memtriage.outside.memory import ForbiddenError, GoneError, RemoteMemory
 
 PAUSE_S: Final = 0.05
-"""The longest that a process is stopped."""
-_COPIES_S: Final = 0.6 * PAUSE_S
-"""Seconds of a stop in which copying goes on: on busy processors, what follows takes time too."""
-_GUARD_S: Final = 0.9 * PAUSE_S
-"""When the guard ends a stop: it may be woken a little late."""
-_PART: Final = 32
+"""The longest that a process is stopped, unless more was asked for."""
+_COPIES: Final = 0.6
+"""Part of a stop in which copying goes on: on busy processors, what follows takes time too."""
+_GUARD: Final = 0.9
+"""Part of a stop after which the guard ends it: it may be woken a little late."""
+PART: Final = 32
 """Chunks between two looks at the clock: 8 MiB."""
 _START: Final = b"s"
 _END: Final = b"e"
@@ -29,12 +29,16 @@ _TIME: Final = struct.Struct("d")
 class Stop:
     """A process that is stopped.
 
+    Args:
+        limit_s: the longest that it is.
+
     Attributes:
         seconds: how long it was stopped at most, once it goes on again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float = PAUSE_S) -> None:
         self.seconds = 0.0
+        self._limit_s = limit_s
         self._began = time.monotonic()
 
     def begin(self) -> None:
@@ -46,18 +50,20 @@ class Stop:
         seconds = (time.monotonic() if at is None else at) - self._began
         self.seconds = min(seconds, self.seconds or seconds)
 
-    def copy(self, memory: RemoteMemory, chunks: Sequence[int]) -> bool:
-        """Read chunks until they are all copied or the time is over; return whether they all are."""
-        for first in range(0, len(chunks), _PART):
-            if time.monotonic() - self._began > _COPIES_S:
-                return False
-            memory.read_ahead(chunks[first : first + _PART])
-        return True
+    def copy(self, memory: RemoteMemory, chunks: Sequence[int]) -> int:
+        """Read chunks until they are all copied or the time is over; return how many are."""
+        for first in range(0, len(chunks), PART):
+            if time.monotonic() - self._began > _COPIES * self._limit_s:
+                return first
+            memory.read_ahead(chunks[first : first + PART])
+        return len(chunks)
 
 
 @contextlib.contextmanager
-def paused(pid: int, prepare: Callable[[], object] = lambda: None) -> Iterator[Stop]:
-    """Stop a process in the block, for at most `PAUSE_S`.
+def paused(
+    pid: int, prepare: Callable[[], object] = lambda: None, limit_s: float = PAUSE_S
+) -> Iterator[Stop]:
+    """Stop a process in the block, for at most `limit_s`.
 
     A child of this process sends the signal to go on when the time is over: also if this one is killed, or
     hangs. A process that is stopped already is left as it is.
@@ -66,6 +72,7 @@ def paused(pid: int, prepare: Callable[[], object] = lambda: None) -> Iterator[S
         pid: the process.
         prepare: called when the child is there, just before the process is stopped. Memory that is made ready
             earlier is shared with the child, and has to be copied when it is written to.
+        limit_s: seconds.
 
     Raises:
         GoneError: there is no such process.
@@ -78,9 +85,9 @@ def paused(pid: int, prepare: Callable[[], object] = lambda: None) -> Iterator[S
     try:
         if _is_stopped(pid):
             prepare()
-            yield Stop()
+            yield Stop(limit_s)
             return
-        guard, stop = _StopGuard(handle), Stop()
+        guard, stop = _StopGuard(handle, limit_s), Stop(limit_s)
         try:
             prepare()
             guard.start()
@@ -102,9 +109,10 @@ class _StopGuard:
 
     Args:
         handle: of the process.
+        limit_s: the longest that it is stopped.
     """
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, limit_s: float) -> None:
         orders, self._orders = os.pipe()
         self._told, told = os.pipe()
         self._child = os.fork()
@@ -118,7 +126,7 @@ class _StopGuard:
             with contextlib.suppress(OSError):  # where it is allowed, busy processors do not delay the guard
                 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             if os.read(orders, 1) == _START:
-                late = not select.select([orders], [], [], _GUARD_S)[0]
+                late = not select.select([orders], [], [], _GUARD * limit_s)[0]
                 if late or os.read(orders, 1) != _END:  # or this process was killed
                     signal.pidfd_send_signal(handle, signal.SIGCONT)
                     os.write(told, _TIME.pack(time.monotonic()))

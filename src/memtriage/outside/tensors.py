@@ -12,7 +12,15 @@ import numpy.typing as npt
 from memtriage.observe.tensors import StorageFacts
 from memtriage.outside.memory import Words
 from memtriage.outside.objects import RemoteHeap, RemoteType
-from memtriage.outside.torch_layout import TorchLayout, class_name, type_name_of
+from memtriage.outside.torch_layout import (
+    META_WORDS,
+    STORAGE_WORDS,
+    TENSOR_WORDS,
+    WRAPPER_WORDS,
+    TorchLayout,
+    class_name,
+    type_name_of,
+)
 
 _MOST_EDGES: Final = 100_000
 _MOST_SAVED: Final = 100_000
@@ -57,6 +65,20 @@ class TensorParts:
     nodes: Words
     gradients: Words
     bases: Words
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensors:
+    """Tensors as they are now, beside the copy. A row of zeros stands for one that is not there.
+
+    Attributes:
+        parts: what was read: addresses, and the words at each; the tensors come first.
+        data, sizes: address and bytes of their storages.
+    """
+
+    parts: list[tuple[Words, Words]]
+    data: Words
+    sizes: Words
 
 
 class TorchReader:
@@ -174,6 +196,14 @@ class TorchReader:
             np.where(mutual, wrappers, 0), nodes, self._defined(gradients), self._defined(bases)
         )
 
+    def leaves(self, tensors: Words) -> Words:
+        """Return those of some C++ tensors that may have a gradient without a graph."""
+        memory, layout = self._memory, self._layout
+        metas = memory.data[memory.places(tensors) + layout.tensor_meta // 8]
+        nodes = memory.data[memory.places(metas) + layout.meta_node // 8]
+        found: Words = tensors[(metas != 0) & (nodes == 0)]
+        return found
+
     def _defined(self, tensors: Words) -> Words:
         sound = (tensors >= 4096) & (tensors & 7 == 0)
         places = self._memory.places(np.where(sound, tensors, 0))
@@ -184,6 +214,35 @@ class TorchReader:
         tables, which = np.unique(self._memory.data[places], return_inverse=True)
         named = [table > 0 and fits(self._class_with(table)) for table in tables.tolist()]
         return np.array(named, bool)[which]
+
+    # --- as it is now, beside the copy ---
+
+    def live_gradients(self, leaves: Words) -> tuple[Words, Words]:
+        """Return where tensors have their gradients, and these, C++ tensors; 0 where one has none."""
+        memory, layout = self._memory, self._layout
+        metas = memory.live(leaves + layout.tensor_meta, 1)[:, 0]
+        where = np.where(metas > 4096, metas + layout.meta_gradient, 0)
+        return where, memory.live(where, 1)[:, 0]
+
+    def live(self, tensors: Words) -> LiveTensors:
+        """Read tensors with their storages, Python objects and autograd's parts."""
+        memory, layout = self._memory, self._layout
+        tensors = np.where((tensors >= 4096) & (tensors & 7 == 0), tensors, 0)
+        words = memory.live(tensors, TENSOR_WORDS)
+        tables, which = np.unique(words[:, 0], return_inverse=True)
+        named = [table > 0 and _is_tensor(self._class_with(table)) for table in tables.tolist()]
+        tensors = np.where(np.array(named, bool)[which], tensors, 0)
+        words[tensors == 0] = 0
+        parts = [(tensors, words)]
+        for offset, count in (
+            (layout.tensor_storage, STORAGE_WORDS),
+            (layout.tensor_wrapper, WRAPPER_WORDS),
+            (layout.tensor_meta, META_WORDS),
+        ):
+            addresses = words[:, offset // 8] & ~1
+            parts.append((addresses, memory.live(addresses, count)))
+        stored = parts[1][1]
+        return LiveTensors(parts, stored[:, layout.storage_data // 8], stored[:, layout.storage_size // 8])
 
     # --- nodes ---
 
@@ -232,7 +291,7 @@ class TorchReader:
             ]
         names = self._layout.node_names.get(name)
         if names is None:
-            if name != _LEAF:
+            if name and name != _LEAF:  # without a name it was freed meanwhile
                 self.unread.add(node)
             return []
         return self._members(node, names)

@@ -14,8 +14,10 @@ from memtriage.outside.own_memory import own_bytes, own_words
 
 _ODD_SIZE: Final = 12_347
 """Elements of the tensors that are measured: a number that no other field has."""
-_TENSOR_WORDS: Final = 24
-_META_WORDS: Final = 32
+WRAPPER_WORDS: Final = 8
+TENSOR_WORDS: Final = 24
+STORAGE_WORDS: Final = 16
+META_WORDS: Final = 32
 _NODE_WORDS: Final = 120
 _VIEW_NAME: Final = b"DifferentiableViewMeta"
 _META_NAMES: Final = (b"AutogradMeta", _VIEW_NAME)
@@ -103,9 +105,9 @@ class _Specimen:
         self.product = self.leaf * self.other
         self.view = self.leaf.view(1, size)
         self.storage = self.leaf.untyped_storage()
-        self.wrapper = own_words(id(self.leaf), 8)
-        self.tensor = own_words(self.leaf._cdata, _TENSOR_WORDS)
-        self.stored = own_words(self.storage._cdata, 16)
+        self.wrapper = own_words(id(self.leaf), WRAPPER_WORDS)
+        self.tensor = own_words(self.leaf._cdata, TENSOR_WORDS)
+        self.stored = own_words(self.storage._cdata, STORAGE_WORDS)
         self.made_by = self.product.grad_fn
         self.node_at = own_words(id(self.made_by), 3)[2]
         self.node = own_words(self.node_at, _NODE_WORDS)
@@ -114,7 +116,7 @@ class _Specimen:
 
     def meta(self, tensor: Any, meta_at: int) -> list[int]:
         """Return autograd's part of one of its tensors as it is now."""
-        return own_words(own_words(tensor._cdata, _TENSOR_WORDS)[meta_at >> 3], _META_WORDS)
+        return own_words(own_words(tensor._cdata, TENSOR_WORDS)[meta_at >> 3], META_WORDS)
 
     def is_saved(self, word: int) -> bool:
         return word in (self.leaf._cdata, self.other._cdata)
@@ -254,7 +256,7 @@ def _device_offset(torch: Any) -> int:
     hosts = [torch.empty(size).untyped_storage() for size in sizes]
     metas = [torch.empty(size, device="meta").untyped_storage() for size in sizes]
     number = _device_number(torch, "meta")
-    data = ((own_words(host._cdata, 16), host.data_ptr().__eq__) for host in hosts)
+    data = ((own_words(host._cdata, STORAGE_WORDS), host.data_ptr().__eq__) for host in hosts)
     pointer = 8 + _find("the address of a storage", *data)
     samples = [(own_bytes(host._cdata, 128), 0) for host in hosts]
     samples += [(own_bytes(meta._cdata, 128), number) for meta in metas]
@@ -276,12 +278,12 @@ def _devices(torch: Any) -> dict[int, str]:
 
 def _retains_offset(pair: Sequence[_Specimen], meta_at: int) -> int:
     """Return the byte that `retain_grad` sets."""
-    found: set[int] = set(range(8 * _META_WORDS))
+    found: set[int] = set(range(8 * META_WORDS))
     for one in pair:
-        address = own_words(one.product._cdata, _TENSOR_WORDS)[meta_at >> 3]
-        before = own_bytes(address, 8 * _META_WORDS)
+        address = own_words(one.product._cdata, TENSOR_WORDS)[meta_at >> 3]
+        before = own_bytes(address, 8 * META_WORDS)
         one.product.retain_grad()
-        after = own_bytes(address, 8 * _META_WORDS)
+        after = own_bytes(address, 8 * META_WORDS)
         found &= {at for at in range(len(before)) if before[at] == 0 and after[at] == 1}
     if len(found) != 1:
         raise _unknown("whether a gradient is retained")

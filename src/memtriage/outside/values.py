@@ -20,6 +20,8 @@ _HEAD_WORDS: Final = 4
 """Words of a list or dict from its size on: they have the addresses of its arrays."""
 _LARGEST_ENTRY: Final = 40
 """Bytes per entry of a dict at most: 24, and up to 8 for each place, of which there are more."""
+_LARGEST_HEAD: Final = 64
+"""Bytes before a dict's entries, and more."""
 _NEGATIVE: Final = 2
 """Of the tag of an int, since Python 3.12."""
 
@@ -93,7 +95,7 @@ class RemoteValues:
         memory, layout = self.memory, self.layout
         places = memory.places(objects)
         wide = memory.data[places + layout.size // 8] > _WIDE
-        if not wide.any():
+        if self.memory.steady or not wide.any():
             return
         objects, places = objects[wide], places[wide]
         heads = memory.live(objects + layout.size, _HEAD_WORDS)
@@ -102,7 +104,7 @@ class RemoteValues:
         if changed.any():
             chosen, heads = objects[changed], heads[changed]
             memory.copy_again(chosen, np.full(len(chosen), 8 * (first + _HEAD_WORDS)))
-            sizes = np.clip(heads[:, 0], 0, MOST_ITEMS) * _LARGEST_ENTRY + 4096
+            sizes = np.clip(heads[:, 0], 0, MOST_ITEMS) * _LARGEST_ENTRY + _LARGEST_HEAD
             for arrays in heads[:, 1:].T:
                 memory.copy_again(arrays, sizes)
 

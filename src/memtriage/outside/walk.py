@@ -14,6 +14,7 @@ from memtriage.observe.frames import alike_named
 from memtriage.observe.roots import enter_libraries, enter_program
 from memtriage.outside.graph import RemoteFrame, RemoteGraph
 from memtriage.outside.interpreter import RemoteInterpreter
+from memtriage.outside.loaded_modules import RemoteModules
 from memtriage.outside.memory import Words
 from memtriage.outside.objects import Frame, RemoteHeap
 from memtriage.outside.tensors import TorchReader
@@ -26,14 +27,14 @@ class RemoteWalk:
     """Walks one process once.
 
     Args:
-        heap, torch, interpreter: of the process.
+        heap, torch, interpreter, modules: of the process.
         translate: from an address of this process to that of the same thing there.
         frames: of its threads, as `RemoteInterpreter.frames` returns them.
         is_late: whether the time for the walk is over.
-        before: the objects that the collector followed at an earlier reading.
 
     Attributes:
-        tracked: those that it follows now.
+        chunks: numbers of the chunks in which the program's own objects are, and what they lead to.
+        program_end: position after these objects.
     """
 
     def __init__(
@@ -41,32 +42,43 @@ class RemoteWalk:
         heap: RemoteHeap,
         torch: TorchReader,
         interpreter: RemoteInterpreter,
+        modules: RemoteModules,
         translate: Translate,
         frames: Sequence[tuple[int | None, Frame]],
         is_late: Callable[[], bool],
-        before: Words | None = None,
     ) -> None:
-        self.tracked = np.zeros(0, np.int64)
-        self._before = before
-        self._walker = RemoteWalker(heap, torch, translate, is_late)
+        self.chunks: list[int] = []
+        self.program_end = 0
+        self._walker = RemoteWalker(heap, torch, modules, translate, is_late)
         self._graph = self._walker.graph
-        self._modules = self._walker.modules
+        self._modules = modules
         self._heap = heap
         self._interpreter = interpreter
         self._running = frames
 
-    def run(self) -> RemoteGraph:
-        """Walk, and return the graph."""
+    def run(self, *, program_only: bool = False) -> RemoteGraph:
+        """Walk, and return the graph.
+
+        Args:
+            program_only: leave out what only libraries hold, which is most of the heap and hardly changes.
+        """
         graph, walker, modules = self._graph, self._walker, self._modules
-        tracked = self.tracked = self._interpreter.tracked(self._before)
-        rows = self._walker.rows.rows(self._heap.memory.data[self._heap.memory.places(tracked) + 1])
-        self._find_checkpoints(tracked, rows)
+        self._find_checkpoints(*self._tracked(young=True))
         roots = modules.roots(self._interpreter, graph.index.fence)
         users = {module for _, module in roots if modules.is_user(module)}
         enter_program(walker, [root for root in roots if root[1] in users], self._frames)
+        self.chunks, self.program_end = self._heap.memory.asked(), len(graph.objects)
+        if program_only:
+            graph.first_unrooted = graph.first_garbage = len(graph.objects)
+            return graph
         enter_libraries(walker, [root for root in roots if root[1] not in users])
-        Unrooted(walker).enter(tracked, rows)
+        Unrooted(walker).enter(*self._tracked())
         return graph
+
+    def _tracked(self, *, young: bool = False) -> tuple[Words, Words]:
+        """Return what the collector follows, and the rows of the classes."""
+        tracked, memory = self._interpreter.tracked(young=young), self._heap.memory
+        return tracked, self._walker.rows.rows(memory.data[memory.places(tracked) + 1])
 
     def _frames(self) -> list[tuple[RemoteFrame, bool]]:
         names = alike_named(self._thread_names())

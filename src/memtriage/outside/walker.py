@@ -45,22 +45,26 @@ class RemoteWalker:
     """Enters objects of one process, and walks what they lead to.
 
     Args:
-        heap, torch: of the process.
+        heap, torch, modules: of the process.
         translate: from an address of this process to that of the same thing there.
         is_late: whether the time for the walk is over.
 
     Attributes:
         graph: what was entered.
-        modules: of the process.
         rows, references: of its classes, and of its objects.
         library_classes: that were met, and are entered last.
     """
 
     def __init__(
-        self, heap: RemoteHeap, torch: TorchReader, translate: Translate, is_late: Callable[[], bool]
+        self,
+        heap: RemoteHeap,
+        torch: TorchReader,
+        modules: RemoteModules,
+        translate: Translate,
+        is_late: Callable[[], bool],
     ) -> None:
         self.graph = RemoteGraph(heap, torch)
-        self.modules = RemoteModules(heap)
+        self.modules = modules
         self._kinds = Kinds(heap, translate)
         self.rows = ClassRows(heap, self._kinds.of_class)
         self.references = References(heap, self.rows)
@@ -347,11 +351,11 @@ class RemoteWalker:
             self._enter_all(self._heap.referents(wrapper), position, from_node=True)
         self._enter_tensor(torch.leaf(node), position)
 
-    def release(self) -> None:
+    def release(self, *, graphs: bool = True) -> None:
         """Enter what has waited, graphs before optimizers, and walk what they lead to."""
-        while self._waiting_nodes or self._waiting_optimizers:
-            kind = NODE if self._waiting_nodes else OPTIMIZER
-            waiting = self._waiting_nodes or self._waiting_optimizers
+        while (graphs and self._waiting_nodes) or self._waiting_optimizers:
+            kind = NODE if graphs and self._waiting_nodes else OPTIMIZER
+            waiting = self._waiting_nodes if kind == NODE else self._waiting_optimizers
             for address, holder in waiting:
                 self._enter(address, kind, holder)
             waiting.clear()

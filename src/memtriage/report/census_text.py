@@ -13,7 +13,7 @@ from memtriage.model.asked import Answer, HeldHere, Unanswered
 from memtriage.model.report import RankCount, RunReport
 from memtriage.report.console import BULLET, Page
 from memtriage.report.run.terminal import ledger_blocks
-from memtriage.report.styles import GOOD, HOLDER
+from memtriage.report.styles import BAD, GOOD, HOLDER
 from memtriage.report.text import count, duration, size
 
 _SIZE_WIDTH: Final = 12
@@ -49,7 +49,9 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 def _one(page: Page, answer: Answer, rows: int) -> None:
     who = f"process {answer.pid}" if answer.rank is None else f"rank {answer.rank}"
-    page.line(("CENSUS", GOOD), ("  ", ""), (f"{who}{_instant(answer)}", "bold"))
+    missing = f": {'; '.join(answer.incomplete)}" if answer.incomplete else ""
+    head = ("INCOMPLETE CENSUS", BAD) if missing else ("CENSUS", GOOD)
+    page.line(head, ("  ", ""), (f"{who}{_instant(answer)}{missing}", "bold"))
     page.line((page.dot.join(_facts(answer)), "dim"))
     for note in answer.notes:
         page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)

@@ -6,10 +6,13 @@ A job that listens is asked for them instead. Growth is judged over seconds, by 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
@@ -33,17 +36,18 @@ from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.paths import is_native
 from memtriage.model.position import TrainingPosition
 from memtriage.model.report import RankCount, RunReport
-from memtriage.model.units import count
+from memtriage.model.units import MIB, count, rate, size
 from memtriage.observe.driver import process_memory
 from memtriage.observe.host import kib_fields, memory_classes, text_of
 from memtriage.observe.smaps import MappingClass
 from memtriage.outside.answer import arguments
-from memtriage.outside.census import OutsideCensus, take_census
+from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, joined
 from memtriage.outside.cuda_allocator import CudaAllocator, allocator_of
 from memtriage.outside.memory import GoneError, OtherBuildError, OutsideError
 from memtriage.process.stdlib import os, time
 from memtriage.session.job_ranks import environment_of, rank_of
 from memtriage.session.remote.ask import AskError, ask
+from memtriage.session.remote.socket_path import socket_of
 
 _CPU: Final = "cpu"
 _KERNEL: Final = "host"
@@ -56,17 +60,29 @@ class AttachPolicy:
 
     Attributes:
         censuses: in the whole time. A GPU is judged by twelve, and some are late.
-        share: part of the time that reading may take: the reader keeps a processor busy meanwhile.
+        share: part of a processor's time that reading may take.
+        first: censuses of the program's own holders before the first one of all of it.
+        whole: what libraries and C++ hold is read again after so many times the seconds that this took.
+        longer: how much longer that may take than a census of the program's own holders.
         pauses: part of the time for which a job that listens may wait for its own censuses.
         between_s: seconds between two readings of the kernel's counters.
         answers_s: seconds within which a job that listens must answer.
+        rate, of_size: growth that must show, in bytes per second or as a part of the resident memory.
+        large, needed_s: seconds that are needed for that, up to so many bytes of resident memory and above.
     """
 
     censuses: int = 18
     share: float = 0.5
+    first: int = 4
+    whole: float = 4.0
+    longer: float = 8.0
     pauses: float = 0.05
     between_s: float = 0.2
     answers_s: float = 60.0
+    rate: int = 2 * MIB
+    of_size: float = 0.01 / 60
+    large: int = 2048 * MIB
+    needed_s: tuple[int, int] = (20, 60)
 
 
 POLICY: Final = AttachPolicy()
@@ -82,9 +98,15 @@ class Attached:
         resident: anonymous memory of the process, resident or swapped out, over seconds.
         held: by device, over seconds: bytes that torch's CUDA allocator has handed out; of a device without
             its statistics, bytes of the storages of each census.
+        reader: reads it from outside; None where it listens.
+        reading: the last one of all of it, before that the first one.
+        censuses, took_s: how many were read; the seconds that the last one took.
+        next_whole: when all of it is to be read again.
         history: its holders from census to census.
+        whole: those from one census of all of it to the next.
+        program: the holders among them that are the program's own.
         details: what is known of the holders of the last census.
-        last: the last census; None before the first.
+        last: the last census, of all of it once there is one; None before the first.
         allocator: statistics of its CUDA allocator; None where it has none that can be read.
         allocated: the last ones, by device.
         ledgers: those of its last answer, where it listens.
@@ -95,7 +117,14 @@ class Attached:
     rank: int | None = None
     resident: WatchedCounter = field(default_factory=lambda: WatchedCounter(_KERNEL))
     held: Counters = field(default_factory=Counters)
+    reader: JobReader | None = None
+    reading: RemoteReading | None = None
+    censuses: int = 0
+    took_s: float = 0.0
+    next_whole: float = 0.0
     history: HolderHistory = field(default_factory=HolderHistory)
+    whole: HolderHistory = field(default_factory=HolderHistory)
+    program: set[GroupKey] = field(default_factory=set)
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
     last: OutsideCensus | None = None
     allocator: CudaAllocator | None = None
@@ -110,8 +139,9 @@ class Attached:
             self.ended = f"process {self.pid} ended"
         else:
             self.resident.add(now, sizes["RssAnon"] + sizes.get("VmSwap", 0))
-        if self.allocator is not None:
-            self.allocated |= self.allocator.counters()
+        allocator = self.allocator  # another thread may set it
+        if allocator is not None:
+            self.allocated |= allocator.counters()
             for device, counters in self.allocated.items():
                 if counters.allocated is not None:
                     self.held.setdefault(device, WatchedCounter(device)).add(now, counters.allocated)
@@ -123,27 +153,87 @@ class Attached:
             if found is not None and found.counters():
                 self.allocator = found
 
-    def add(self, census: OutsideCensus, now: float) -> None:
-        """Add a census that was read at so many seconds since the start."""
-        self.last = census
-        totals: dict[str, int] = {}
-        for group in census.groups:
-            totals[group.device] = totals.get(group.device, 0) + group.nbytes
-        for device in {*totals, *self.held, _CPU} - self.allocated.keys():
-            self.held.setdefault(device, WatchedCounter(device)).add(now, totals.get(device, 0))
+    def add(self, census: OutsideCensus, now: float, *, program_only: bool = False) -> None:
+        """Add a census that was read at so many seconds since the start.
+
+        Args:
+            census: of all of it.
+            now: seconds.
+            program_only: of the program's own holders alone.
+        """
+        if not program_only or not self.program:
+            self.last = census
+        if program_only:
+            self.program |= {group.key for group in census.groups}
+        else:
+            totals: dict[str, int] = {}
+            for group in census.groups:
+                totals[group.device] = totals.get(group.device, 0) + group.nbytes
+            for device in {*totals, *self.held, _CPU} - self.allocated.keys():
+                self.held.setdefault(device, WatchedCounter(device)).add(now, totals.get(device, 0))
         taken = Census(
             storages=census.storages, groups=census.groups, nodes_by_anchor={}, objects=census.objects,
             nodes=census.nodes, seconds=census.seconds,
         )  # fmt: skip
         self.history.add(CensusPoint(now, taken))
+        if not program_only:
+            self.whole.add(CensusPoint(now, taken))
         self.details |= census.details
+
+    def open(self) -> None:
+        """Make ready to read it from outside, which takes seconds, unless it listens.
+
+        Raises:
+            OutsideError: it cannot be read.
+        """
+        if self.reading is None and socket_of(self.pid) is None:
+            self.reader = JobReader(self.pid)
+            self.reading = self.reader.read(program_only=True)
+
+    def read(self, began: float, until: float = math.inf) -> None:
+        """Take a census from outside: of what the program itself holds, and now and then of all of it.
+
+        The first ones are of the program, so that what grows there is seen even if all of it takes long.
+
+        Args:
+            began: when positions begin, on the monotonic clock.
+            until: when all is to be read.
+
+        Raises:
+            OutsideError: it cannot be read.
+        """
+        self.open()
+        reader, before = self.reader, self.reading
+        if reader is None or before is None:  # it has come to listen
+            return
+        started = time.monotonic()
+        if whole := self._is_due(started, until):
+            reading = self.reading = reader.read()
+        else:
+            reading = reader.read_again(before, gradients=False)
+            before.chunks = reading.chunks  # those of classes that are known by now are not needed again
+        self.add(joined([reading]), reading.at - began, program_only=not whole)
+        reader.release(before if whole else reading)
+        self.censuses += 1
+        self.took_s = time.monotonic() - started
+        if whole:
+            self.next_whole = time.monotonic() + POLICY.whole * self.took_s
+
+    def _is_due(self, now: float, until: float) -> bool:
+        """Whether all of it is to be read; always, if nothing else counts the memory of a device."""
+        if self.held.keys() - self.allocated.keys() - {_CPU}:
+            return True
+        in_time = now + POLICY.longer * self.took_s < until
+        return in_time and self.censuses >= POLICY.first and now >= self.next_whole
 
     # --- the judgment ---
 
     def growing(self, now: float) -> list[HolderGrowth]:
         """Return the holders that grew up to the last census, largest growth first."""
+        own = [holding for holding in self.history.growing() if holding.key in self.program]
+        others = [holding for holding in self.whole.growing() if holding.key not in self.program]
         return growths(
-            self.history.growing(), _device_of, self.held.contradicts, None, now, self.held.confirms,
+            [*own, *others], _device_of, self.held.contradicts, None, now, self.held.confirms,
             self.held.ended, self.held.rose, policy=BY_TIME,
         )  # fmt: skip
 
@@ -176,7 +266,14 @@ class Attached:
         its tensors in the censuses.
         """
         counters = {**self.held, _CPU: self.resident}
-        return {device: _judge(counter) for device, counter in sorted(counters.items())}
+        judged = {device: _judge(counter) for device, counter in sorted(counters.items())}
+        limit, (_, resident) = judged[_CPU].detection_limit, self.resident.track.last or (0.0, 0)
+        span, least = self.resident.track.points().span, _rate_shown(resident)
+        if limit is not None and (limit.bytes > least or span < 0.9 * _needed_s(resident)):
+            needed = max(_needed_s(resident), 10 * math.ceil(span * limit.bytes / least / 10))
+            reason = f"growth of {rate(least, 'second')} may not show in {span:.0f} s: use --for {needed}s"
+            judged[_CPU] = msgspec.structs.replace(judged[_CPU], detection_limit=None, reason=reason)
+        return judged
 
     def ledger(self) -> dict[str, list[LedgerRow]]:
         """Return the memory of the process on each GPU by use and owner, and the host's by class."""
@@ -211,6 +308,16 @@ def _device_of(holding: Holding) -> str:
     return holding.group.device
 
 
+def _rate_shown(resident: int) -> int:
+    """Return the growth that must show, in bytes per second, by the resident memory."""
+    return max(POLICY.rate, round(POLICY.of_size * resident))
+
+
+def _needed_s(resident: int) -> int:
+    """Return the seconds that are needed for that."""
+    return POLICY.needed_s[resident > POLICY.large]
+
+
 def _judge(counter: WatchedCounter) -> Judged:
     growth, judged = judge_counter(counter.track, "time", counter.policy)
     if growth.state != "too_short":
@@ -227,7 +334,7 @@ def attach(
     Args:
         pids: processes of one job: its ranks.
         seconds: how long.
-        say: takes one line about a process of which nothing more can be read.
+        say: takes one line: how long is needed for a process, or that nothing more can be read of it.
 
     Returns:
         The report, and what a person wants to know beside it, such as what could not be read.
@@ -237,21 +344,27 @@ def attach(
         OutsideError: none of them can be read. The text is one line for the user.
     """
     jobs = [Attached(pid, rank_of(pid) if len(pids) > 1 else None) for pid in pids]
+    for job in jobs:
+        _attempt(job, job.open, say)
     began = time.monotonic()
+    for job in jobs:
+        job.read_counters(0.0)
+        if job.resident.track.last is not None:
+            say(_needed(job.pid, job.resident.track.last[1]))
     due = 0.0
-    while (now := time.monotonic() - began) < seconds:
-        running = [job for job in jobs if job.ended is None]
-        if not running:
-            break
-        for job in running:
-            job.read_counters(now)
-        if now >= due:
-            for job in running:
-                _read(job, began, say)
-            took = time.monotonic() - began - now
-            paused = max((job.last.stopped_s for job in running if job.last is not None), default=0.0)
-            due = now + _until_next(seconds, took, paused)
-        time.sleep(min(POLICY.between_s, max(0.0, seconds - now)))
+    with _counting(jobs, began):
+        while (now := time.monotonic() - began) < seconds or not due:  # one census at least
+            running = [job for job in jobs if job.ended is None]
+            if not running:
+                break
+            if now >= due:
+                used = time.process_time()
+                for job in running:
+                    _read(job, began, began + seconds, say)
+                took = time.process_time() - used
+                paused = max((job.last.stopped_s for job in running if job.last is not None), default=0.0)
+                due = now + _until_next(seconds, took, paused)
+            time.sleep(min(POLICY.between_s, max(0.0, seconds - now)))
     now = time.monotonic() - began
     seen = [job for job in jobs if job.last is not None]
     if not seen:
@@ -264,25 +377,58 @@ def attach(
     return report, context
 
 
+def _needed(pid: int, resident: int) -> str:
+    needed, least = _needed_s(resident), rate(_rate_shown(resident), "second")
+    return f"process {pid} has {size(resident)}: growth of {least} shows within {needed} s"
+
+
+@contextlib.contextmanager
+def _counting(jobs: Sequence[Attached], began: float) -> Iterator[None]:
+    """Read the counters of jobs on time, whatever a census does meanwhile; release the copies at the end."""
+    ended = threading.Event()
+
+    def count_on() -> None:
+        while not ended.wait(POLICY.between_s):
+            for job in jobs:
+                if job.ended is None:
+                    job.read_counters(time.monotonic() - began)
+
+    thread = threading.Thread(target=count_on, name="memtriage counters", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        for job in jobs:
+            if job.reader is not None:
+                job.reader.close()
+
+
 def _until_next(seconds: float, took: float, paused: float) -> float:
     """Return the seconds from one census to the next: enough of them, and few enough for reader and job.
 
     Args:
         seconds: how long the jobs are followed.
-        took: seconds that reading took.
+        took: seconds of processor time that reading took.
         paused: seconds for which a job waited.
     """
     return max(seconds / POLICY.censuses, took / POLICY.share, paused / POLICY.pauses)
 
 
-def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
+def _read(job: Attached, began: float, until: float, say: Callable[[str], None]) -> None:
     asked = _asked(job)
     if asked is not None:
         job.add(asked, asked.at - began)
         return
-    try:
-        census = take_census(job.pid, twice=False)
+    _attempt(job, partial(job.read, began, until), say)
+    if job.ended is None:
         job.find_allocator()
+
+
+def _attempt(job: Attached, read: Callable[[], None], say: Callable[[str], None]) -> None:
+    try:
+        read()
     except GoneError as error:
         job.ended = str(error)
     except OtherBuildError:
@@ -290,8 +436,6 @@ def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
     except OutsideError as error:
         job.ended = str(error)
         say(str(error))
-    else:
-        job.add(census, census.at - began)
 
 
 def _asked(job: Attached) -> OutsideCensus | None:
@@ -308,7 +452,8 @@ def _asked(job: Attached) -> OutsideCensus | None:
     return OutsideCensus(
         groups=groups, storages=[], details=dict(zip(keys, answer.details, strict=True)), at=time.monotonic(),
         objects=answer.objects, nodes=answer.nodes, moved=None, moved_bytes=0, seconds=answer.paused_s,
-        stopped_s=answer.paused_s, notes=["it listens, and took its censuses itself", *answer.notes],
+        stopped_s=answer.paused_s, missing=[],
+        notes=["it listens, and took its censuses itself", *answer.notes],
     )  # fmt: skip
 
 
