@@ -367,6 +367,7 @@ def test_containers_of_the_host_explain_its_counter_and_no_gpu_s() -> None:
 def test_before_two_censuses_can_tell_it_is_suspected_only() -> None:
     finding = certain(unnamed_growth("cpu", evidence(MIB), [], None, False))
     assert finding.certainty == "suspected"
+    assert (finding.holder, finding.mechanism, finding.fix) == ("not named", None, None)
     assert any("do not show what holds it" in line for line in finding.evidence)
 
 

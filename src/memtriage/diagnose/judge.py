@@ -45,6 +45,9 @@ class FindingPolicy:
 
 
 POLICY: Final = FindingPolicy()
+NOT_NAMED: Final = "not named"
+"""The holder of growth for which the censuses do not show one."""
+CPP_ONLY: Final = "C++ only (nothing that a census lists explains it)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,10 +411,14 @@ def unnamed_growth(
     open_because = ["the resident set does not grow with it"] if resident_contradicts else []
     if evidence.caches_may_fill and counter == "cpu" and holder is None:
         open_because += ["a cache with an entry for each shape of the input may still be filling"]
+    unseen = holder is None and (held is None or not covered)
     if held is None or not covered:
         open_because += ["the censuses since then do not show what holds it"]
-    cause = _cause_of_data(holder, evidence) if holder else _cause_unseen(counter, evidence, held)
-    unseen = f"{'not named' if held is None else 'C++ only'} (nothing that a census lists explains it)"
+    cause = (
+        _cause_of_data(holder, evidence)
+        if holder
+        else _cause_unseen(counter, evidence, None if unseen else held)
+    )
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (growth.onset or 0)
@@ -424,7 +431,7 @@ def unnamed_growth(
         bytes_per_microbatch=rates.microbatch,
         bytes_per_second=rates.second,
         certainty="suspected" if open_because else "proven",
-        holder=None if holder else unseen,
+        holder=None if holder else NOT_NAMED if unseen else CPP_ONLY,
         holder_path=holder.path if holder else None,
         allocated_at=holder.allocated_at if holder else None,
         stored_at=holder.stored_at if holder else None,
