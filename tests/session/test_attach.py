@@ -296,6 +296,22 @@ def test_a_limit_above_what_must_show_is_no_judgment() -> None:
     )
 
 
+def test_a_census_of_all_that_takes_too_long_is_given_up(
+    start: Callable[[str], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = Attached(start("10").pid)
+    monkeypatch.setattr(attaching, "POLICY", replace(attaching.POLICY, first=1, longer=0.0))
+    attached.read(0.0)
+    kept = attached.reading
+    with monkeypatch.context() as late:
+        late.setattr(JobReader, "_deadline", lambda self, within_s=0.0: lambda: True)
+        attached.read(0.0)
+    assert attached.reading is kept and attached.censuses == 1
+    attached.next_whole = 0.0
+    attached.read(0.0)
+    assert attached.reading is not kept and attached.censuses == 2
+
+
 def test_what_only_libraries_hold_is_followed_from_one_whole_census_to_the_next() -> None:
     attached = Attached(os.getpid())
 

@@ -231,16 +231,20 @@ class JobReader:
         reading.heap.memory.release()
         self._copies = [memory for memory in self._copies if memory is not reading.heap.memory]
 
-    def read(self, *, program_only: bool = False) -> RemoteReading:
+    def read(self, *, program_only: bool = False, within_s: float = math.inf) -> RemoteReading:
         """Read all of it, or what the program itself holds.
+
+        Args:
+            program_only: leave out what only libraries and C++ hold.
+            within_s: seconds, if these are fewer than for any reading; beyond them it is partial.
 
         Raises:
             OutsideError: it cannot be read, or has no Python.
         """
-        memory = self._open()
+        is_late, memory = self._deadline(within_s), self._open()
         if not program_only:
             memory.read_ahead(memory.own_chunks())
-        return self._walked(self._reading(memory, None), program_only=program_only)
+        return self._walked(self._reading(memory, None), is_late, program_only=program_only)
 
     def read_again(
         self, before: RemoteReading, *, pause_s: float = 0.0, gradients: bool = True
@@ -268,7 +272,7 @@ class JobReader:
         for addresses, words in found.parts:
             reading.heap.memory.put(addresses, words)
         data = set(found.tensors.data[found.there].tolist())
-        self._walked(reading, program_only=True)
+        self._walked(reading, self._deadline(), program_only=True)
         reading.lost = int((ever & ~found.there).sum()) + len(data - {key[1] for key in reading.storages})
         reading.sure = {key for key in reading.storages if reading.heap.memory.steady or key[1] in data}
         return reading
@@ -315,12 +319,13 @@ class JobReader:
         modules = RemoteModules(heap, None if before is None else before.modules)
         return RemoteReading(heap, TorchReader(heap, self._torch), modules, time.monotonic())
 
-    def _deadline(self) -> Callable[[], bool]:
-        end = time.monotonic() + self._within_s
+    def _deadline(self, within_s: float = math.inf) -> Callable[[], bool]:
+        end = time.monotonic() + min(within_s, self._within_s)
         return lambda: time.monotonic() > end
 
-    def _walked(self, reading: RemoteReading, *, program_only: bool) -> RemoteReading:
-        is_late = self._deadline()
+    def _walked(
+        self, reading: RemoteReading, is_late: Callable[[], bool], *, program_only: bool
+    ) -> RemoteReading:
         with collector_paused():  # it would take a seventh of the time
             interpreter = RemoteInterpreter(reading.heap, self._found, self._translate)
             frames, reading.whole = self._frames(interpreter, steady=reading.heap.memory.steady)

@@ -63,7 +63,8 @@ class AttachPolicy:
         share: part of a processor's time that reading may take.
         first: censuses of the program's own holders before the first one of all of it.
         whole: what libraries and C++ hold is read again after so many times the seconds that this took.
-        longer: how much longer that may take than a census of the program's own holders.
+        longer: how much longer that may take than a census of the program's own holders: it took 15 times the
+            processor's time. It is given up after half of the time that is left.
         pauses: part of the time for which a job that listens may wait for its own censuses.
         between_s: seconds between two readings of the kernel's counters.
         answers_s: seconds within which a job that listens must answer.
@@ -75,7 +76,7 @@ class AttachPolicy:
     share: float = 0.5
     first: int = 4
     whole: float = 4.0
-    longer: float = 8.0
+    longer: float = 24.0
     pauses: float = 0.05
     between_s: float = 0.2
     answers_s: float = 60.0
@@ -100,7 +101,7 @@ class Attached:
             its statistics, bytes of the storages of each census.
         reader: reads it from outside; None where it listens.
         reading: the last one of all of it, before that the first one.
-        censuses, took_s: how many were read; the seconds that the last one took.
+        censuses, took_s: how many were read; the seconds that the last one of the program's holders took.
         next_whole: when all of it is to be read again.
         history: its holders from census to census.
         whole: those from one census of all of it to the next.
@@ -207,22 +208,25 @@ class Attached:
         if reader is None or before is None:  # it has come to listen
             return
         started = time.monotonic()
-        if whole := self._is_due(started, until):
-            reading = self.reading = reader.read()
+        by_census = bool(self.held.keys() - self.allocated.keys() - {_CPU})  # nothing else counts a device
+        if whole := by_census or self._is_due(started, until):
+            reading = reader.read(within_s=math.inf if by_census else (until - started) / 2)
+            self.next_whole = started + (1 + POLICY.whole) * (time.monotonic() - started)
+            if reading.partial and not by_census:
+                reader.release(reading)
+                return
+            self.reading = reading
         else:
             reading = reader.read_again(before, gradients=False)
             before.chunks = reading.chunks  # those of classes that are known by now are not needed again
         self.add(joined([reading]), reading.at - began, program_only=not whole)
         reader.release(before if whole else reading)
         self.censuses += 1
-        self.took_s = time.monotonic() - started
-        if whole:
-            self.next_whole = time.monotonic() + POLICY.whole * self.took_s
+        if not whole:
+            self.took_s = time.monotonic() - started
 
     def _is_due(self, now: float, until: float) -> bool:
-        """Whether all of it is to be read; always, if nothing else counts the memory of a device."""
-        if self.held.keys() - self.allocated.keys() - {_CPU}:
-            return True
+        """Whether all of it is to be read."""
         in_time = now + POLICY.longer * self.took_s < until
         return in_time and self.censuses >= POLICY.first and now >= self.next_whole
 
