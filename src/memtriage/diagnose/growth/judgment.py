@@ -32,6 +32,7 @@ from memtriage.diagnose.growth.counter import CODE, CONFIRMING
 from memtriage.diagnose.growth.estimate import detection_limit, grow, policy_of
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Comparison, Evidence
 from memtriage.diagnose.growth.judged import with_circumstances
+from memtriage.diagnose.judge import CPP_ONLY, NOT_NAMED
 from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import DataSeen, HolderSeen
@@ -543,7 +544,7 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
         device=device,
         bytes=round(missing * max(1, span)),
         certainty="suspected" if open_because else "proven",
-        holder=None if seen else "C++ only (nothing that a census lists explains it)",
+        holder=None if seen else CPP_ONLY if covered else NOT_NAMED,
         holder_path=None if seen is None else seen.path,
         allocated_at=None if seen is None else seen.allocated_at,
         stored_at=None if seen is None else seen.stored_at,
