@@ -17,7 +17,11 @@ import pytest
 from memtriage.account import retained_sizes
 from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.history import Holding
+from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.model.census import HolderGroup
+from memtriage.model.evidence import CensusSeen
 from memtriage.model.paths import in_words
+from memtriage.model.position import TrainingPosition
 from memtriage.observe.cuda import AllocationHistory
 from memtriage.session.schedule.investigation import Investigation, Investigator
 from support import censuses
@@ -516,3 +520,53 @@ def test_what_a_library_keeps_too_is_found_at_the_next_census(
     assert walked == [False] * len(CENSUSES) + [True]
     assert (detail.elsewhere, detail.retained) == (False, 200_000 * (11 - 1))
     assert [in_words(path) for path in detail.also_held_by] == ["json.kept_by_a_library[*]"]
+
+
+# --- the record ---------------------------------------------------------------------------------------------
+
+
+def recorded(
+    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Investigation, int, list[HolderGroup]]]
+) -> list[CensusSeen]:
+    """The lines of censuses: of each its investigation, its position, and what it finds."""
+    lines: list[CensusSeen] = []
+    found = iter(asked)
+
+    def taken(self: Investigator, position: float, *unused: object) -> CensusPoint:
+        return censuses.point(position, *next(found)[2])
+
+    monkeypatch.setattr(Investigator, "census", taken)
+    investigator = Investigator(None, lambda text: None, write=lines.append)
+    for investigation, at, _ in asked:
+        investigator.follow(investigation, at, training=TrainingPosition(step=at))
+    return lines
+
+
+def test_all_censuses_of_a_run_number_holders_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [censuses.group("kept[*]", at << 20, at, token=1) for at in range(1, 5)]
+    steps, seconds = Investigation("step"), Investigation("second")
+    lines = recorded(
+        monkeypatch,
+        [(steps, 1, [kept[0]]), (seconds, 2, [kept[1]]), (steps, 3, [kept[1]]), (steps, 4, [])],
+    )
+    assert [[(seen.id, seen.nbytes >> 20) for seen in line.holders] for line in lines] == [
+        [(1, 1)],
+        [(1, 2)],
+        [],  # as it was
+        [],
+    ]
+    assert [line.gone for line in lines] == [[], [], [], [1]]
+    assert [line.position.step for line in lines] == [1, 2, 3, 4]
+
+
+def test_censuses_within_a_step_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, kept = (censuses.group(name, 1 << 20, token=token) for token, name in ((1, "other"), (2, "kept")))
+    run, first, second = Investigation("step"), Investigation("step", step=3), Investigation("step", step=4)
+    lines = recorded(
+        monkeypatch,
+        [(run, 1, [other, kept]), (first, 2, [kept]), (run, 3, [kept]), (second, 4, [kept])],
+    )
+    assert [line.within_step for line in lines] == [False, True, False, True]
+    assert [len(line.holders) for line in lines] == [2, 1, 0, 1]
+    assert lines[2].gone == [seen.id for seen in lines[0].holders if in_words(seen.anchor) == "other"]
+    assert lines[1].holders == lines[3].holders
