@@ -19,6 +19,7 @@ from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.model.position import Scale
 from memtriage.model.units import MIB
 from memtriage.playbook.entries import LEAKS
+from memtriage.playbook.mechanisms import MECHANISMS
 from support.growths import TEXTS, data_of, evidence, grown
 from support.paths import items_of, local, of_module
 
@@ -367,7 +368,7 @@ def test_containers_of_the_host_explain_its_counter_and_no_gpu_s() -> None:
 def test_before_two_censuses_can_tell_it_is_suspected_only() -> None:
     finding = certain(unnamed_growth("cpu", evidence(MIB), [], None, False))
     assert finding.certainty == "suspected"
-    assert (finding.holder, finding.mechanism, finding.fix) == ("not named", None, None)
+    assert (finding.holder, finding.mechanism) == ("not named", MECHANISMS["not named"].mechanism)
     assert any("do not show what holds it" in line for line in finding.evidence)
 
 

@@ -3,7 +3,7 @@ from memtriage.model.findings import Finding, Projection
 from memtriage.model.judged import DetectionLimit, Judged
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.store.reader import RunRecord
-from memtriage.store.records import HostSampleLine
+from memtriage.store.records import SCHEMA, HostSampleLine
 from support.rank_records import rank_record
 
 MiB = 1024**2
@@ -267,7 +267,7 @@ class TestRanks:
         assert context(run, merge(run)).notes == ["rank 1 had not finished: figures so far"]
 
     def test_a_newer_record_format_is_told(self):
-        run = RunRecord([rank_record(schema=2)])
+        run = RunRecord([rank_record(schema=SCHEMA + 1)])
         assert "newer memtriage" in context(run, merge(run)).notes[0]
 
 

@@ -10,7 +10,7 @@ from memtriage.model.units import MIB
 from memtriage.session.schedule import microbatch as microbatch_module
 from memtriage.session.schedule import scale as scale_module
 from support.marked_loops import LOSSES, Loop, Notes, leaking, nothing, taken
-from support.simulated import clock
+from support.simulated import clock, clock_of
 
 # --- within a step ------------------------------------------------------------------------------------------
 
@@ -140,10 +140,11 @@ def test_backwards_alone_are_followed_like_steps() -> None:
 
 
 def test_where_there_are_neither_growth_is_followed_by_time() -> None:
-    loop = Loop()
-    for mark in range(1, 51):
-        loop.notes.held = leaking(mark)
-        loop.time(0.1, cpu=(100 + mark) * MIB)
+    loop = Loop(Notes(seconds=0))
+    with clock_of(loop.notes):
+        for mark in range(1, 51):
+            loop.notes.held = leaking(mark)
+            loop.time(0.1, cpu=(100 + mark) * MIB)
     assert loop.scheduler.main.scale == "second"
     assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.01)}
 

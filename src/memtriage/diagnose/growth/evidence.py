@@ -199,11 +199,17 @@ class Evidence:
 
     @property
     def main(self) -> Comparison:
-        """The comparison that growth over the run is judged on: over steps, else backwards, else time."""
+        """The comparison that growth over the run is judged on: over steps if there is one.
+
+        Otherwise over backwards or time: the first with enough marks, or the one with more.
+        """
         steps, backwards, time = self.run["step"], self.run["microbatch"], self.run["second"]
         if steps.marks:
             return steps
-        return backwards if backwards.marks else time
+        return next(
+            (scale for scale in (backwards, time) if scale.marks >= ENOUGH_MARKS),
+            max(time, backwards, key=lambda scale: scale.marks),
+        )
 
     @property
     def judged_on(self) -> Comparison:
