@@ -73,7 +73,7 @@ _GROUP = HolderGroup(
     [
         (None, 0.05, "; the process was stopped for 50 ms"),
         (0, 0.0, ""),
-        (1200, 0.0, " and without 1,200 storages of 4.7 KiB that came and went meanwhile"),
+        (1200, 0.0, " and without 1,200 storages that came and went meanwhile"),
     ],
 )
 def test_an_answer_says_how_the_process_was_read(

@@ -9,6 +9,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import _CheckpointFrame, checkpoint
@@ -79,6 +80,24 @@ def test_roots_are_the_program_then_its_functions_then_libraries(
     assert "running_frames" not in {running.frame.name for running in graph.frames.values()}
     assert not set(program["objects"]) & set(graph.objects)  # each is a root by its variables
     assert len({root_of(graph, address) for address in program["found"]}) == 4
+
+
+def test_a_frame_that_is_newer_than_the_heap_hides_no_object(program: Any) -> None:
+    """Where the heap's copy has an older frame, whose word for Python's frame is one of its variables."""
+    program.run(PROGRAM.replace("Barrier(5)", "Barrier(2)"))
+    thread = threading.Thread(target=program["evaluate"])
+    thread.start()
+    program["waiting"].wait()
+    try:
+        walk = walk_of({"train", "threading"}, threads=[thread])
+        for _, frame in walk._running:
+            where = np.array([frame.address + walk._heap.layout.frame_object])
+            walk._heap.memory.put(where, np.array([program["found"]]))
+        graph = walk.run()
+    finally:
+        program["stop"].set()
+        thread.join()
+    assert program["found"][0] in graph.objects
 
 
 def test_a_checkpoint_is_found_by_what_it_will_fill() -> None:

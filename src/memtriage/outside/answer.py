@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from memtriage.model.asked import Answer, HeldHere
-from memtriage.model.units import count, duration, size
+from memtriage.model.units import count, duration
 from memtriage.outside.census import OutsideCensus, take_census
 from memtriage.outside.memory import ForbiddenError, OutsideError
 
@@ -66,8 +66,7 @@ def _way(census: OutsideCensus) -> str:
         return f"{text}; the process was stopped for {duration(census.stopped_s)}"
     if not census.moved:
         return text
-    came = f"{count(census.moved, 'storage')} of {size(census.moved_bytes)} that came and went meanwhile"
-    return f"{text} and without {came}"
+    return f"{text} and without {count(census.moved, 'storage')} that came and went meanwhile"
 
 
 def arguments(pid: int) -> list[str]:

@@ -330,6 +330,8 @@ class JobReader:
             interpreter = RemoteInterpreter(reading.heap, self._found, self._translate)
             frames, reading.whole = self._frames(interpreter, steady=reading.heap.memory.steady)
             walk_once(reading, interpreter, frames, self._translate, is_late, program_only=program_only)
+        if failed := reading.heap.memory.failed:
+            reading.notes.append(f"{count(failed, 'range')} of its memory were unmapped while they were read")
         if reading.heap.memory.full:
             reading.partial.append(f"more than {MOST_BYTES >> 30} GiB had to be read")
         if _started_at(self._pid) != self._born:

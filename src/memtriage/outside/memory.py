@@ -129,6 +129,7 @@ class RemoteMemory(ABC):
     Attributes:
         data: the copy, as words.
         full: there was more to read than `MOST_BYTES`.
+        failed: ranges that could not be read, because they were unmapped meanwhile.
         steady: the copy is of one instant, so nothing in it is to be copied again.
         bytes_read: that were copied.
     """
@@ -137,6 +138,7 @@ class RemoteMemory(ABC):
         self.mappings = mappings
         self.bytes_read = 0
         self.full = self.steady = False
+        self.failed = 0
         self._readable = [mapping for mapping in mappings if mapping.readable]
         self._starts = [mapping.start for mapping in self._readable]
         chunks = sum(2 + (mapping.end - mapping.start >> CHUNK_BITS) for mapping in self._readable)
@@ -473,7 +475,9 @@ class ProcessMemory(RemoteMemory):
         total = sum(size for _, size, _ in parts)
         if self._call(parts) == total:
             return total
-        return sum(self._call([part]) for part in parts)  # unmapped meanwhile: each for itself
+        copied = [self._call([part]) for part in parts]  # unmapped meanwhile: each for itself
+        self.failed += sum(got < size for got, (_, size, _) in zip(copied, parts, strict=True))
+        return sum(copied)
 
     def _call(self, parts: Sequence[tuple[int, int, int]]) -> int:
         base = self.data.ctypes.data

@@ -96,12 +96,14 @@ class Frame:
         address: of the interpreter's frame.
         name: of the function.
         file: its source file.
+        own_object: address of Python's object for it; 0 where it has none.
         variables: (name, address of the value) of those that are bound.
     """
 
     address: int
     name: str
     file: str
+    own_object: int = 0
     variables: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -502,7 +504,8 @@ class RemoteHeap(RemoteValues):
         if not address or not code or memory.word(code + 8) != self._code_type:
             return None
         name = self.text(memory.word(code + layout.code_name)) or "?"
-        frame = Frame(address, name, self.text(memory.word(code + layout.code_filename)) or "")
+        file = self.text(memory.word(code + layout.code_filename)) or ""
+        frame = Frame(address, name, file, memory.word(address + layout.frame_object))
         if not memory.half(code + layout.code_flags) & _IS_FUNCTION:
             return frame
         names = self.tuple_items(memory.word(code + layout.code_value_names))

@@ -86,7 +86,7 @@ class RemoteWalk:
         for ident, frame in self._running:
             if self._modules.origin.is_own_file(frame.file):
                 continue
-            self._graph.index.fence(self._heap.memory.word(frame.address + self._heap.layout.frame_object))
+            self._graph.index.fence(frame.own_object)  # as the frame was read: the heap may be older
             thread = None if ident is None else names.get(ident, f"id {ident}")
             frames.append((RemoteFrame(frame, thread), self._modules.is_user_file(frame.file)))
         return frames
