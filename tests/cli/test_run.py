@@ -100,7 +100,7 @@ def run(folder: Path, source: str, *args: str) -> Run:
 def report_again(folder: Path) -> dict[str, Any]:
     """What `memtriage report DIR --json` says."""
     done = subprocess.run(
-        [sys.executable, "-m", "memtriage", "report", str(folder / "runs"), "--json"],
+        [sys.executable, "-m", "memtriage", "report", str(folder / "runs"), "--json", "--as-recorded"],
         env=ENV, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     report: dict[str, Any] = json.loads(done.stdout)

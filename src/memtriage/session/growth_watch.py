@@ -305,4 +305,6 @@ class GrowthWatch:
             self.scheduler.census(self._progress.now())
         elif self._ledgers.outdated:
             step = self._progress.position.step
-            self._investigator.census(step, lambda view, _: self._ledgers.take(view), frames, lambda _: ())
+            self._investigator.census(
+                step, lambda view, _: self._ledgers.take_last(view), frames, lambda _: ()
+            )

@@ -10,6 +10,7 @@ from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
+from memtriage.model.census import Census
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger
 from memtriage.observe.autograd import unread_saved_tensors
@@ -67,6 +68,7 @@ class LedgerKeeper:
         self._residue = residue
         self._host_reading: HostReading | None = None
         self._due_s: float | None = None
+        self._tensors = 0
         self._cost_s = 0.0
         self._went_on = False
         self._of_step: dict[str, int] = {}
@@ -113,10 +115,16 @@ class LedgerKeeper:
                 raise
             self._record.failed("read host", error)
 
+    def take_last(self, view: CensusView) -> None:
+        """Take the ledgers at the end, unless functions have returned and released the tensors they held."""
+        if _tensors(view.census()) >= _STILL_THERE * self._tensors:
+            self.take(view)
+
     def take(self, view: CensusView) -> None:
         """Take the ledgers from an open census."""
         started = time.perf_counter()
         census = view.census()
+        self._tensors = _tensors(census)
         if census.partial is not None:
             self._record.note_once(f"a census is partial: {census.partial}; some holders are unknown")
         if is_rocm():
@@ -147,3 +155,7 @@ class LedgerKeeper:
         self._cost_s = census.seconds + time.perf_counter() - started
         self._due_s = self._progress.elapsed() + self._cost_s / _LEDGER_SHARE
         self._went_on = False
+
+
+def _tensors(census: Census) -> int:
+    return sum(storage.nbytes for storage in census.storages)
