@@ -295,7 +295,7 @@ def test_limits_are_those_of_the_last_mark_before_the_end(
 def lines_of(watch: GrowthWatch, marks: Iterable[MarkPoint]) -> list[Any]:
     """What a watch writes of some marks."""
     written: list[Any] = []
-    unused: Any = SimpleNamespace(now=lambda: TrainingPosition(step=9))
+    unused: Any = SimpleNamespace(works=True, now=lambda: TrainingPosition(step=9))
     watch._write, watch._progress = written.append, unused
     scheduler: Any = watch.scheduler
     scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
