@@ -202,7 +202,7 @@ def test_two_processes_under_its_launcher_are_one_run(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     again = subprocess.run(
-        [sys.executable, "-m", "memtriage", "report", "runs", "--json"],
+        [sys.executable, "-m", "memtriage", "report", "runs", "--json", "--as-recorded"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     report = json.loads(again.stdout)

@@ -50,7 +50,15 @@ def launch(folder: Path, launcher: list[str], source: str) -> Job:
 
 
 def report_again(job: Job) -> dict[str, Any]:
-    command = [sys.executable, "-m", "memtriage", "report", str(job.folder / "runs"), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "memtriage",
+        "report",
+        str(job.folder / "runs"),
+        "--json",
+        "--as-recorded",
+    ]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=60, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
