@@ -114,7 +114,7 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
         of_step = _Basis(evidence, within, counters_of(within), basis.counters)
         rises = [rise for rise in attribute(within, of_step.counters) if _goes_on(evidence, within, rise)]
         held += _of_holders(of_step, rises)
-    held = _join_host_part(held)
+    held = join_host_part(held)
     findings = [finding for finding, _ in held]
     findings += (finding for rise in judgment.rises if (finding := _of_data(basis, rise)) is not None)
     facts_by_path = {path: facts for finding, facts in held if (path := finding.holder_path) is not None}
@@ -122,8 +122,8 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
     for name in sorted(basis.counters):
         if name not in CONFIRMING and not _ends_by_itself(basis, name):
             unnamed = _unnamed(basis, name, judgment.rises, leaks)
-            leaks = leaks if unnamed is None else _with_unnamed(leaks, unnamed)
-    judgment.findings = _worth_reporting(leaks)
+            leaks = leaks if unnamed is None else with_unnamed(leaks, unnamed)
+    judgment.findings = worth_reporting(leaks)
     if limits:
         judgment.judged = _judged(evidence, judgment)
     return judgment
@@ -179,7 +179,7 @@ class _Basis:
         return bool(censuses) and all(census.collector_off for census in censuses)
 
 
-def _worth_reporting(leaks: Sequence[Finding]) -> list[Finding]:
+def worth_reporting(leaks: Sequence[Finding]) -> list[Finding]:
     """Leave out suspicions that are small compared with proven growth in the same memory."""
     proven: dict[str, int] = {}
     for leak in leaks:
@@ -460,7 +460,7 @@ def _projection(basis: _Basis, device: str, counter: Counter | None, rate: float
     return Projection(device=device, limit=limit, backward=position.backwards + left)
 
 
-def _join_host_part(held: Sequence[tuple[Finding, Held]]) -> list[tuple[Finding, Held]]:
+def join_host_part(held: Sequence[tuple[Finding, Held]]) -> list[tuple[Finding, Held]]:
     """Join a holder's finding on the host with the one on a GPU: both are the same leak."""
     on_gpu = {facts.anchor: finding for finding, facts in held if finding.device.startswith("cuda:")}
     joined = []
@@ -478,7 +478,7 @@ def _join_host_part(held: Sequence[tuple[Finding, Held]]) -> list[tuple[Finding,
 # --- growth that only a counter shows -----------------------------------------------------------------------
 
 
-def _with_unnamed(leaks: Sequence[Finding], unnamed: Finding) -> list[Finding]:
+def with_unnamed(leaks: Sequence[Finding], unnamed: Finding) -> list[Finding]:
     """Add what only a counter shows; if a leak has the same holder, as a part of it."""
     path = unnamed.holder_path
     same = next((leak for leak in leaks if path is not None and leak.holder_path == path), None)

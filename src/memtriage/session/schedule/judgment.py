@@ -8,10 +8,11 @@ from typing import Final
 
 import msgspec
 
-from memtriage.diagnose.causes import memory_of, one_a_cause, rate_of, with_native_part
+from memtriage.diagnose.causes import one_a_cause
 from memtriage.diagnose.growth.counter import CONFIRMING, WatchedCounter
 from memtriage.diagnose.growth.holders import HolderGrowth, waits_for_collector
 from memtriage.diagnose.growth.judged import NO_COUNTER, judge_counter, with_limit
+from memtriage.diagnose.growth.judgment import join_host_part, with_unnamed, worth_reporting
 from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.growth.trend import GrowthEstimate
 from memtriage.diagnose.judge import POLICY as FINDING
@@ -26,7 +27,7 @@ from memtriage.diagnose.judge import (
 )
 from memtriage.diagnose.mechanisms import Held
 from memtriage.model.census import GroupDetail
-from memtriage.model.findings import DEVICE_HOST, Finding
+from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged, JudgedScale
 from memtriage.model.paths import is_native
 from memtriage.model.position import Scale
@@ -50,14 +51,11 @@ class JudgmentPolicy:
         noted: with this many bytes waiting for the collector, a program may run out of memory without a leak.
         unread: a counter that was not read in the last 16 positions, or in the last quarter of the run if
             that is longer, gets no detection limit. malloc's is not read while allocation sites are recorded.
-        beside: a suspicion is not reported if it is less than this part of what is proven to grow in the same
-            memory: the proven rate is not known more exactly. After that leak is fixed, a run shows the rest.
     """
 
     resident: float = 0.5
     noted: int = MIB
     unread: tuple[float, int] = (0.25, 16)
-    beside: float = 0.1
 
 
 POLICY: Final = JudgmentPolicy()
@@ -76,7 +74,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: ScaleEvidence) -> list[Find
     for investigation in within.done:
         of_microbatches = replace(evidence, scale="microbatch", collector_off=investigation.collector_off)
         held += _held_findings(investigation, within.growths(investigation), of_microbatches)
-    held = _join_host_part(held)
+    held = join_host_part(held)
     findings = [finding for finding, _ in held]
     findings += (finding for growth in data if (finding := data_finding(growth, evidence)) is not None)
     facts_by_path = {path: facts for finding, facts in held if (path := finding.holder_path) is not None}
@@ -94,8 +92,8 @@ def find_leaks(scheduler: CensusScheduler, evidence: ScaleEvidence) -> list[Find
             covered=main.covers_growth(counter),
         )  # fmt: skip
         if unnamed is not None:
-            leaks = _with_unnamed(leaks, unnamed)
-    return _worth_reporting(leaks)
+            leaks = with_unnamed(leaks, unnamed)
+    return worth_reporting(leaks)
 
 
 def _kept_at_the_end(main: ScaleScheduler, counter: str, evidence: ScaleEvidence) -> Finding | None:
@@ -120,29 +118,6 @@ def _kept_at_the_end(main: ScaleScheduler, counter: str, evidence: ScaleEvidence
     growth = HolderGrowth(holding, Proof("suspected", estimate.rate, 1, since, reason), lengthens=False)
     detail = main.investigation.details.get(holding.key, GroupDetail())
     return holder_finding(growth, detail, evidence)
-
-
-def _with_unnamed(leaks: Sequence[Finding], unnamed: Finding) -> list[Finding]:
-    """Add what only a counter shows; if a leak has the same holder, as a part of it."""
-    path = unnamed.holder_path
-    same = next((leak for leak in leaks if path is not None and leak.holder_path == path), None)
-    if same is None:
-        return [*leaks, unnamed]
-    others = [leak for leak in leaks if leak is not same]
-    return sorted([*others, with_native_part(same, unnamed)], key=rate_of, reverse=True)
-
-
-def _worth_reporting(leaks: Sequence[Finding]) -> list[Finding]:
-    """Leave out suspicions that are small compared with proven growth in the same memory."""
-    proven: dict[str, int] = {}
-    for leak in leaks:
-        if leak.certainty == "proven":
-            proven[memory_of(leak)] = proven.get(memory_of(leak), 0) + rate_of(leak)
-    return [
-        leak
-        for leak in leaks
-        if leak.certainty == "proven" or rate_of(leak) >= POLICY.beside * proven.get(memory_of(leak), 0)
-    ]
 
 
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
@@ -230,21 +205,6 @@ def _held_findings(
         finding = holder_finding(growth, detail, evidence, period)
         if finding is not None:
             yield finding, held_by(growth, detail, evidence)
-
-
-def _join_host_part(held: Sequence[tuple[Finding, Held]]) -> list[tuple[Finding, Held]]:
-    """Join a holder's finding on the host with the one on a GPU: both are the same leak."""
-    on_gpu = {facts.anchor: finding for finding, facts in held if finding.device.startswith("cuda:")}
-    joined = []
-    for finding, facts in held:
-        gpu_finding = on_gpu.get(facts.anchor) if finding.device == DEVICE_HOST else None
-        if gpu_finding is None:
-            joined.append((finding, facts))
-        else:
-            gpu_finding.evidence.append(
-                f"in addition {size(finding.bytes)} of host memory: nodes of the autograd graph"
-            )
-    return joined
 
 
 def limits_and_use(
