@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.cells import CellRun, by_device, changes, growing, holders, run_finding
-from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.account.followed import Contents, FollowedHolders
+from memtriage.diagnose.cells import CellRun, by_device, changes, findings, growing, holders
 from memtriage.model.census import Census, GroupDetail, HolderGroup
+from memtriage.model.evidence import HolderSeen
+from memtriage.model.findings import Finding
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, in_words
 from support.paths import named
 
@@ -35,11 +38,31 @@ def path(holder: str) -> HolderPath:
     return (PathSegment(SegmentKind.OUTPUT), ANY_ITEM) if holder == "Out[*]" else named(holder)
 
 
-def runs(*held: tuple[Held, Held]) -> list[CellRun]:
-    return [
-        CellRun(CensusPoint(number, census(before)), CensusPoint(number, census(after)))
-        for number, (before, after) in enumerate(held, 1)
-    ]
+def runs(*held: tuple[Held, Held], heads: bytes | None = None) -> list[CellRun]:
+    """Executions with what was held before and after each.
+
+    Args:
+        heads: what the storages of `kept` begin with at every census; None if that is unknown.
+    """
+    followed = FollowedHolders()
+    contents = Contents({} if heads is None else {("cpu", path("kept")): heads}, {})
+
+    def seen(found: Held) -> dict[int, HolderSeen]:
+        return {each.id: each for each in followed.add(census(found), contents)}
+
+    return [CellRun(number, seen(before), seen(after)) for number, (before, after) in enumerate(held, 1)]
+
+
+def grown(runs: list[CellRun]) -> list[str]:
+    return [in_words(seen.anchor) for _, seen in growing(runs)]
+
+
+def found(runs: list[CellRun], detail: GroupDetail) -> list[Finding]:
+    """Findings after a closer look at every holder that grows."""
+    rises = growing(runs)
+    for _, seen in rises:
+        seen.detail = detail
+    return findings(runs, [rise for rise, _ in rises])
 
 
 def kept(count: int) -> Held:
@@ -74,35 +97,65 @@ def test_changes_sum_to_the_difference(before: Held, after: Held) -> None:
 def test_growth_shows_at_second_run_and_is_judged_at_third() -> None:
     three = runs((kept(0), kept(1)), (kept(1), kept(2)), (kept(2), kept(3)))
     assert growing(three[:1]) == []
-    assert [in_words(holding.group.anchor) for holding in growing(three[:2])] == ["kept[*]"]
-    (growth,) = growing(three)
-    assert (growth.nbytes, growth.rate) == (2 * MIB, MIB)
-    finding = run_finding(growth, GroupDetail(also_held_by=[named("other")]), three)
-    assert finding is not None
+    assert [rise.reason for rise, _ in growing(three[:2])] == ["few"]
+    ((rise, seen),) = growing(three)
+    assert (in_words(seen.anchor), rise.certainty, rise.nbytes, rise.rate) == (
+        "kept[*]",
+        "proven",
+        3 * MIB,
+        MIB,
+    )
+    (finding,) = found(three, GroupDetail(also_held_by=[named("other")]))
     assert (finding.kind, finding.bytes, finding.also_held_by) == ("leak", 3 * MIB, ["other"])
-    assert "1.0 MiB more with every run of this cell" in (finding.mechanism or "")
+    assert (finding.certainty, finding.step, finding.rates) == ("proven", None, {})
+    assert (finding.mechanism or "").endswith(": 1.0 MiB more with every run of this cell")
     assert finding.evidence == [
-        "censuses before and after the cell: run 1 added 1.0 MiB, run 2 added 1.0 MiB, run 3 added 1.0 MiB"
+        "4 censuses, at runs 0, 1, 2, 3: 0 B, 1.0 MiB, 2.0 MiB, 3.0 MiB at the same place; 3 more storages"
     ]
 
 
 def test_a_container_with_a_bound_is_no_finding() -> None:
     three = runs((kept(0), kept(1)), (kept(1), kept(2)), (kept(2), kept(3)))
-    (growth,) = growing(three)
-    assert run_finding(growth, GroupDetail(bound=100, entries=90), three) is None
+    assert found(three, GroupDetail(bound=100, entries=90)) == []
 
 
-def test_each_finding_lists_what_its_own_holder_got() -> None:
+def test_each_finding_has_the_rate_of_its_own_holder() -> None:
     def held(count: int) -> Held:
         return {"kept[*]": (count, count * MIB), "more[*]": (count, 2 * count * MIB), "late": (1, 8 * MIB)}
 
     three = runs(*((held(count), held(count + 1)) for count in range(3)))
-    evidence = {in_words(growth.path): run_finding(growth, GroupDetail(), three) for growth in growing(three)}
-    assert {holder: finding.evidence[0] for holder, finding in evidence.items() if finding is not None} == {
-        f"{holder}[*]": "censuses before and after the cell: "
-        + ", ".join(f"run {number} added {size}" for number in (1, 2, 3))
-        for holder, size in (("kept", "1.0 MiB"), ("more", "2.0 MiB"))
+    assert {
+        finding.holder: (finding.bytes, (finding.mechanism or "").rpartition(": ")[2])
+        for finding in found(three, GroupDetail())
+    } == {
+        f"{holder}[*]": (3 * rate * MIB, f"{rate}.0 MiB more with every run of this cell")
+        for holder, rate in (("kept", 1), ("more", 2))
     }
+
+
+def test_whether_gradients_were_computed_in_another_cell_is_unknown() -> None:
+    three = runs((kept(0), kept(1)), (kept(1), kept(2)), (kept(2), kept(3)))
+    ((rise, seen),) = growing(three)
+    seen.attached = True
+    (finding,) = findings(three, [rise])
+    assert finding.fix is not None and "detach" in finding.fix and "no_grad" not in finding.fix
+
+
+def test_what_the_first_run_made_and_others_add_to_grows() -> None:
+    first: Held = {"kept[*]": (3, 3 * MIB)}
+    four = runs(({}, first), *((kept(count), kept(count + 1)) for count in (3, 4, 5)))
+    assert grown(four) == ["kept[*]"]
+    assert [rise.rate for rise, _ in growing(four)] == [MIB]
+
+
+def test_a_tensor_that_gets_longer_grows_and_one_that_is_replaced_does_not() -> None:
+    longer: list[tuple[Held, Held]] = [
+        ({"kept": (1, size * MIB)}, {"kept": (1, (size + 1) * MIB)}) for size in (1, 2, 3)
+    ]
+    (finding,) = found(runs(*longer, heads=b"the same"), GroupDetail())
+    assert (finding.holder, finding.bytes) == ("kept", 4 * MIB)
+    assert "torch.cat" in (finding.mechanism or "")
+    assert growing(runs(*longer)) == []
 
 
 def test_what_only_other_cells_keep_of_it_is_not_this_cells() -> None:
@@ -124,12 +177,14 @@ def test_what_other_cells_add_is_not_this_cells() -> None:
     assert growing(runs((kept(0), kept(0)), (kept(5), kept(5)), (kept(9), kept(9)))) == []
 
 
+def test_numbers_in_tensors_are_not_judged() -> None:
+    few: list[Held] = [{"kept[*]": (1 + count, 1023 * count)} for count in range(4)]
+    assert growing(runs(*pairwise(few))) == []
+
+
 def test_shown_values_have_a_cure_of_their_own() -> None:
     held = [{"Out[*]": (count, count * MIB)} for count in range(5)]
-    three = runs((held[0], held[1]), (held[1], held[2]), (held[2], held[3]))
-    (growth,) = growing(three)
-    finding = run_finding(growth, GroupDetail(), three)
-    assert finding is not None
+    (finding,) = found(runs((held[0], held[1]), (held[1], held[2]), (held[2], held[3])), GroupDetail())
     assert "%memtriage_free --out" in (finding.fix or "")
 
 

@@ -6,29 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memtriage.diagnose.growth.holders import stops_when_full
-from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth, accumulates, growth_between, persistent
-from memtriage.diagnose.mechanisms import Held, mechanism_of
-from memtriage.model.cell import HolderChange
-from memtriage.model.census import Census, GroupDetail, HolderGroup
-from memtriage.model.findings import Finding
-from memtriage.model.paths import SegmentKind, has
-from memtriage.model.units import size
-from memtriage.playbook.entries import LEAKS
-from memtriage.playbook.mechanisms import MECHANISMS, MechanismText
+import msgspec
 
-JUDGED_FROM: Final = 3
-"""Executions needed to judge growth: a first one, which may make what stays, and two rises after it."""
+from memtriage.account.followed import changed, grew_most
+from memtriage.diagnose.growth.attribution import POLICY, Rise, accumulates, attribute
+from memtriage.diagnose.growth.evidence import Comparison
+from memtriage.diagnose.growth.judgment import of_censuses
+from memtriage.model.cell import HolderChange
+from memtriage.model.census import Census, HolderGroup
+from memtriage.model.evidence import CensusSeen, HolderSeen
+from memtriage.model.findings import Finding
+from memtriage.model.paths import HolderPath
+from memtriage.model.position import TrainingPosition
+
+JUDGED_FROM: Final = POLICY.intervals
+"""Executions needed to judge growth."""
 _LEAST_CHANGE: Final = 1024
 """Smaller changes of a holder, in bytes, are left out: counters, steps and other numbers in tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellRun:
-    """The censuses before and after one execution; their position is its number."""
+    """The holders before and after an execution, by id, and its number."""
 
-    before: CensusPoint
-    after: CensusPoint
+    number: int
+    before: dict[int, HolderSeen]
+    after: dict[int, HolderSeen]
+
+    def adds_to(self, holder: int) -> bool:
+        """Return whether it gave a holder more, in a way that may never end."""
+        after = self.after.get(holder)
+        return after is not None and accumulates(self.before.get(holder, _nothing(after)), after, 1.0)
+
+
+def _nothing(seen: HolderSeen) -> HolderSeen:
+    """Return a holder before it had anything."""
+    return msgspec.structs.replace(seen, nbytes=0, kept=0, storages=0, nodes=0)
 
 
 def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[HolderChange]]:
@@ -43,8 +56,9 @@ def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[Hol
             continue
         group = after_group or before_group
         assert group is not None
+        path = grew_most(before_group, after_group) if before_group and after_group else group.path
         count = (after_group.count if after_group else 0) - (before_group.count if before_group else 0)
-        holder_changes.append(_change(group, nbytes, count))
+        holder_changes.append(_change(group, path, nbytes, count))
     holder_changes.sort(key=lambda change: -abs(change.bytes))
     more = [change for change in holder_changes if change.bytes > 0]
     less = [change for change in holder_changes if change.bytes < 0]
@@ -54,13 +68,15 @@ def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[Hol
 def holders(census: Census) -> list[HolderChange]:
     """Return every holder that is not tiny, with all that it has, largest first."""
     return [
-        _change(group, group.nbytes, group.count) for group in census.groups if group.nbytes >= _LEAST_CHANGE
+        _change(group, group.path, group.nbytes, group.count)
+        for group in census.groups
+        if group.nbytes >= _LEAST_CHANGE
     ]
 
 
-def _change(group: HolderGroup, nbytes: int, count: int) -> HolderChange:
+def _change(group: HolderGroup, path: HolderPath, nbytes: int, count: int) -> HolderChange:
     owner = max(group.owners, key=lambda name: group.owners[name])
-    return HolderChange(device=group.device, holder_path=group.path, bytes=nbytes, count=count, owner=owner)
+    return HolderChange(device=group.device, holder_path=path, bytes=nbytes, count=count, owner=owner)
 
 
 def by_device(census: Census) -> dict[str, int]:
@@ -71,80 +87,40 @@ def by_device(census: Census) -> dict[str, int]:
     return total
 
 
-def growing(runs: Sequence[CellRun]) -> list[GroupGrowth]:
-    """Return what grew inside each of the last executions, and stayed from each to the next.
+def growing(runs: Sequence[CellRun]) -> list[tuple[Rise, HolderSeen]]:
+    """Return what grew in two or more of the last executions, not between them alone, and what has it now.
 
     Args:
-        runs: the last executions of one cell, in order; with fewer than two, nothing is returned.
+        runs: the last executions of one cell, in order.
     """
-    if len(runs) < 2:
-        return []
     last = runs[-JUDGED_FROM:]
-    inside = [{growth.key: growth for growth in growth_between(run.before, run.after)} for run in last]
-    stayed = persistent([run.after for run in last])
-    # The first one may have made what the others only add to.
+    rises = [(rise, last[-1].after[rise.series[-1].seen.id]) for rise in attribute(_compared(last), {})]
     return [
-        growth
-        for growth in stayed
-        if all(growth.key in run and _adds(growth, run[growth.key]) for run in inside[-2:])
+        (rise, seen)
+        for rise, seen in rises
+        if len(rise.points) > 2
+        and rise.rate >= _LEAST_CHANGE
+        and all(run.adds_to(seen.id) for run in last if run.number > rise.since)
     ]
 
 
-def _adds(overall: GroupGrowth, inside: GroupGrowth) -> bool:
-    """Whether one run added what all runs added: more storages, or to a longer one."""
-    return accumulates(inside) if overall.count else inside.nbytes > 0
-
-
-def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun]) -> Finding | None:
-    """Make the finding of what grows from run to run; None if it has a bound.
+def findings(runs: Sequence[CellRun], rises: Sequence[Rise]) -> list[Finding]:
+    """Return findings of what grows from run to run; containers with a bound of their own do not.
 
     Args:
-        growth: one of `growing(runs)`.
-        detail: a closer look at its group.
-        runs: the executions, `JUDGED_FROM` or more.
+        runs: as for `growing`.
+        rises: what that found; the holders have their details now.
     """
-    if stops_when_full(detail, attached=growth.group.attached):
-        return None
-    explanation = _explanation(growth, detail)
-    rate = round(growth.rate)
-    last = runs[-JUDGED_FROM:]
-    inside = [
-        next(
-            (change.nbytes for change in growth_between(run.before, run.after) if change.key == growth.key), 0
-        )
-        for run in last
-    ]
-    by_run = ", ".join(
-        f"run {run.after.position} added {size(nbytes)}"
-        for run, nbytes in zip(last, inside, strict=True)
-        if nbytes
-    )
-    return Finding(
-        kind="leak",
-        device=growth.group.device,
-        bytes=growth.group.nbytes,
-        holder_path=growth.path,
-        also_held_by_paths=detail.also_held_by,
-        mechanism=f"{explanation.mechanism}: {size(rate)} more with every run of this cell",
-        fix=explanation.fix,
-        playbook=LEAKS,
-        evidence=[f"censuses before and after the cell: {by_run}"],
-    )
+    return of_censuses(_compared(runs[-JUDGED_FROM:]), rises)
 
 
-def _explanation(growth: GroupGrowth, detail: GroupDetail) -> MechanismText:
-    if has(growth.group.anchor, SegmentKind.OUTPUT):
-        return MECHANISMS["shown values of cells"]
-    owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
-    return mechanism_of(
-        Held(
-            path=growth.path,
-            anchor=growth.group.anchor,
-            attached=growth.group.attached,
-            owner=owner,
-            kind=detail.holder_kind,
-            lengthens=growth.count == 0,
-            shared=detail.shared,
-            every="run",
-        )
-    )
+def _compared(runs: Sequence[CellRun]) -> Comparison:
+    """Return what stayed after each of some executions, and what was there before them."""
+    before = {holder: _nothing(seen) for holder, seen in runs[0].after.items()} | runs[0].before
+    comparison = Comparison("run")
+    latest: dict[int, HolderSeen] = {}
+    for number, found in [(runs[0].number - 1, before), *((run.number, run.after) for run in runs)]:
+        holders, gone = changed(found.values(), latest)
+        position = TrainingPosition(step=number)
+        comparison.censuses.append(CensusSeen(position=position, holders=holders, gone=gone))
+    return comparison

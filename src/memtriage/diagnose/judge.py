@@ -215,7 +215,7 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, evidence: ScaleEvidence) 
     )
 
 
-def _every(scale: Scale) -> Literal["step", "backward", "second"]:
+def _every(scale: Scale) -> Literal["step", "backward", "second", "run"]:
     return "backward" if scale == "microbatch" else scale
 
 

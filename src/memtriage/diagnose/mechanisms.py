@@ -306,6 +306,7 @@ def _in_optimizer(held: Held) -> bool:
 
 
 _RULES: tuple[MechanismRule, ...] = (
+    (lambda h: has(h.anchor, SegmentKind.OUTPUT), "shown values of cells"),
     (lambda h: has(h.anchor, SegmentKind.GARBAGE_CYCLE), "garbage cycle"),
     (lambda h: h.known is not None and not h.attached, _known_holder),
     (lambda h: h.packs_itself, "pack hook"),

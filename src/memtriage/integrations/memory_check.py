@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from memtriage.account.census import take_census
-from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth, growth_between
-from memtriage.diagnose.growth.trend import TrendPolicy
+from memtriage.diagnose.cells import changes
+from memtriage.diagnose.growth.evidence import ENOUGH_MARKS
 from memtriage.diagnose.verdict import reasons_not_judged
+from memtriage.model.cell import HolderChange
+from memtriage.model.census import Census
 from memtriage.model.findings import GROWING, Finding
+from memtriage.model.paths import SegmentKind, has
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import parse_size, size
 from memtriage.observe import cuda
@@ -23,7 +26,7 @@ from memtriage.process import active
 if TYPE_CHECKING:
     from memtriage.session.run import Watch
 
-GROWTH_STEPS: Final = TrendPolicy().readings
+GROWTH_STEPS: Final = ENOUGH_MARKS
 """Steps (or micro-batches of one step) that growth is judged from."""
 RESIDUE_FLOOR: Final = 64 << 10
 """Bytes that one holder may keep past the end: a few scalars, a random generator's state."""
@@ -58,7 +61,7 @@ class MemoryCheck:
             raise ValueError(
                 "nothing is demanded; expected no_growth=True, max_peak=<size> or no_residue=True"
             )
-        self._before: CensusPoint | None = None
+        self._before: Census | None = None
         self._watch: Watch | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._meter: PeakMeter | None = None
@@ -73,7 +76,7 @@ class MemoryCheck:
         """
         if self._no_residue:
             gc.collect()
-            self._before = CensusPoint(0, take_census())
+            self._before = take_census()
         if self._no_growth:
             self._begin_watch()
         if self._max_peak is not None:
@@ -180,22 +183,27 @@ class MemoryProbe:
                 active.session.user_step()
 
 
-def _residue_failures(before: CensusPoint) -> list[str]:
+def _residue_failures(before: Census) -> list[str]:
     gc.collect()
-    grown = growth_between(before, CensusPoint(1, take_census()))
-    findings = [_residue(group) for group in grown if group.nbytes >= RESIDUE_FLOOR]
+    came, _ = changes(before, take_census())
+    findings = [
+        _residue(change)
+        for change in came
+        if change.bytes >= RESIDUE_FLOOR and not has(change.holder_path, SegmentKind.NOT_SEARCHED)
+    ]
     if not findings:
         return []
     return [f"memory stays, but the test must leave none\n{_in_words(findings)}"]
 
 
-def _residue(growth: GroupGrowth) -> Finding:
+def _residue(change: HolderChange) -> Finding:
+    more = f"{change.count} storages that were not there before are alive after it"
     return Finding(
         kind="residue",
-        device=growth.group.device,
-        bytes=growth.nbytes,
-        holder_path=growth.path,
-        mechanism=f"{growth.count} storages that were not there before are alive after it",
+        device=change.device,
+        bytes=change.bytes,
+        holder_path=change.holder_path,
+        mechanism=more if change.count > 0 else "its storages are larger than before",
         fix="release them, or keep them in a fixture, which is set up before the limits apply",
         playbook="M19",
     )

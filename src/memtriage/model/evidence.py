@@ -151,7 +151,7 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Return its position on a scale, for comparisons over the run or within a step."""
         if scale == "second":
             return self.work_s
-        if scale == "step":
+        if scale in ("step", "run"):
             return self.position.step + self.interrupted
         if self.within_step:
             return self.position.into_step + 1 if self.interrupted else self.position.microbatch

@@ -73,5 +73,5 @@ class _Empty:
     def census(self) -> Census:
         return Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
 
-    def heads(self) -> dict[tuple[str, str], bytes]:
+    def heads(self, *, last: bool = False) -> dict[tuple[str, str], bytes]:
         return {}

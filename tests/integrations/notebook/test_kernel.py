@@ -123,7 +123,7 @@ def test_growth_from_run_to_run_is_found(outputs: dict[str, list[Any]]) -> None:
     (finding,) = told["findings"]
     assert (told["verdict"], finding["kind"], finding["holder"]) == ("leak", "leak", "kept[*]")
     assert "1.0 MiB more with every run of this cell" in finding["mechanism"]
-    assert finding["bytes"] == 3 << 20
+    assert finding["bytes"] == pytest.approx(3 << 20, rel=0.01)  # and the objects of three tensors
     assert told["cell"]["run"] == 3
     assert sum(row["bytes"] for row in told["ledger"]["host"]) > 0
     for form in shown(outputs, "run 3").values():

@@ -27,7 +27,7 @@ from memtriage.model.units import MIB
 from memtriage.observe import cuda
 from memtriage.process import active
 from support import censuses
-from support.censuses import census, point
+from support.censuses import census
 from support.paths import of_module
 
 FLAT = {"cpu": Judged(scale="step", points=30, detection_limit=DetectionLimit(1024, "step"))}
@@ -166,7 +166,7 @@ class Stated:
     def census(self) -> Census:
         return self.now
 
-    def heads(self) -> dict[Any, bytes]:
+    def heads(self, *, last: bool = False) -> dict[Any, bytes]:
         return {}
 
     def details(self, keys: list[Any], named: object) -> dict[Any, GroupDetail]:
@@ -390,7 +390,7 @@ def test_what_has_gone_since_a_census(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_history_keeps_the_last_runs_of_the_last_cells() -> None:
     history = CellHistory()
-    runs = [CellRun(point(number), point(number)) for number in range(5)]
+    runs = [CellRun(number, {}, {}) for number in range(5)]
     assert [len(history.add("a", run)) for run in runs] == [1, 2, 3, 3, 3]
     assert history.add("a", runs[0])[:2] == runs[3:]
     assert [history.begin("a"), history.begin("a"), history.begin("b")] == [1, 2, 1]

@@ -166,7 +166,7 @@ def counted(seen: HolderSeen) -> float:
 
 
 def _rise_of_holder(series: Sequence[Sighting[HolderSeen]]) -> Rise | None:
-    grown = _run(series, _accumulates)
+    grown = _run(series, accumulates)
     if len(grown) < 2:
         return None
     last = grown[-1].seen
@@ -215,7 +215,7 @@ def _gets_entries(before: DataSeen, after: DataSeen, apart: float) -> bool:
     return after.entries > before.entries
 
 
-def _accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
+def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
     """Whether a holder grew in a way that may never end.
 
     It has more storages or nodes, or as many that begin or end with the same content. A graph without any old

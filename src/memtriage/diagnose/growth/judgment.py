@@ -35,7 +35,7 @@ from memtriage.diagnose.growth.judged import with_circumstances
 from memtriage.diagnose.judge import CPP_ONLY, NOT_NAMED
 from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.census import GroupDetail
-from memtriage.model.evidence import DataSeen, HolderSeen
+from memtriage.model.evidence import DataSeen, HolderSeen, Situation
 from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, Projection
 from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
 from memtriage.model.paths import HolderPath, SegmentKind, has, in_words, is_native
@@ -79,7 +79,9 @@ class JudgePolicy:
 POLICY: Final = JudgePolicy()
 NO_COUNTER: Final = Judged(reason="no counter of it can be read")
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
-SPANS: Final[Mapping[Scale, str]] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
+SPANS: Final[Mapping[Scale, str]] = {
+    "step": "steps", "microbatch": "backwards", "second": "seconds", "run": "runs",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -241,6 +243,13 @@ def _of_holders(basis: _Basis, rises: Iterable[Rise]) -> Iterator[tuple[Finding,
         ), held  # fmt: skip
 
 
+def of_censuses(comparison: Comparison, rises: Iterable[Rise]) -> list[Finding]:
+    """Return findings of holders that grew between censuses without counters, as those of notebook cells."""
+    evidence = Evidence.of([Situation(position=comparison.censuses[-1].position)])
+    found = list(_of_holders(_Basis(evidence, comparison, {}), rises))
+    return [finding for finding, _ in join_host_part(found)]
+
+
 def is_bounded(seen: HolderSeen) -> bool:
     """Return whether a holder's container has a bound of its own, so that its growth ends there.
 
@@ -358,6 +367,7 @@ def _finding(
     counter = basis.counters.get(rise.counter)
     projection = _projection(basis, device, counter, rise.recent)
     last = basis.comparison.censuses[-1]
+    per_run = f": {size(round(rise.rate))} more with every run of this cell" if basis.scale == "run" else ""
     finding = Finding(
         kind=kind,
         device=device,
@@ -368,7 +378,7 @@ def _finding(
         also_held_by_paths=list(also_held_by),
         allocated_at=lines.allocated_at,
         stored_at=lines.stored_at,
-        mechanism=text.mechanism,
+        mechanism=text.mechanism + per_run,
         fix=text.fix,
         playbook=LEAKS,
         step=basis.evidence.situation.position.step,
@@ -399,6 +409,8 @@ def _rates(basis: _Basis, rate: float, counter: str) -> dict[str, int | None]:
     no rate per step.
     """
     each_step = basis.evidence.situation.position.microbatches_per_step
+    if basis.scale == "run":
+        return {"step": None}
     if basis.scale == "second":
         return {"bytes_per_second": round(rate)}
     if basis.scale == "step":

@@ -14,11 +14,11 @@ from typing import Any, Final
 import msgspec
 
 from memtriage.account.census import CensusView, Look
+from memtriage.account.followed import Contents, FollowedHolders
 from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose import cells
 from memtriage.diagnose.cells import CellRun
-from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth
 from memtriage.diagnose.verdict import verdict
 from memtriage.integrations.notebook.outputs import behind_variables, output_holds
 from memtriage.integrations.notebook.tracebacks import free_tracebacks
@@ -31,6 +31,7 @@ from memtriage.integrations.notebook.words import (
 )
 from memtriage.model.cell import CellReport, DeviceUse, Freed
 from memtriage.model.census import Census, GroupKey
+from memtriage.model.evidence import HolderSeen
 from memtriage.model.findings import Finding
 from memtriage.model.paths import SegmentKind, has, in_words
 from memtriage.model.report import RunReport
@@ -63,9 +64,14 @@ class CellOptions:
 
 
 class CellHistory:
-    """The last executions of every cell, by its text. Censuses without their single storages."""
+    """The last executions of every cell, by its text.
+
+    Attributes:
+        followed: numbers the holders of all censuses, whichever cell they are for.
+    """
 
     def __init__(self) -> None:
+        self.followed = FollowedHolders()
         self._runs: dict[str, list[CellRun]] = {}
         self._count: dict[str, int] = {}
 
@@ -112,6 +118,7 @@ class WatchedCell:
         with Look() as view:
             self._variables = Variables(view)
             self._before = census_in_words(view.census())
+            self._holders = self._follow(self._before, view)
         for device in cuda.devices() if cuda.initialized() else ():
             self._peaks[device] = cuda.counters(device).peak_allocated or 0
         if active.session is None or not active.session.running:
@@ -143,10 +150,15 @@ class WatchedCell:
         on_host = read_host()  # before the census, which takes memory itself
         with Look() as view:
             after = census_in_words(view.census())
-            heads = {(device, cell_path(anchor)): head for (device, anchor), head in view.heads().items()}
-            run = self._run(after, heads)
+            run = CellRun(self._number, self._holders, self._follow(after, view))
             runs = self._history.add(self._cell, run)
-            grown = [] if error is not None else self._grown(runs, view)
+            if run_report is None:
+                notes.append(_ALREADY)
+            elif error is None:
+                grown, more = self._grown(runs, view, run_report)
+                notes += more
+                runs_out += [None] * len(grown)
+                run_report = _with_growth(run_report, grown)
             rebindings = self._variables.rebindings(view)
             outputs = output_holds(view, self._shell.user_ns.get("_oh", {}))
         if run_report is not None:
@@ -169,13 +181,9 @@ class WatchedCell:
             traceback={} if error is None else held_by_traceback(after),
             freed=freed,
             notes=notes,
+            run_report=run_report,
+            runs_out_in=runs_out,
         )
-        if run_report is None:
-            report.notes.append(_ALREADY)
-        else:
-            report.run_report, report.runs_out_in = self._judged(
-                run_report, runs_out, grown, runs, report.notes
-            )
         if self._options.census or out_of_memory:
             most = self._options.top if self._options.census else _HOLDERS_AFTER_OOM
             report.holders = cells.holders(after)[:most]
@@ -212,53 +220,40 @@ class WatchedCell:
 
     # --- what was found -------------------------------------------------------------------------------------
 
-    def _run(self, after: Census, heads: dict[GroupKey, bytes]) -> CellRun:
-        before = msgspec.structs.replace(self._before, storages=[])
-        return CellRun(
-            CensusPoint(self._number, before),
-            CensusPoint(self._number, msgspec.structs.replace(after, storages=[]), heads),
+    def _follow(self, census: Census, view: CensusView) -> dict[int, HolderSeen]:
+        """Return the holders of the latest census, under a notebook's names, by id."""
+        heads, tails = (
+            {(device, cell_path(anchor)): content for (device, anchor), content in contents.items()}
+            for contents in (view.heads(), view.heads(last=True))
         )
+        return {seen.id: seen for seen in self._history.followed.add(census, Contents(heads, tails))}
 
-    def _grown(self, runs: list[CellRun], view: CensusView) -> list[tuple[GroupGrowth, Finding | None]]:
-        growths = cells.growing(runs)
-        if not growths or len(runs) < cells.JUDGED_FROM:
-            return [(growth, None) for growth in growths]
-        named = {(group.device, cell_path(group.anchor)): group.anchor for group in view.census().groups}
-        keys = [(growth.group.device, named[growth.key]) for growth in growths]
-        details = view.details(keys, lambda _: None)
-        findings: list[tuple[GroupGrowth, Finding | None]] = []
-        for growth, key in zip(growths, keys, strict=True):
-            finding = cells.run_finding(growth, details[key], runs)
-            if finding is not None:
-                findings.append((growth, finding_in_words(finding, self._cell_of)))
-        return findings
+    def _grown(
+        self, runs: list[CellRun], view: CensusView, report: RunReport
+    ) -> tuple[list[Finding], list[str]]:
+        """Return findings of what grows from run to run, and notes on what one more run will show.
 
-    def _judged(
-        self,
-        report: RunReport,
-        runs_out: list[int | None],
-        grown: list[tuple[GroupGrowth, Finding | None]],
-        runs: list[CellRun],
-        notes: list[str],
-    ) -> tuple[RunReport, list[int | None]]:
-        """Return the watch's report with what grows from run to run."""
-        findings, left = list(report.findings), list(runs_out)
-        known = {(finding.device, finding.held_at) for finding in findings}
-        for growth, finding in grown:
-            if (growth.group.device, growth.path) in known:
-                continue
-            if finding is None:
+        What the watch has found already is left out.
+        """
+        known = {(finding.device, finding.held_at) for finding in report.findings}
+        rises, notes = [], []
+        keys = {(group.device, cell_path(group.anchor)): group.key for group in view.census().groups}
+        growing: dict[GroupKey, HolderSeen] = {}
+        for rise, seen in cells.growing(runs):
+            if rise.reason != "few":
+                rises.append(rise)
+                if (key := keys.get((seen.device, seen.anchor))) is not None:
+                    growing[key] = seen
+            elif (seen.device, seen.path) not in known:
                 notes.append(
-                    f"{in_words(growth.group.anchor)} grew in this run and in the one before, by "
-                    f"{size(round(growth.rate))}; run the cell once more, and it is judged"
+                    f"{in_words(seen.anchor)} grew in this run and in the one before, by "
+                    f"{size(round(rise.rate))}; run the cell once more, and it is judged"
                 )
-            else:
-                findings.append(finding)
-                left.append(None)
-        word = report.verdict
-        if word in ("residue", "fragmentation") or (word in ("clean", "not_judged") and findings):
-            word = verdict(findings, False, report.judged)
-        return msgspec.structs.replace(report, findings=findings, verdict=word), left
+        if growing:
+            for key, detail in view.details(list(growing), lambda _: None).items():
+                growing[key].detail = detail
+        found = [finding_in_words(each, self._cell_of) for each in cells.findings(runs, rises)]
+        return [finding for finding in found if (finding.device, finding.held_at) not in known], notes
 
     def _devices(self, after: Census, resident: int) -> list[DeviceUse]:
         old, new = cells.by_device(self._before), cells.by_device(after)
@@ -275,6 +270,14 @@ class WatchedCell:
                 use.peak = highest if highest > self._peaks.get(int(name[5:]), 0) else None
             uses.append(use)
         return uses
+
+
+def _with_growth(report: RunReport, grown: list[Finding]) -> RunReport:
+    """Return the watch's report with what grows from run to run."""
+    findings, word = [*report.findings, *grown], report.verdict
+    if word in ("residue", "fragmentation") or (word in ("clean", "not_judged") and findings):
+        word = verdict(findings, False, report.judged)
+    return msgspec.structs.replace(report, findings=findings, verdict=word)
 
 
 def _context(watch: Watch, report: RunReport) -> tuple[list[int | None], list[str]]:
