@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from memtriage.diagnose.growth.judgment import judged_again
 from memtriage.integrations.memory_check import GROWTH_STEPS, MemoryCheck, MemoryProbe
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.report import RankCount, RunReport
 from memtriage.observe import cuda
 from memtriage.process import active
+from memtriage.session.run import Watch
+from memtriage.store.reader import read_run
 from support.censuses import leave_out
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -117,6 +120,24 @@ def test_too_few_steps_are_no_proof(no_census: None) -> None:
         f"memory: no_growth cannot be judged: {GROWTH_STEPS - 1} steps are too few, {GROWTH_STEPS} are needed"
         ". Train longer, or repeat what has no optimizer step with the fixture's `memory.repeat(function)`"
     ]
+
+
+def test_a_model_that_only_the_leak_keeps_after_its_function_is_no_growth(tmp_path: Path) -> None:
+    """Each step keeps its input of 256 KiB, and a graph that leads to the model of 4 MiB."""
+    kept: list[torch.Tensor] = []
+
+    def train() -> None:
+        model = torch.nn.Linear(1024, 1024)
+        for _ in range(GROWTH_STEPS + 1):
+            kept.append(model(torch.ones(64, 1024).requires_grad_()).sum())
+            assert active.session is not None
+            active.session.user_step()
+
+    with Watch(tmp_path, quiet=True) as watch:
+        train()
+    (rank,) = read_run([watch.folder]).ranks
+    (finding,) = judged_again(rank).findings
+    assert finding.bytes_per_step == pytest.approx(256 * KIB, rel=0.05)
 
 
 class ReportingWatch:

@@ -8,6 +8,7 @@ import pytest
 
 from memtriage.diagnose.growth.attribution import Rise, attribute, counters_of
 from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.judgment import judge
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import HolderSeen
 from support.observed import BASE, Found, data, held, observed
@@ -49,6 +50,23 @@ def test_two_censuses_and_a_rising_counter_prove_growth(censuses: Sequence[int])
     assert (rise.certainty, rise.by_counter, rise.reason) == ("proven", True, None)
     assert rise.rate == pytest.approx(MIB)
     assert (rise.since, rise.last) == (censuses[0], censuses[-1])
+
+
+@pytest.mark.parametrize("counters", [{"cpu": rising(MIB)}, {"cuda:0": flat()}])
+def test_what_a_holder_got_when_functions_had_returned_is_no_growth(
+    counters: dict[str, list[float]],
+) -> None:
+    """It keeps the model alive, which a variable of the function had until then."""
+    censuses, model = (12, 24, 36, STEPS), {STEPS: 8 * MIB}
+    evidence = observed(
+        counters, lambda at: [held(MIB * at + model.get(at, 0), at)], censuses, last={"between": False}
+    )
+    assert the(evidence).rate == MIB
+    (finding,) = judge(evidence).findings
+    assert (finding.certainty, finding.bytes_per_step, finding.bytes) == ("proven", MIB, (STEPS + 8) * MIB)
+    assert finding.evidence[0].endswith(
+        ": 12.0 MiB, 24.0 MiB, 36.0 MiB, 68.0 MiB at the same place; 48 more storages"
+    )
 
 
 def test_one_census_proves_nothing() -> None:

@@ -171,8 +171,14 @@ def _rise_of_holder(series: Sequence[Sighting[HolderSeen]]) -> Rise | None:
         return None
     last = grown[-1].seen
     counter = "shared" if last.detail is not None and last.detail.shared else last.device
-    points = tuple((each.at, counted(each.seen)) for each in grown)
-    return Rise(series, points, counter) if points[-1][1] > points[0][1] else None
+    points = [(each.at, counted(each.seen)) for each in grown]
+    if not grown[-1].between and len(points) > 2:
+        # The program's functions may have returned. What their variables had, such as the model, then belongs
+        # to what else keeps it alive: the holder grew no faster than ever before.
+        (at, before), (end, found) = points[-2:]
+        fastest = max((most - least) / (to - since) for (since, least), (to, most) in pairwise(points[:-1]))
+        points[-1] = end, min(found, before + fastest * (end - at))
+    return Rise(series, tuple(points), counter) if points[-1][1] > points[0][1] else None
 
 
 def _rise_of_data(series: Sequence[Sighting[DataSeen]]) -> Rise | None:

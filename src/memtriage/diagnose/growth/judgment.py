@@ -26,6 +26,7 @@ from memtriage.diagnose.growth.attribution import (
     Rise,
     attribute,
     contradicts,
+    counted,
     counters_of,
 )
 from memtriage.diagnose.growth.counter import CODE, CONFIRMING
@@ -427,7 +428,7 @@ def _sizes(basis: _Basis, rise: Rise) -> str:
     """`3 censuses, at steps 3, 6, 12: 1.0, 4.0, 10.0 MiB at the same place; 9 more storages`."""
     grown = [each.seen for each in rise.series if each.at >= rise.since and isinstance(each.seen, HolderSeen)]
     at = ", ".join(f"{position:.4g}" for position, _ in rise.points)
-    held = ", ".join(size(round(nbytes)) for _, nbytes in rise.points)
+    held = ", ".join(size(round(counted(seen))) for seen, _ in zip(grown, rise.points, strict=False))
     more, nodes = grown[-1].storages - grown[0].storages, grown[-1].nodes - grown[0].nodes
     storages = f"; {more:,} more storages" if more else ""
     graph = f"; {nodes:,} more autograd nodes" if nodes > 0 else ""
