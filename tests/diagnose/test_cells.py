@@ -53,10 +53,6 @@ def runs(*held: tuple[Held, Held], heads: bytes | None = None) -> list[CellRun]:
     return [CellRun(number, seen(before), seen(after)) for number, (before, after) in enumerate(held, 1)]
 
 
-def grown(runs: list[CellRun]) -> list[str]:
-    return [in_words(seen.anchor) for _, seen in growing(runs)]
-
-
 def found(runs: list[CellRun], detail: GroupDetail) -> list[Finding]:
     """Findings after a closer look at every holder that grows."""
     rises = growing(runs)
@@ -99,18 +95,13 @@ def test_growth_shows_at_second_run_and_is_judged_at_third() -> None:
     assert growing(three[:1]) == []
     assert [rise.reason for rise, _ in growing(three[:2])] == ["few"]
     ((rise, seen),) = growing(three)
-    assert (in_words(seen.anchor), rise.certainty, rise.nbytes, rise.rate) == (
-        "kept[*]",
-        "proven",
-        3 * MIB,
-        MIB,
-    )
+    assert (in_words(seen.anchor), rise.nbytes, rise.rate) == ("kept[*]", 2 * MIB, MIB)
     (finding,) = found(three, GroupDetail(also_held_by=[named("other")]))
     assert (finding.kind, finding.bytes, finding.also_held_by) == ("leak", 3 * MIB, ["other"])
     assert (finding.certainty, finding.step, finding.rates) == ("proven", None, {})
     assert (finding.mechanism or "").endswith(": 1.0 MiB more with every run of this cell")
     assert finding.evidence == [
-        "4 censuses, at runs 0, 1, 2, 3: 0 B, 1.0 MiB, 2.0 MiB, 3.0 MiB at the same place; 3 more storages"
+        "3 censuses, at runs 1, 2, 3: 1.0 MiB, 2.0 MiB, 3.0 MiB at the same place; 2 more storages"
     ]
 
 
@@ -142,10 +133,22 @@ def test_whether_gradients_were_computed_in_another_cell_is_unknown() -> None:
 
 
 def test_what_the_first_run_made_and_others_add_to_grows() -> None:
-    first: Held = {"kept[*]": (3, 3 * MIB)}
-    four = runs(({}, first), *((kept(count), kept(count + 1)) for count in (3, 4, 5)))
-    assert grown(four) == ["kept[*]"]
-    assert [rise.rate for rise, _ in growing(four)] == [MIB]
+    three = runs(({}, kept(6)), (kept(6), kept(7)), (kept(7), kept(8)))
+    ((rise, seen),) = growing(three)
+    assert (in_words(seen.anchor), rise.certainty, rise.rate) == ("kept[*]", "proven", MIB)
+
+
+def test_what_a_variable_keeps_after_the_first_run_is_known_from_the_second() -> None:
+    """`loss = ...; losses.append(loss)`: the newest entry is found at the variable."""
+
+    def held(count: int) -> Held:
+        entries = {"losses[*]": (count - 1, (count - 1) * MIB)} if count > 1 else {}
+        return {**entries, **({"loss": (1, MIB)} if count else {})}
+
+    three = runs(*((held(count), held(count + 1)) for count in range(3)))
+    assert growing(three[:2]) == []
+    (finding,) = found(three, GroupDetail())
+    assert (finding.holder, finding.bytes, finding.certainty) == ("losses[*]", 2 * MIB, "proven")
 
 
 def test_a_tensor_that_gets_longer_grows_and_one_that_is_replaced_does_not() -> None:

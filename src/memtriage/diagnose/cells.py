@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
 from memtriage.account.followed import changed, grew_most
-from memtriage.diagnose.growth.attribution import POLICY, Rise, accumulates, attribute
+from memtriage.diagnose.growth.attribution import Rise, accumulates, attribute
 from memtriage.diagnose.growth.evidence import Comparison
 from memtriage.diagnose.growth.judgment import of_censuses
 from memtriage.model.cell import HolderChange
@@ -19,8 +19,8 @@ from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath
 from memtriage.model.position import TrainingPosition
 
-JUDGED_FROM: Final = POLICY.intervals
-"""Executions needed to judge growth."""
+JUDGED_FROM: Final = 3
+"""Executions needed to judge growth: a first one, which may make what stays, and two rises after it."""
 _LEAST_CHANGE: Final = 1024
 """Smaller changes of a holder, in bytes, are left out: counters, steps and other numbers in tensors."""
 
@@ -88,20 +88,22 @@ def by_device(census: Census) -> dict[str, int]:
 
 
 def growing(runs: Sequence[CellRun]) -> list[tuple[Rise, HolderSeen]]:
-    """Return what grew in two or more of the last executions, not between them alone, and what has it now.
+    """Return what the last executions added to and what stayed from each to the next, with what it has now.
+
+    Only the cell works between its two censuses, and does the same each time. So two rises are enough.
 
     Args:
-        runs: the last executions of one cell, in order.
+        runs: the last executions of one cell, in order; with fewer than two, nothing is returned.
     """
     last = runs[-JUDGED_FROM:]
-    rises = [(rise, last[-1].after[rise.series[-1].seen.id]) for rise in attribute(_compared(last), {})]
-    return [
-        (rise, seen)
-        for rise, seen in rises
-        if len(rise.points) > 2
-        and rise.rate >= _LEAST_CHANGE
-        and all(run.adds_to(seen.id) for run in last if run.number > rise.since)
-    ]
+    grown = []
+    for rise in attribute(_compared(last), {}):
+        seen = last[-1].after[rise.series[-1].seen.id]
+        throughout = len(rise.points) == len(last) and all(run.adds_to(seen.id) for run in last[-2:])
+        if throughout and rise.rate >= _LEAST_CHANGE:
+            judged = len(last) == JUDGED_FROM and rise.reason == "few"
+            grown.append((replace(rise, certainty="proven", reason=None) if judged else rise, seen))
+    return grown
 
 
 def findings(runs: Sequence[CellRun], rises: Sequence[Rise]) -> list[Finding]:
@@ -115,12 +117,12 @@ def findings(runs: Sequence[CellRun], rises: Sequence[Rise]) -> list[Finding]:
 
 
 def _compared(runs: Sequence[CellRun]) -> Comparison:
-    """Return what stayed after each of some executions, and what was there before them."""
-    before = {holder: _nothing(seen) for holder, seen in runs[0].after.items()} | runs[0].before
+    """Return what stayed after each of some executions. Before a holder was there, it had nothing."""
     comparison = Comparison("run")
     latest: dict[int, HolderSeen] = {}
-    for number, found in [(runs[0].number - 1, before), *((run.number, run.after) for run in runs)]:
-        holders, gone = changed(found.values(), latest)
-        position = TrainingPosition(step=number)
+    for run, following in zip(runs, [*runs[1:], runs[-1]], strict=True):
+        before = {holder: _nothing(seen) for holder, seen in following.after.items()}
+        holders, gone = changed((before | run.after).values(), latest)
+        position = TrainingPosition(step=run.number)
         comparison.censuses.append(CensusSeen(position=position, holders=holders, gone=gone))
     return comparison
