@@ -11,7 +11,7 @@ an allocation after the last step, marks without a reading. A leak is added to t
 steps, of random size, or from a late step on.
 
 LEAK, NOT JUDGED, CLEAN
-          what the run's verdict would be, by the counter alone: it grows, it is undecided or too short, it
+          what the run's verdict would be, by the counter alone: it grows, it may grow or is too short, it
           does not grow. LEAK also needs a holder that the census names
 found     LEAK, with a rate within 20 % of the leak's
 limit     what a second series of the same program without the leak states, with other noise
@@ -44,8 +44,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detection_programs import found, programs, promised, watched
+from memtriage.diagnose.growth.attribution import Counter as WatchedCounter
+from memtriage.diagnose.growth.estimate import detection_limit, grow, policy_of
+from memtriage.diagnose.growth.evidence import WARM_UP
+from memtriage.diagnose.growth.judgment import judge_counter
 from memtriage.diagnose.growth.track import Points, Track
-from memtriage.diagnose.growth.trend import TrendPolicy, TrendState, detection_limit, estimate, trend_policy
+from memtriage.model.judged import Judged
 
 NOISE: Final = Path(__file__).parents[1] / "tests/data/counter_noise.json"
 KIB: Final = 1024
@@ -53,12 +57,7 @@ SHORTEST, LONGEST = 20, 10_000
 Kind = Literal["steady", "every k steps", "of random size", "late"]
 KINDS: Final[tuple[Kind, ...]] = ("steady", "every k steps", "of random size", "late")
 RATIOS: Final = (0, 0.5, 1, 2, 5, float("inf"))
-WORDS: Final[dict[TrendState, str]] = {
-    "growing": "LEAK",
-    "undecided": "NOT JUDGED",
-    "too_short": "NOT JUDGED",
-    "flat": "CLEAN",
-}
+WORDS: Final = ("LEAK", "NOT JUDGED", "CLEAN")
 SHORT: Final = 60
 """Series of each kind in the short study."""
 Series = NDArray[np.float64]
@@ -167,13 +166,25 @@ def leak(kind: Kind, rate: float, at: Series, steps: int, chance: np.random.Gene
     return np.cumsum(chance.exponential(rate, steps + 1))[at.astype(int)]
 
 
-def points(at: Series, values: Series, device: str, policy: TrendPolicy) -> Points:
+def points(at: Series, values: Series, device: str) -> Points:
     """What a track keeps of a series."""
-    track = Track(policy.warm_up)
+    track = Track(WARM_UP)
     grain = 512 if device != "cpu" else 16
     for position, value in zip(at.tolist(), values.tolist(), strict=True):
         track.add(position, int(value) // grain * grain)
     return track.points()
+
+
+def word(kept: Points, device: str) -> tuple[str, float]:
+    """What a verdict says of a counter, and the rate of its growth."""
+    growth = grow(kept, policy_of(device))
+    if growth.state == "too_short":
+        return "NOT JUDGED", 0.0
+    counter = WatchedCounter(device, kept, growth)
+    judged = judge_counter(counter, Judged(scale="step", points=len(kept.at)), float(kept.at[-1]))
+    if judged.reason is not None:
+        return "NOT JUDGED", growth.rate
+    return "LEAK" if judged.detection_limit is None else "CLEAN", growth.rate
 
 
 # --- the study --------------------------------------------------------------------------------------------
@@ -190,16 +201,17 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
     seconds = 0.0
     for _ in range(healthy):
         program = a_program(loops, chance)
-        policy = trend_policy(program.device)
-        kept = points(*program.series(noise, chance), program.device, policy)
+        kept = points(*program.series(noise, chance), program.device)
         started = time.perf_counter()
-        words[WORDS[estimate(kept, policy).state]] += 1
+        grow(kept, policy_of(program.device))
         seconds += time.perf_counter() - started
+        words[word(kept, program.device)[0]] += 1
     rows: dict[tuple[str, int], Counter[str]] = {}
     for _ in range(leaking):
         program = a_program(loops, chance)
-        policy = trend_policy(program.device)
-        limit = detection_limit(points(*program.series(noise, chance), program.device, policy), policy)
+        limit = detection_limit(
+            points(*program.series(noise, chance), program.device), policy_of(program.device)
+        )
         kind = KINDS[int(chance.integers(len(KINDS)))] if chance.random() < 0.6 else "steady"
         rate = float(2 ** chance.uniform(8, 20))
         at, values = program.series(noise, chance)
@@ -207,12 +219,12 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
         mean = float(grown[-1] - grown[0]) / float(at[-1] - at[0])
         rate = mean if kind == "of random size" else rate
         values = values + grown
-        said = estimate(points(at, values, program.device, policy), policy)
+        said, found_rate = word(points(at, values, program.device), program.device)
         ratio = 0 if limit is None else mean / limit
         row = rows.setdefault((kind, sum(ratio >= limit for limit in RATIOS) - 1), Counter())
         row["series"] += 1
-        row[WORDS[said.state]] += 1
-        row["found"] += said.state == "growing" and abs(said.rate - rate) <= 0.2 * rate
+        row[said] += 1
+        row["found"] += said == "LEAK" and abs(found_rate - rate) <= 0.2 * rate
     return {
         "healthy": dict(words),
         "microseconds": round(seconds / max(1, healthy) * 1e6),
@@ -257,8 +269,7 @@ def of_programs(count: int, seed: int) -> dict[str, object]:
 
 def limit_of(values: Series, device: str = "cpu") -> float | None:
     """The stated limit of a series as recorded."""
-    policy = trend_policy(device)
-    return detection_limit(points(np.arange(len(values)) + 1.0, values, device, policy), policy)
+    return detection_limit(points(np.arange(len(values)) + 1.0, values, device), policy_of(device))
 
 
 def lines(result: dict[str, object]) -> Iterator[str]:
@@ -268,17 +279,15 @@ def lines(result: dict[str, object]) -> Iterator[str]:
     count = sum(words.values())
     if count:
         yield f"healthy series: {count:,}; judged in {result['microseconds']} us each"
-        for word in dict.fromkeys(WORDS.values()):
-            yield f"  {word:10} {words.get(word, 0):6,}  {words.get(word, 0) / count:8.3%}"
+        for each in WORDS:
+            yield f"  {each:10} {words.get(each, 0):6,}  {words.get(each, 0) / count:8.3%}"
     yield ""
     yield "leak            x limit      series    found     LEAK  NOT JUDGED   CLEAN"
     rows = result["leaking"]
     assert isinstance(rows, list)
     for row in rows:
         to = "     " if row["to"] is None else f"to {row['to']:g}"
-        found, leak, open_, clean = (
-            f"{row.get(name, 0) / row['series']:.1%}" for name in ("found", "LEAK", "NOT JUDGED", "CLEAN")
-        )
+        found, leak, open_, clean = (f"{row.get(name, 0) / row['series']:.1%}" for name in ("found", *WORDS))
         yield (
             f"{row['kind']:15} {row['from']:>3g} {to:6} {row['series']:9,} {found:>8} {leak:>8} {open_:>11}"
             f"{clean:>8}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.growth.marks import POLICY
+from memtriage.diagnose.growth.evidence import WARM_UP
 from memtriage.snapshots.growth import RECORDED_POLICY, SiteGrowth, growing_sites
 from memtriage.snapshots.sites import SiteSeries
 
@@ -83,16 +83,14 @@ def test_many_steps_may_pause_where_nothing_falls_back() -> None:
     many = RECORDED_POLICY.many
     values = [step // 2 for step in range(2 * many)]
     (growth,) = grows(values)
-    start = POLICY.warm_up
-    assert growth.rate == (values[-1] - values[start]) / (len(values) - 1 - start)
+    assert growth.rate == (values[-1] - values[WARM_UP]) / (len(values) - 1 - WARM_UP)
     assert grows(values[: many - 1]) == []
 
 
 def test_the_rate_of_what_never_falls_back_is_over_the_whole_recording() -> None:
     values = [min(step, 20) * 100 + step for step in range(60)]
-    start = POLICY.warm_up
     (growth,) = grows([value + (100 * step if step > 40 else 0) for step, value in enumerate(values)])
-    assert growth.rate == pytest.approx((values[-1] + 5900 - values[start]) / (59 - start))
+    assert growth.rate == pytest.approx((values[-1] + 5900 - values[WARM_UP]) / (59 - WARM_UP))
 
 
 @pytest.mark.parametrize(("last", "grown"), [(1, False), (5, True)])

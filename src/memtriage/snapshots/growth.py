@@ -1,7 +1,7 @@
 """Find the allocation sites of a recording that grow from step to step, and how fast. Pure.
 
-A recording knows every block, so it needs fewer steps than a counter does. Otherwise the test is that of
-`diagnose/growth/marks.py`: the floor must rise from window to window.
+A recording knows every block, so it needs fewer steps than a counter does: the floor must rise from each
+third of the steps to the next, and go on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from memtriage.diagnose.growth.marks import POLICY, GrowthPolicy, Series, floor_growth
+from memtriage.diagnose.growth.estimate import FEWEST, floor_rise
+from memtriage.diagnose.growth.evidence import WARM_UP
 from memtriage.snapshots.sites import SiteSeries
 
 MOST_STEPS: Final = 240
@@ -24,16 +25,16 @@ class RecordedGrowthPolicy:
 
     Attributes:
         few: fewest steps by which growth is judged at all.
-        many: from this many steps on the floors of windows are compared; with fewer, bytes and blocks must
-            rise at every step but the first.
+        many: from this many steps on floors are compared; with fewer, bytes and blocks must rise at every
+            step but the first.
         floor_bytes: growth a step, all sites together, below which nothing is said.
         goes_on: part of the rate that the last third of the steps must still show: a cache that filled up and
             an optimizer's late state have stopped.
     """
 
     few: int = 4
-    many: int = POLICY.warm_up + POLICY.points
-    floor_bytes: int = POLICY.floor_bytes
+    many: int = WARM_UP + FEWEST
+    floor_bytes: int = 1024
     goes_on: float = 0.3
 
 
@@ -48,9 +49,7 @@ class SiteGrowth:
     rate: float
 
 
-def growing_sites(
-    series: SiteSeries, policy: RecordedGrowthPolicy = RECORDED_POLICY, counter: GrowthPolicy = POLICY
-) -> list[SiteGrowth]:
+def growing_sites(series: SiteSeries, policy: RecordedGrowthPolicy = RECORDED_POLICY) -> list[SiteGrowth]:
     """Return the sites that grow, fastest first."""
     steps = series.steps.tolist()
     if len(steps) < policy.few:
@@ -59,30 +58,26 @@ def growing_sites(
     growths = []
     for site in candidates:
         values, blocks = series.bytes[site].tolist(), series.blocks[site].tolist()
-        rate = _rate(steps, values, blocks, policy, counter)
+        rate = _rate(steps, values, blocks, policy)
         if rate is not None:
             growths.append(SiteGrowth(site, rate))
     return sorted(growths, key=lambda growth: (-growth.rate, growth.site))
 
 
 def _rate(
-    steps: Sequence[int],
-    values: Sequence[int],
-    blocks: Sequence[int],
-    policy: RecordedGrowthPolicy,
-    counter: GrowthPolicy,
+    steps: Sequence[int], values: Sequence[int], blocks: Sequence[int], policy: RecordedGrowthPolicy
 ) -> float | None:
     if len(steps) >= policy.many:
-        start, third = counter.warm_up, len(steps) // 3
-        rises = all(after >= before for before, after in pairwise(values[start:]))
-        if not rises and blocks[-1] <= blocks[start]:
+        third = len(steps) // 3
+        rises = all(after >= before for before, after in pairwise(values[WARM_UP:]))
+        if not rises and blocks[-1] <= blocks[WARM_UP]:
             # as many blocks as before, now larger and now smaller: a batch, an output
             return None
-        rate = floor_growth(Series(list(steps[start:]), list(values[start:])))
-        if rate is None or values[-1] - values[-third] < policy.goes_on * rate * (steps[-1] - steps[-third]):
+        rate = floor_rise(list(zip(steps, values, strict=True))[WARM_UP:])
+        if not rate or values[-1] - values[-third] < policy.goes_on * rate * (steps[-1] - steps[-third]):
             return None
         # where nothing falls back, the floors are not needed to see through it
-        return (values[-1] - values[start]) / (steps[-1] - steps[start]) if rises else rate
+        return (values[-1] - values[WARM_UP]) / (steps[-1] - steps[WARM_UP]) if rises else rate
     later, counts = values[1:], blocks[1:]
     if all(after > before for before, after in [*pairwise(later), *pairwise(counts)]):
         return (later[-1] - later[0]) / (steps[-1] - steps[1])

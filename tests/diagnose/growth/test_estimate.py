@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memtriage.diagnose.growth.estimate import Growth, detection_limit, grow, policy_of, rose
+from memtriage.diagnose.growth.estimate import Growth, detection_limit, floor_rise, grow, policy_of, rose
 from memtriage.diagnose.growth.track import Floats, Points, Track
 from support.series import GROWING, HEALTHY, KIB, MIB, NOISES, Computed, draw
 
@@ -264,3 +266,31 @@ def test_a_rise_between_two_readings_is_uncertain_by_half() -> None:
 @pytest.mark.parametrize(("start", "end"), [(60, 50), (-5, 0), (400, 500)])
 def test_nothing_is_known_without_readings_between(start: float, end: float) -> None:
     assert rose(points(STEP), start, end) is None
+
+
+# --- the rough figure ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "rate"),
+    [
+        ([1, 3, 5, 2, 5, 5, 3, 5, 5], 2 / 6),  # from the first 1 to the 3 of the last third
+        ([9, 9, 1, 2, 9, 9, 9, 9, 4], 3 / 6),
+        ([1, 2, 3, 4, 5], None),
+        ([1, 1, 2, 2, 3, 3], 2 / 4),
+        ([1, 1, 2, 2, 2, 2], 0),
+    ],
+)
+def test_a_floor_rises_from_its_first_low_to_the_first_low_of_the_last_third(
+    values: list[int], rate: float | None
+) -> None:
+    assert floor_rise(list(enumerate(values))) == (None if rate is None else pytest.approx(rate))
+
+
+@given(st.lists(st.integers(0, 1 << 30), min_size=1, max_size=5), st.integers(10, 60))
+def test_the_floor_of_a_flat_or_periodic_counter_never_rises(cycle: list[int], length: int) -> None:
+    assert floor_rise(list(enumerate(cycle * length))) == 0
+
+
+def test_readings_at_one_position_have_no_rate() -> None:
+    assert floor_rise([(7, value) for value in range(9)]) == 0

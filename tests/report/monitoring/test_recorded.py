@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from memtriage.model.run_status import MOST_NAMES
 from memtriage.report.monitoring.recorded import status_of
@@ -21,7 +22,7 @@ def test_a_rank_stands_where_its_last_mark_left_it() -> None:
     assert latest.keys() == {"cpu", "cuda:2"} and latest["cuda:2"] == last
     assert (where.rank, where.steps) == (2, 41)
     assert where.marked_at == 1_700_000_000 + record.marks[-1].time_s
-    assert where.growth == {"cuda:2": 164 * MIB, "cpu": MIB}
+    assert where.growth == pytest.approx({"cuda:2": 164 * MIB, "cpu": MIB})
     assert where.limits == {"cuda:2": 79 * GIB, "host": 512 * GIB}
     assert where.stranded == {"cuda:2": 2 * GIB + 100 * MIB}
     assert where.peak_allocated == {"cuda:2": 9 * GIB}

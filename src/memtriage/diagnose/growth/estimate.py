@@ -7,8 +7,10 @@ and again (the cyclic collector) is judged by its lowest points: what was there 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final, Literal
 
 import numpy as np
@@ -20,6 +22,8 @@ from memtriage.model.units import MIB
 Flags = NDArray[np.bool_]
 State = Literal["too_short", "flat", "filling", "uncertain", "growing"]
 Shape = Literal["steady", "accelerating", "slowing", "periodic", "stairs", "late"]
+FEWEST: Final = 6
+"""Readings that `floor_rise` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,23 @@ def rose(points: Points, start: float, end: float) -> tuple[float, float] | None
         if 0 < after < len(points.at) and points.at[after] > position:
             uncertain += abs(float(points.floors[after] - points.floors[after - 1])) / 2
     return float(last - first), uncertain
+
+
+def floor_rise(readings: Sequence[tuple[float, float]]) -> float | None:
+    """Return bytes per position by which the floor rises from each third to the next; 0 if it does not.
+
+    None for too few readings. `grow` takes milliseconds, which is too long for each of a thousand ranks, or
+    allocation sites of a snapshot.
+
+    Args:
+        readings: position and bytes.
+    """
+    if len(readings) < FEWEST:
+        return None
+    third = len(readings) // 3
+    parts = (readings[:third], readings[third : 2 * third], readings[2 * third :])
+    (start, low), (_, middle), (end, high) = (min(part, key=itemgetter(1)) for part in parts)
+    return (high - low) / (end - start) if low < middle < high and start < end else 0.0
 
 
 def _noise(values: Floats) -> float:

@@ -10,7 +10,8 @@ from typing import Final, Literal
 import msgspec
 
 from memtriage.account.gpu_ledger import STRANDED
-from memtriage.diagnose.growth.marks import Series, policy_for, recent_growth
+from memtriage.diagnose.growth.estimate import FEWEST, floor_rise, policy_of
+from memtriage.diagnose.growth.evidence import WARM_UP
 from memtriage.diagnose.ranks.merge import RunContext, context, merge
 from memtriage.model.marks import Mark
 from memtriage.model.report import RankCount, RunReport
@@ -222,10 +223,14 @@ class LiveRun:
             return None
         version, growth = self._growths.get(tail.path, (-1, None))
         if version != tail.version:
+            growth = None
             marks = [mark for mark in tail.course("step", device) if mark.allocated is not None]
-            series = Series([mark.step for mark in marks], [mark.allocated or 0 for mark in marks])
-            rate = recent_growth(series, policy_for(device))
-            growth = None if rate is None else round(rate)
+            settled = [(mark.step, mark.allocated or 0) for mark in marks[WARM_UP:]]
+            recent = settled[-max(FEWEST, len(settled) // 2) :]
+            rate, policy = floor_rise(recent), policy_of(device)
+            if rate is not None:
+                grown = rate * (recent[-1][0] - recent[0][0])
+                growth = round(rate) if rate >= policy.least and grown >= policy.settles else 0
             self._growths[tail.path] = (tail.version, growth)
         return growth
 

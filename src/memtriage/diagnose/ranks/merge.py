@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from memtriage.diagnose.growth.judged import weakest
-from memtriage.diagnose.growth.marks import steps_left
 from memtriage.diagnose.ranks.killed import Fate, fate, host_limit_finding, killed_note
 from memtriage.diagnose.ranks.outliers import POLICY, RankPolicy, compare_ranks
 from memtriage.diagnose.verdict import verdict
@@ -252,7 +251,9 @@ def _runs_out_in(finding: Finding, rank: RankRecord | None, live: bool) -> int |
     if finding.projection is not None and finding.projection.step is not None:
         return max(0, finding.projection.step - rank.last_step)  # the evidence names the same step
     limit, used = _room(finding.device, rank)
-    return steps_left(limit, used, finding.bytes_per_step)
+    if limit is None or used is None or not finding.bytes_per_step or finding.bytes_per_step < 0:
+        return None
+    return max(0, (limit - used) // finding.bytes_per_step)
 
 
 def _room(device: str, rank: RankRecord) -> tuple[int | None, int | None]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from memtriage.diagnose.growth.marks import POLICY as GROWTH_POLICY
-from memtriage.diagnose.growth.marks import Series, floor_growth
+from memtriage.diagnose.growth.estimate import floor_rise
+from memtriage.diagnose.growth.evidence import WARM_UP
 from memtriage.diagnose.ranks.groups import COUNTS, GROWTH, SIZES, Grouping, group_ranks
 from memtriage.diagnose.ranks.killed import fate
 from memtriage.model.findings import DEVICE_HOST, Finding
@@ -151,8 +151,8 @@ def _rank_at_mark(rank: RankRecord, marks: Sequence[Mark], live: bool) -> _RankA
         return _RankAtMark(
             RankFigures(rank=rank.number, steps=rank.last_step, marks=len(rank.marks), killed=killed)
         )
-    mark, growth = marks[-1], _growth(marks)
-    warm = marks[min(GROWTH_POLICY.warm_up, len(marks) - 1)]
+    mark, warm = marks[-1], marks[min(WARM_UP, len(marks) - 1)]
+    growth = round(floor_rise([(mark.step, mark.allocated or 0) for mark in marks[WARM_UP:]]) or 0)
     allocated = mark.allocated or 0
     figures = RankFigures(
         rank=rank.number,
@@ -167,13 +167,6 @@ def _rank_at_mark(rank: RankRecord, marks: Sequence[Mark], live: bool) -> _RankA
         resident=mark.host_rss,
     )
     return _RankAtMark(figures, mark.device, mark.step)
-
-
-def _growth(marks: Sequence[Mark]) -> int:
-    """Return the bytes per step by which allocated keeps rising after warm-up; 0 if it does not."""
-    settled = marks[GROWTH_POLICY.warm_up :]
-    series = Series([mark.step for mark in settled], [mark.allocated or 0 for mark in settled])
-    return round(floor_growth(series) or 0)
 
 
 # What the report says

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from memtriage.account.gpu_ledger import STRANDED
-from memtriage.diagnose.growth.marks import Series, policy_for, recent_growth
+from memtriage.diagnose.growth.estimate import grow, policy_of
+from memtriage.diagnose.growth.evidence import WARM_UP
+from memtriage.diagnose.growth.track import Track
 from memtriage.model.findings import GROWING
 from memtriage.model.marks import Mark
 from memtriage.model.run_status import MOST_NAMES, RunStatus, rows_of
@@ -16,7 +18,7 @@ def status_of(rank: RankRecord) -> RunStatus:
     latest: dict[str, Mark] = {}
     named: dict[tuple[str, str], Mark] = {}
     names: set[str] = set()
-    steps: dict[str, Series] = {}
+    steps: dict[str, Track] = {}
     for mark in rank.marks:
         if mark.allocated is None:
             continue
@@ -25,8 +27,8 @@ def status_of(rank: RankRecord) -> RunStatus:
             names.add(mark.name)
             named[mark.device, mark.name] = mark
         if mark.name == "step":
-            steps.setdefault(mark.device, Series()).add(mark.step, mark.allocated)
-    growths = {device: recent_growth(series, policy_for(device)) for device, series in steps.items()}
+            steps.setdefault(mark.device, Track(WARM_UP)).add(mark.step, mark.allocated)
+    growths = {device: grow(track.points(), policy_of(device)) for device, track in steps.items()}
     last = rank.marks[-1] if rank.marks else None
     host = rank.ledgers.get(HOST)
     limits = {device: limit for device, limit in rank.device_limits.items() if device.startswith("cuda:")}
@@ -46,7 +48,11 @@ def status_of(rank: RankRecord) -> RunStatus:
         peak_allocated={} if rank.end is None else rank.end.peak_allocated,
         passing={} if rank.end is None else rank.end.passing,
         limits=limits,
-        growth={device: growth for device, growth in growths.items() if growth is not None},
+        growth={
+            device: growth.recent if growth.state == "growing" else 0.0
+            for device, growth in growths.items()
+            if growth.state != "too_short"
+        },
         host_rss=None if last is None else last.host_rss,
         host_pinned=None if last is None else last.host_pinned,
         host_classes={} if host is None else rows_of(host),
