@@ -180,7 +180,7 @@ def word(kept: Points, device: str) -> tuple[str, float]:
     growth = grow(kept, policy_of(device))
     if growth.state == "too_short":
         return "NOT JUDGED", 0.0
-    counter = WatchedCounter(device, kept, growth)
+    counter = WatchedCounter(device, kept, growth, policy_of(device))
     judged = judge_counter(counter, Judged(scale="step", points=len(kept.at)), float(kept.at[-1]))
     if judged.reason is not None:
         return "NOT JUDGED", growth.rate

@@ -172,11 +172,12 @@ def test_at_the_end_a_holder_keeps_the_path_it_had_while_functions_ran() -> None
     assert (after.id, after.anchor, after.nbytes) == (before.id, before.anchor, 5 * MIB)
 
 
-def test_what_a_census_at_another_time_does_not_find_is_remembered() -> None:
+@pytest.mark.parametrize("kind", [{"between": False}, {"partial": True}])
+def test_what_a_census_of_another_kind_does_not_find_is_remembered(kind: dict[str, bool]) -> None:
     holders = FollowedHolders()
     here = census(group("losses[*]", 4 * MIB, 4, token=1))
     (before,) = holders.add(here, NOTHING)
-    assert holders.add(census(), NOTHING, between=False) == []
+    assert holders.add(census(), NOTHING, **kind) == []
     assert [seen.id for seen in holders.add(here, NOTHING)] == [before.id]
     assert holders.add(census(), NOTHING) == []
     assert [seen.id for seen in holders.add(here, NOTHING)] != [before.id]

@@ -22,7 +22,6 @@ from memtriage.cli.app import main
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import HolderGroup
-from memtriage.model.paths import in_words
 from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, take_census
 from memtriage.outside.memory import ForbiddenError
 from memtriage.outside.python_layout import layout_of
@@ -109,8 +108,9 @@ def _followed(job: Job, rank: int | None = None, censuses: int = _CENSUSES) -> t
 
 def test_a_leak_is_proven_and_its_holder_named(start: Callable[[str], Job]) -> None:
     attached, now = _followed(start("10**9"))
-    findings = attached.findings(now)
-    assert verdict(findings, False, attached.judged()) == "leak"
+    judgment = attached.judgment(now)
+    findings = judgment.findings
+    assert verdict(findings, False, judgment.judged) == "leak"
     assert findings[0].certainty == "proven"
     assert findings[0].holder == "__main__.history[*]"
     rate = _STEPS * _READINGS / _SECONDS * 512 * 64 * 4
@@ -119,9 +119,9 @@ def test_a_leak_is_proven_and_its_holder_named(start: Callable[[str], Job]) -> N
 
 def test_a_list_that_is_bounded_is_no_leak(start: Callable[[str], Job]) -> None:
     attached, now = _followed(start("10"))
-    findings = attached.findings(now)
-    assert not [finding for finding in findings if finding.certainty == "proven"]
-    assert verdict(findings, False, attached.judged()) in ("clean", "not_judged")
+    judgment = attached.judgment(now)
+    assert not [finding for finding in judgment.findings if finding.certainty == "proven"]
+    assert verdict(judgment.findings, False, judgment.judged) in ("clean", "not_judged")
     rows = {row.row for row in attached.ledger()["host"]}
     assert {"anonymous", "library"} <= rows
 
@@ -165,8 +165,9 @@ def test_a_job_that_listens_takes_its_censuses_itself(
         census = attaching._asked(attached)
         assert census is not None
         attached.add(census, now)
-    findings = attached.findings(now)
-    assert verdict(findings, False, attached.judged()) == "leak"
+    judgment = attached.judgment(now)
+    findings = judgment.findings
+    assert verdict(findings, False, judgment.judged) == "leak"
     assert (findings[0].certainty, findings[0].holder) == ("proven", "__main__.history[*]")
     assert main(["attach", str(job.pid), "--for", "1s"]) == 0
     assert "it listens" in capfd.readouterr().out
@@ -184,7 +185,7 @@ def test_a_job_that_takes_its_censuses_itself_is_asked_less_often() -> None:
 def test_too_few_readings_are_not_judged(start: Callable[[str], Job]) -> None:
     attached = Attached(start("10").pid)
     attached.read_counters(0.0)
-    assert "attach for a longer time" in (attached.judged()["cpu"].reason or "")
+    assert "attach for a longer time" in (attached.judgment(0.0).judged["cpu"].reason or "")
 
 
 def test_the_memory_of_a_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +220,9 @@ def test_a_gpu_is_judged_by_its_allocator(monkeypatch: pytest.MonkeyPatch) -> No
     attached.find_allocator()
     for second in range(30):
         attached.read_counters(float(second))
-    assert attached.judged()["cuda:0"].points == 30
-    (finding,) = attached.findings(30.0)
+    judgment = attached.judgment(30.0)
+    assert judgment.judged["cuda:0"].points == 30
+    (finding,) = judgment.findings
     assert (finding.device, finding.bytes_per_second) == ("cuda:0", 4096)
     rows = {row.row: row.bytes for row in attached.ledger()["cuda:0"]}
     assert sum(rows.values()) == 2 * 10**9
@@ -240,9 +242,10 @@ def test_activations_of_the_moment_hide_no_leak(leak: int) -> None:
         swinging.allocated = int(1.5e9 + leak * 0.15 * step + activations) // 512 * 512
         attached.read_counters(now)
         now += chance.uniform(0.2, 0.25) + 2 * (chance.random() < 0.06)  # a census comes between
-    found = [finding for finding in attached.findings(now) if finding.device == "cuda:0"]
+    judgment = attached.judgment(now)
+    found = [finding for finding in judgment.findings if finding.device == "cuda:0"]
     assert [finding.bytes_per_second for finding in found] == ([pytest.approx(leak, rel=0.1)] if leak else [])
-    judged = attached.judged()["cuda:0"]
+    judged = judgment.judged["cuda:0"]
     assert (judged.detection_limit is None) == bool(leak)
 
 
@@ -288,8 +291,8 @@ def test_how_long_is_needed(resident: int, rate: int, needed: int) -> None:
 def test_a_limit_above_what_must_show_is_no_judgment() -> None:
     attached, chance = Attached(os.getpid()), random.Random(0)
     for reading in range(100):
-        attached.resident.add(reading / 5, (500 << 20) + chance.randrange(200 << 20))
-    judged = attached.judged()["cpu"]
+        attached.seconds.read("cpu", reading / 5, (500 << 20) + chance.randrange(200 << 20))
+    judged = attached.judgment(20.0).judged["cpu"]
     assert judged.detection_limit is None
     assert re.fullmatch(
         r"growth of 2.0 MiB per second may not show in 19 s: use --for \d+s", judged.reason or ""
@@ -312,29 +315,46 @@ def test_a_census_of_all_that_takes_too_long_is_given_up(
     assert attached.reading is not kept and attached.censuses == 2
 
 
-def test_what_only_libraries_hold_is_followed_from_one_whole_census_to_the_next() -> None:
-    attached = Attached(os.getpid())
+def _census(second: int, *, whole: bool, without: str = "") -> OutsideCensus:
+    """What a program's own list and a library's cache keep, which grow by 1 and 2 MiB per second."""
 
-    def group(name: str, nbytes: int) -> HolderGroup:
-        path = of_module("train" if name == "kept" else "torch.library", name)
+    def group(module: str, name: str, nbytes: int) -> HolderGroup:
+        path = of_module(module, name)
         return HolderGroup(
             device="cpu", anchor=path, path=path, count=nbytes >> 20, nbytes=nbytes, by_path={path: nbytes},
             owners={"variable": nbytes}, attached=False, holders={len(name): nbytes},
             witnesses=frozenset(range(nbytes >> 20)),
         )  # fmt: skip
 
-    for second in range(9):
-        whole = second % 2 == 0
-        groups = [group("kept", second + 1 << 20), *([group("cache", second + 1 << 21)] if whole else [])]
-        census = OutsideCensus(
-            groups=groups, storages=[], details={}, at=0.0, objects=1, nodes=0, moved=0, moved_bytes=0,
-            seconds=0.0, stopped_s=0.0, missing=[], notes=[],
-        )  # fmt: skip
-        attached.add(census, float(second), program_only=not whole)
-    grown = {
-        in_words(growth.holding.group.anchor): growth.proof.certainty for growth in attached.growing(8.0)
-    }
-    assert grown == {"train.kept": "proven", "torch.library.cache": "proven"}
+    found = [("train", "kept", second + 1 << 20), *([("torch.library", "cache", second + 1 << 21)] * whole)]
+    groups = [group(*each) for each in found if each[1] != without]
+    return OutsideCensus(
+        groups=groups, storages=[], details={}, at=0.0, objects=1, nodes=0, moved=0, moved_bytes=0,
+        seconds=0.0, stopped_s=0.0, missing=[], notes=[],
+    )  # fmt: skip
+
+
+def _by_censuses(last: int, without: str = "") -> dict[str | None, Any]:
+    """Growth in censuses of which each second one is of the program alone; the last ones lack a holder."""
+    attached = Attached(os.getpid())
+    for second in range(last + 1):
+        whole, here = second % 2 == 0, without if second > 8 else ""
+        attached.add(_census(second, whole=whole, without=here), float(second), program_only=not whole)
+    return {finding.holder: finding.certainty for finding in attached.judgment(float(last)).findings}
+
+
+def test_what_only_libraries_hold_is_followed_from_one_whole_census_to_the_next() -> None:
+    assert _by_censuses(8) == {"train.kept": "proven", "torch.library.cache": "proven"}
+
+
+@pytest.mark.parametrize("without", ["", "kept"])
+def test_a_census_of_the_program_shows_what_the_program_has_released(without: str) -> None:
+    known = {"torch.library.cache": "proven"}  # of which that census says nothing
+    assert _by_censuses(9, without) == (known if without else known | {"train.kept": "proven"})
+
+
+def test_a_census_of_all_shows_what_libraries_have_released() -> None:
+    assert _by_censuses(10, "cache") == {"train.kept": "proven"}
 
 
 def test_a_job_that_ends_meanwhile_is_judged_by_what_was_read(start: Callable[[str], Job]) -> None:

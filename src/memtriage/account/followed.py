@@ -44,7 +44,9 @@ class FollowedHolders:
         self._known: dict[GroupKey, _Earlier] = {}
         self._numbers = 0
 
-    def add(self, census: Census, contents: Contents, *, between: bool = True) -> list[HolderSeen]:
+    def add(
+        self, census: Census, contents: Contents, *, between: bool = True, partial: bool = False
+    ) -> list[HolderSeen]:
         """Return the holders of a census that is later than those before.
 
         Args:
@@ -52,6 +54,7 @@ class FollowedHolders:
             contents: of its groups.
             between: as `CensusSeen.between`. If not, functions may have returned: a holder that has moved
                 keeps its earlier path, and one that is gone is remembered.
+            partial: as `CensusSeen.partial`: one that is not found is remembered, too.
         """
         groups = [
             group
@@ -74,7 +77,7 @@ class FollowedHolders:
                 continued.add(before.seen.id)
             seen = self._seen(group, before, _continues(before, head, tail), named=between)
             now[group.key] = _Earlier(seen, group, head, tail)
-        self._known = now if between else {**self._known, **now}
+        self._known = now if between and not partial else {**self._known, **now}
         return [known.seen for known in now.values()]
 
     def _seen(

@@ -122,6 +122,8 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         within_step: it is compared with others of the same step, from micro-batch to micro-batch.
         between: it was taken between two positions while the program ran, and all was searched. At other
             times (at the end, or when memory ran out) a holder that is gone or smaller proves nothing.
+        partial: only what the program itself holds was searched: all of that is listed, and other holders may
+            still be there.
         interrupted: memory had run out: it counts for the step, or micro-batch, that had begun.
         pause_s: seconds for which it stopped the program.
         holders: those that are new or have changed.
@@ -137,6 +139,7 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     work_s: float = 0.0
     within_step: bool = False
     between: bool = True
+    partial: bool = False
     interrupted: bool = False
     pause_s: float = 0.0
     holders: list[HolderSeen] = []

@@ -41,6 +41,7 @@ Mechanism = Literal[
     "objects of C++",
     "native code",
     "not named",
+    "not listed from outside",
     "context after backward",
 ]
 """How a holder keeps memory. Rules of `diagnose.mechanisms` choose most of them by holder path."""
@@ -238,6 +239,12 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "no census was taken while memory grew, or only one, so nothing is known of what keeps it",
         "if the program's loop makes no optimizer step, call memtriage.step() once per iteration: then "
         "censuses are taken while it runs",
+    ),
+    "not listed from outside": MechanismText(
+        "nothing that the censuses from outside list explains it: tensors that only libraries hold, ordinary "
+        "data, or native code",
+        "watch for a longer time, so that libraries are searched more often, or start the program with "
+        "`memtriage run`, which also lists ordinary data",
     ),
     "context after backward": MechanismText(
         "contexts of custom autograd Functions keep the quantized tensors that their backward has restored "

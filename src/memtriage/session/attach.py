@@ -10,7 +10,7 @@ import contextlib
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,19 +18,16 @@ from typing import Final, get_args
 
 import msgspec
 
+from memtriage.account.followed import Contents, FollowedHolders
 from memtriage.account.process_ledger import gpu_rows
-from memtriage.diagnose.growth.counter import Counters, WatchedCounter
-from memtriage.diagnose.growth.history import HolderHistory, Holding
-from memtriage.diagnose.growth.holders import HolderGrowth, growths
-from memtriage.diagnose.growth.judged import judge_counter, weakest
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.diagnose.growth.proof import BY_TIME
-from memtriage.diagnose.judge import ScaleEvidence, holder_finding, unnamed_growth
+from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Comparison, Evidence
+from memtriage.diagnose.growth.judged import weakest
+from memtriage.diagnose.growth.judgment import Judgment, judge
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.blocks import DeviceCounters
-from memtriage.model.census import Census, GroupDetail, GroupKey
-from memtriage.model.findings import Finding
+from memtriage.model.census import Census, HolderGroup
+from memtriage.model.evidence import CensusSeen, Situation
 from memtriage.model.judged import Judged
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.paths import is_native
@@ -50,8 +47,6 @@ from memtriage.session.remote.ask import AskError, ask
 from memtriage.session.remote.socket_path import socket_of
 
 _CPU: Final = "cpu"
-_KERNEL: Final = "host"
-"""The policy by which resident memory is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +91,14 @@ class Attached:
     Attributes:
         pid: its process.
         rank: its rank; None where it has none.
-        resident: anonymous memory of the process, resident or swapped out, over seconds.
-        held: by device, over seconds: bytes that torch's CUDA allocator has handed out; of a device without
-            its statistics, bytes of the storages of each census.
+        evidence: over seconds. Of the CPU: anonymous memory of the process, resident or swapped out; of a
+            GPU: bytes that torch's CUDA allocator has handed out, or, without its statistics, those of the
+            storages of each census.
         reader: reads it from outside; None where it listens.
         reading: the last one of all of it, before that the first one.
         censuses, took_s: how many were read; the seconds that the last one of the program's holders took.
         next_whole: when all of it is to be read again.
-        history: its holders from census to census.
-        whole: those from one census of all of it to the next.
-        program: the holders among them that are the program's own.
-        details: what is known of the holders of the last census.
+        holders: numbers its holders from census to census.
         last: the last census, of all of it once there is one; None before the first.
         allocator: statistics of its CUDA allocator; None where it has none that can be read.
         allocated: the last ones, by device.
@@ -116,22 +108,32 @@ class Attached:
 
     pid: int
     rank: int | None = None
-    resident: WatchedCounter = field(default_factory=lambda: WatchedCounter(_KERNEL))
-    held: Counters = field(default_factory=Counters)
+    evidence: Evidence = field(default_factory=Evidence)
     reader: JobReader | None = None
     reading: RemoteReading | None = None
     censuses: int = 0
     took_s: float = 0.0
     next_whole: float = 0.0
-    history: HolderHistory = field(default_factory=HolderHistory)
-    whole: HolderHistory = field(default_factory=HolderHistory)
-    program: set[GroupKey] = field(default_factory=set)
-    details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
+    holders: FollowedHolders = field(default_factory=FollowedHolders)
     last: OutsideCensus | None = None
     allocator: CudaAllocator | None = None
     allocated: dict[str, DeviceCounters] = field(default_factory=dict)
     ledgers: list[Ledger] = field(default_factory=list)
     ended: str | None = None
+
+    def __post_init__(self) -> None:
+        self.seconds.outside = True
+
+    @property
+    def seconds(self) -> Comparison:
+        """Its counters and censuses."""
+        return self.evidence.run["second"]
+
+    @property
+    def resident(self) -> int:
+        """Bytes of the last reading of its anonymous memory."""
+        track = self.seconds.tracks.get(_CPU)
+        return 0 if track is None or track.last is None else track.last[1]
 
     def read_counters(self, now: float) -> None:
         """Add a reading of what the kernel counts, at so many seconds since the start."""
@@ -139,13 +141,13 @@ class Attached:
         if "RssAnon" not in sizes:  # also of a zombie
             self.ended = f"process {self.pid} ended"
         else:
-            self.resident.add(now, sizes["RssAnon"] + sizes.get("VmSwap", 0))
+            self.seconds.read(_CPU, now, sizes["RssAnon"] + sizes.get("VmSwap", 0))
         allocator = self.allocator  # another thread may set it
         if allocator is not None:
             self.allocated |= allocator.counters()
             for device, counters in self.allocated.items():
                 if counters.allocated is not None:
-                    self.held.setdefault(device, WatchedCounter(device)).add(now, counters.allocated)
+                    self.seconds.read(device, now, counters.allocated)
 
     def find_allocator(self) -> None:
         """Look for the statistics of its CUDA allocator, which is there once it uses a GPU."""
@@ -162,24 +164,32 @@ class Attached:
             now: seconds.
             program_only: of the program's own holders alone.
         """
-        if not program_only or not self.program:
+        if not program_only or self.last is None:
             self.last = census
-        if program_only:
-            self.program |= {group.key for group in census.groups}
-        else:
-            totals: dict[str, int] = {}
-            for group in census.groups:
-                totals[group.device] = totals.get(group.device, 0) + group.nbytes
-            for device in {*totals, *self.held, _CPU} - self.allocated.keys():
-                self.held.setdefault(device, WatchedCounter(device)).add(now, totals.get(device, 0))
-        taken = Census(
-            storages=census.storages, groups=census.groups, nodes_by_anchor={}, objects=census.objects,
-            nodes=census.nodes, seconds=census.seconds,
-        )  # fmt: skip
-        self.history.add(CensusPoint(now, taken))
         if not program_only:
-            self.whole.add(CensusPoint(now, taken))
-        self.details |= census.details
+            sizes = _totals(census.groups)
+            for device in {*sizes, *self.seconds.tracks} - {*self.allocated, _CPU}:
+                self.seconds.read(device, now, sizes.get(device, 0))
+        named = [group for group in census.groups if not is_native(group.anchor)]
+        taken = Census(
+            storages=[], groups=named, nodes_by_anchor={}, objects=census.objects, nodes=census.nodes,
+            seconds=census.seconds,
+        )  # fmt: skip
+        seen = self.holders.add(taken, Contents({}, {}), partial=program_only)
+        for holder in seen:
+            holder.detail = census.details.get((holder.device, holder.anchor))
+        alike = [earlier for earlier in self.seconds.censuses if earlier.partial or not program_only]
+        known = {holder.id for earlier in alike for holder in earlier.holders}
+        self.evidence.add(
+            CensusSeen(
+                position=TrainingPosition(time_s=now),
+                work_s=now,
+                partial=program_only,
+                holders=seen,
+                gone=sorted(known - {holder.id for holder in seen}),
+                totals={} if program_only else _totals(named),
+            )
+        )
 
     def open(self) -> None:
         """Make ready to read it from outside, which takes seconds, unless it listens.
@@ -208,7 +218,7 @@ class Attached:
         if reader is None or before is None:  # it has come to listen
             return
         started = time.monotonic()
-        by_census = bool(self.held.keys() - self.allocated.keys() - {_CPU})  # nothing else counts a device
+        by_census = bool(self.seconds.tracks.keys() - {*self.allocated, _CPU})  # nothing else counts a device
         if whole := by_census or self._is_due(started, until):
             reading = reader.read(within_s=math.inf if by_census else (until - started) / 2)
             self.next_whole = started + (1 + POLICY.whole) * (time.monotonic() - started)
@@ -230,60 +240,40 @@ class Attached:
         in_time = now + POLICY.longer * self.took_s < until
         return in_time and self.censuses >= POLICY.first and now >= self.next_whole
 
-    # --- the judgment ---
-
-    def growing(self, now: float) -> list[HolderGrowth]:
-        """Return the holders that grew up to the last census, largest growth first."""
-        own = [holding for holding in self.history.growing() if holding.key in self.program]
-        others = [holding for holding in self.whole.growing() if holding.key not in self.program]
-        return growths(
-            [*own, *others], _device_of, self.held.contradicts, None, now, self.held.confirms,
-            self.held.ended, self.held.rose, policy=BY_TIME,
-        )  # fmt: skip
-
-    def findings(self, now: float) -> list[Finding]:
-        """Return what grows, largest first, and growth that no holder explains."""
-        estimates = {device: counter.estimate() for device, counter in self.held.items()}
-        evidence = ScaleEvidence("second", TrainingPosition(time_s=now), estimates)
-        found = []
-        for growth in self.growing(now):
-            if is_native(growth.holding.group.anchor):
-                continue
-            detail = self.details.get(growth.holding.key, GroupDetail())
-            finding = holder_finding(growth, detail, evidence)
-            if finding is not None:
-                found.append(finding)
-        for device, counter in {_CPU: self.resident, **self._allocators()}.items():
-            of = ScaleEvidence("second", TrainingPosition(time_s=now), {device: counter.estimate()})
-            unnamed = unnamed_growth(device, of, found, None, False)
-            if unnamed is not None:
-                found.append(unnamed)
-        return [msgspec.structs.replace(finding, rank=self.rank, step=None) for finding in found]
-
-    def _allocators(self) -> dict[str, WatchedCounter]:
-        return {device: self.held[device] for device in self.allocated if device in self.held}
-
-    def judged(self) -> dict[str, Judged]:
-        """Return by device what the judgment rests on.
+    def judgment(self, now: float) -> Judgment:
+        """Judge what was read so far.
 
         The host is judged by what the kernel counts, a GPU by what torch's allocator has handed out, or by
         its tensors in the censuses.
         """
-        counters = {**self.held, _CPU: self.resident}
-        judged = {device: _judge(counter) for device, counter in sorted(counters.items())}
-        limit, (_, resident) = judged[_CPU].detection_limit, self.resident.track.last or (0.0, 0)
-        span, least = self.resident.track.points().span, _rate_shown(resident)
-        if limit is not None and (limit.bytes > least or span < 0.9 * _needed_s(resident)):
-            needed = max(_needed_s(resident), 10 * math.ceil(span * limit.bytes / least / 10))
+        readable = dict.fromkeys((_CPU, *self.seconds.tracks), True)
+        self.evidence.add(Situation(position=TrainingPosition(time_s=now), readable=readable))
+        judgment = judge(self.evidence)
+        judgment.findings = [
+            msgspec.structs.replace(finding, rank=self.rank, step=None) for finding in judgment.findings
+        ]
+        for device, judged in judgment.judged.items():
+            if judged.points < ENOUGH_MARKS:
+                few = f"{count(judged.points, 'reading')} of {ENOUGH_MARKS}: attach for a longer time"
+                judgment.judged[device] = msgspec.structs.replace(judged, reason=few)
+        cpu, least, needed = judgment.judged[_CPU], _rate_shown(self.resident), _needed_s(self.resident)
+        limit = cpu.detection_limit
+        span = 0.0 if limit is None else judgment.counters[_CPU].points.span
+        if limit is not None and (limit.bytes > least or span < 0.9 * needed):
+            needed = max(needed, 10 * math.ceil(span * limit.bytes / least / 10))
             reason = f"growth of {rate(least, 'second')} may not show in {span:.0f} s: use --for {needed}s"
-            judged[_CPU] = msgspec.structs.replace(judged[_CPU], detection_limit=None, reason=reason)
-        return judged
+            judgment.judged[_CPU] = msgspec.structs.replace(cpu, detection_limit=None, reason=reason)
+        return judgment
 
     def ledger(self) -> dict[str, list[LedgerRow]]:
         """Return the memory of the process on each GPU by use and owner, and the host's by class."""
         visible = environment_of(self.pid).get(b"CUDA_VISIBLE_DEVICES")
         in_use = process_memory(self.pid, None if visible is None else os.fsdecode(visible))
-        owners = self._owners()
+        owners: dict[str, dict[str, int]] = {}
+        for group in [] if self.last is None else self.last.groups:
+            of = owners.setdefault(group.device, {})
+            for owner, nbytes in group.owners.items():
+                of[owner] = of.get(owner, 0) + nbytes
         devices = sorted((owners.keys() | self.allocated.keys() | in_use.keys()) - {_CPU})
         rows = {
             device: gpu_rows(owners.get(device, {}), self.allocated.get(device), in_use.get(device))
@@ -299,17 +289,13 @@ class Attached:
             ]
         return rows
 
-    def _owners(self) -> dict[str, dict[str, int]]:
-        owners: dict[str, dict[str, int]] = {}
-        for group in [] if self.last is None else self.last.groups:
-            of = owners.setdefault(group.device, {})
-            for owner, nbytes in group.owners.items():
-                of[owner] = of.get(owner, 0) + nbytes
-        return owners
 
-
-def _device_of(holding: Holding) -> str:
-    return holding.group.device
+def _totals(groups: Iterable[HolderGroup]) -> dict[str, int]:
+    """Return bytes by device."""
+    totals: dict[str, int] = {}
+    for group in groups:
+        totals[group.device] = totals.get(group.device, 0) + group.nbytes
+    return totals
 
 
 def _rate_shown(resident: int) -> int:
@@ -320,14 +306,6 @@ def _rate_shown(resident: int) -> int:
 def _needed_s(resident: int) -> int:
     """Return the seconds that are needed for that."""
     return POLICY.needed_s[resident > POLICY.large]
-
-
-def _judge(counter: WatchedCounter) -> Judged:
-    growth, judged = judge_counter(counter.track, "time", counter.policy)
-    if growth.state != "too_short":
-        return judged
-    few = f"{count(judged.points, 'reading')} of {counter.policy.readings}: attach for a longer time"
-    return msgspec.structs.replace(judged, reason=few)
 
 
 def attach(
@@ -353,8 +331,8 @@ def attach(
     began = time.monotonic()
     for job in jobs:
         job.read_counters(0.0)
-        if job.resident.track.last is not None:
-            say(_needed(job.pid, job.resident.track.last[1]))
+        if job.resident:
+            say(_needed(job.pid, job.resident))
     due = 0.0
     with _counting(jobs, began):
         while (now := time.monotonic() - began) < seconds or not due:  # one census at least
@@ -462,11 +440,12 @@ def _asked(job: Attached) -> OutsideCensus | None:
 
 
 def _report(jobs: Sequence[Attached], of: int, now: float) -> RunReport:
-    findings = [finding for job in jobs for finding in job.findings(now)]
+    judgments = [job.judgment(now) for job in jobs]
+    findings = [finding for judgment in judgments for finding in judgment.findings]
     findings.sort(key=lambda finding: (finding.certainty == "suspected", -(finding.bytes or 0)))
     by_device: dict[str, list[Judged]] = {}
-    for job in jobs:
-        for device, judged in job.judged().items():
+    for judgment in judgments:
+        for device, judged in judgment.judged.items():
             by_device.setdefault(device, []).append(judged)
     judged_by_device = {device: weakest(all_judged) for device, all_judged in by_device.items()}
     return RunReport(

@@ -120,6 +120,15 @@ def test_a_holder_that_is_gone_at_the_end_keeps_its_earlier_sizes() -> None:
     assert sizes(*censuses) == [[(4, 1), (8, 2)]]
 
 
+def test_a_census_of_a_part_shows_only_what_it_lists() -> None:
+    own, other = held(1, number=1), held(5, number=2)
+    part = CensusSeen(position=position(8), partial=True, holders=[held(3, number=1)])
+    whole = census(12, held(4, number=1), held(9, number=2))
+    assert sizes(census(4, own, other), part, whole) == [[(4, 1), (8, 3), (12, 4)], [(4, 5), (12, 9)]]
+    empty = CensusSeen(position=position(8), partial=True, gone=[1])
+    assert sizes(census(4, own, other), empty, census(12)) == [[(4, 5), (12, 5)]]
+
+
 def test_of_two_censuses_at_one_position_the_later_counts() -> None:
     assert sizes(census(4, held(1)), census(8, held(2)), census(8, held(3))) == [[(4, 1), (8, 3)]]
 

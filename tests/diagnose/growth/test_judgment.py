@@ -11,13 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.judgment import Judgment, judge, judged_again
+from memtriage.diagnose.judge import NOT_NAMED
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, Situation
 from memtriage.model.findings import Finding
 from memtriage.model.paths import PathSegment, SegmentKind
 from memtriage.model.position import TrainingPosition
+from memtriage.playbook.mechanisms import MECHANISMS
 from memtriage.store.reader import RankRecord
 from memtriage.store.records import End, Start
 from support.observed import BASE, Found, data, held, items, observed
@@ -134,8 +137,11 @@ def test_native_growth_is_what_holders_do_not_explain() -> None:
     assert by_holder[None].bytes_per_step == pytest.approx(3 * MIB, rel=1e-2)
 
 
-def test_growth_that_no_census_covers_is_only_suspected_to_be_native() -> None:
-    assert the(observed({"cpu": rising(MIB)})).certainty == "suspected"
+@pytest.mark.parametrize("censuses", [{}, {"censuses": CENSUSES, "partial": True}], ids=["none", "partial"])
+def test_growth_that_no_census_of_all_covers_is_only_suspected(censuses: dict[str, Any]) -> None:
+    finding = the(observed({"cpu": rising(MIB)}, **censuses))
+    assert (finding.certainty, finding.holder) == ("suspected", NOT_NAMED)
+    assert finding.mechanism == MECHANISMS["not named"].mechanism
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -244,6 +250,57 @@ def test_rates_without_steps_are_for_backwards_or_seconds() -> None:
     assert rates(the(backwards)) == (None, MIB, None)
     seconds = observed({"cpu": rising(MIB)}, keeping(), CENSUSES, scale="second")
     assert rates(the(seconds)) == (None, None, MIB)
+
+
+# --- from outside -------------------------------------------------------------------------------------------
+
+
+def outside(device: str, values: Sequence[float], found: Callable[[int], Found] = lambda at: ()) -> Evidence:
+    evidence = observed({device: values}, found, CENSUSES, scale="second")
+    evidence.run["second"].outside = True
+    return evidence
+
+
+def test_from_outside_a_list_that_grows_with_its_counter_is_a_proven_leak() -> None:
+    finding = the(outside("cpu", rising(MIB), keeping()))
+    assert (finding.certainty, finding.holder_path, rates(finding)) == (
+        "proven", items("kept"), (None, None, MIB),
+    )  # fmt: skip
+
+
+def test_censuses_prove_what_pages_show_uncertainly() -> None:
+    """A process that takes its censuses itself needs room for the first ones."""
+    values = [
+        value + sum(room * MIB for room, at in zip((20, 20, 7), CENSUSES, strict=False) if number > at)
+        for number, value in enumerate(rising(MIB / 2), 1)
+    ]
+    judgment = judge(outside("cpu", values, keeping(MIB / 2)))
+    assert judgment.counters["cpu"].growth.state == "uncertain"
+    (finding,) = judgment.findings
+    assert (finding.certainty, finding.bytes_per_second) == ("proven", MIB // 2)
+
+
+@pytest.mark.parametrize(("device", "rate"), [("cpu", MIB), ("cuda:0", 1.25 * MIB)])
+def test_from_outside_the_rate_of_a_list_is_its_own_and_not_that_of_pages(device: str, rate: float) -> None:
+    finding = the(outside(device, rising(1.25 * MIB), keeping(device=device)))
+    assert finding.bytes_per_second == pytest.approx(rate, rel=1e-3)
+
+
+@pytest.mark.parametrize(("device", "certainty"), [("cpu", "suspected"), ("cuda:0", "proven")])
+def test_from_outside_ordinary_data_may_hold_what_grows_on_the_host(device: str, certainty: str) -> None:
+    assert the(outside(device, rising(MIB))).certainty == certainty
+
+
+def test_from_outside_the_cpu_is_judged_like_a_resident_set() -> None:
+    """A counter of malloc would have shown 8 MiB."""
+    values = rising(8 * MIB / STEPS)
+    (judged,) = judge(outside("cpu", values)).judged.values()
+    limit = judged.detection_limit
+    assert limit is not None and limit.bytes * STEPS > policy_of("host").settles
+    assert judge(observed({"cpu": values}, censuses=CENSUSES, scale="second")).findings != []
+
+
+# --- within a step ------------------------------------------------------------------------------------------
 
 
 def within_step(values: list[float], *, stays: bool) -> Evidence:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final, Literal
 
 from memtriage.allocator.settings import MIN_BLOCK
-from memtriage.diagnose.growth.estimate import Growth, grow, policy_of, rose
+from memtriage.diagnose.growth.estimate import Growth, Policy, grow, policy_of, rose
 from memtriage.diagnose.growth.evidence import Comparison, Seen, Sighting
 from memtriage.diagnose.growth.track import Points
 from memtriage.model.evidence import DataSeen, HolderSeen
@@ -113,6 +113,7 @@ class Counter:
     name: str
     points: Points
     growth: Growth
+    policy: Policy
 
     @property
     def rises(self) -> bool:
@@ -132,7 +133,8 @@ def counters_of(comparison: Comparison) -> dict[str, Counter]:
     counters = {}
     for name, track in comparison.tracks.items():
         points = track.points().since(comparison.begins)
-        counters[name] = Counter(name, points, grow(points, policy_of(name)))
+        policy = policy_of("host" if name == "cpu" and comparison.outside else name)
+        counters[name] = Counter(name, points, grow(points, policy), policy)
     return counters
 
 
@@ -152,7 +154,9 @@ def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[R
     ]
     # Whether growth within a step goes on is seen in the next step.
     now = comparison.now if comparison.step is None else 0.0
-    judged = _at_counters_rate(_judged(rises, counters, now), counters)
+    # Pages have room for more than what is in them: their count is no rate of a holder.
+    exact = {name: counters[name] for name in counters if name != "cpu" or not comparison.outside}
+    judged = _at_counters_rate(_judged(rises, counters, now), exact)
     return sorted(judged, key=lambda rise: -rise.rate)
 
 
@@ -258,8 +262,9 @@ def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) 
         seen_by = [counters[name] for name in names if name in counters]
         by_counter = (_by_counter(rise, counter, others) for counter in seen_by)
         found = next((each for each in by_counter if each is not None), None)
-        if found is None:
-            found = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
+        if found is None or found.reason == "few":  # censuses may prove what the counter shows uncertainly
+            alone = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
+            found = alone if found is None or alone.certainty == "proven" else found
         if found.certainty is not None:
             judged.append(found)
     return judged
@@ -386,13 +391,12 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise:
 def contradicts(counter: Counter, rate: float, since: float) -> bool:
     """Whether a counter shows that nothing grew at half of such a rate since a position, as it would."""
     points = counter.points.since(since)
-    policy = policy_of(counter.name)
-    growth = grow(points, policy)
+    growth = grow(points, counter.policy)
     if growth.state == "too_short":
         return False
     jumped = sum(nbytes for _, nbytes in growth.jumps) / max(1e-9, points.span)
     if growth.rate + jumped >= rate / 2:
         return False
     if growth.state == "flat":
-        return grow(points.steeper(rate / 2), policy).state == "growing"
+        return grow(points.steeper(rate / 2), counter.policy).state == "growing"
     return growth.state == "growing" and growth.high < rate / 2

@@ -48,6 +48,8 @@ class Comparison:
         period: backwards per micro-batch of such a step.
         begins: position before which nothing counts.
         now: position of the last reading or census.
+        outside: the process is read from outside: its CPU's counter is the kernel's count of its anonymous
+            memory, and censuses list no ordinary data.
     """
 
     scale: Scale
@@ -57,6 +59,7 @@ class Comparison:
     period: int = 1
     begins: float = 0.0
     now: float = 0.0
+    outside: bool = False
 
     def read(self, counter: str, at: float, value: int) -> None:
         """Add a reading."""
@@ -113,8 +116,9 @@ class Comparison:
                 if census.between:
                     latest.pop(number, None)
                     series.pop(number, None)
+            found = {seen.id for seen in census.holders} if census.partial else latest.keys()
             for number, seen in latest.items():
-                if number not in census.gone:
+                if number in found and number not in census.gone:
                     _append(series.setdefault(number, []), census.at(self.scale), seen, census.between)
         return list(series.values())
 

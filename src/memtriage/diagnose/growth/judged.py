@@ -9,13 +9,13 @@ from typing import Final
 
 import msgspec
 
+from memtriage.diagnose.growth.evidence import ENOUGH_MARKS
 from memtriage.diagnose.growth.track import Points, Track
 from memtriage.diagnose.growth.trend import (
     GrowthEstimate,
     TrendPolicy,
     detection_limit,
     estimate,
-    trend_policy,
 )
 from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
 from memtriage.model.units import MIB, count, devices_in_words, duration, rate
@@ -105,7 +105,7 @@ def with_circumstances(
         return dict(judged)
     return {
         device: msgspec.structs.replace(judgment, reason=f"{why}: {judgment.reason}")
-        if judgment.scale is not None and judgment.points < trend_policy(device).readings
+        if judgment.scale is not None and judgment.points < ENOUGH_MARKS
         else judgment
         for device, judgment in judged.items()
     }

@@ -30,7 +30,7 @@ from memtriage.diagnose.growth.attribution import (
     counters_of,
 )
 from memtriage.diagnose.growth.counter import CODE, CONFIRMING
-from memtriage.diagnose.growth.estimate import detection_limit, grow, policy_of
+from memtriage.diagnose.growth.estimate import detection_limit, grow
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Comparison, Evidence
 from memtriage.diagnose.growth.judged import with_circumstances
 from memtriage.diagnose.judge import CPP_ONLY, NOT_NAMED
@@ -523,10 +523,12 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
         )
     )
     held, covered = _held_rate(basis, name)
+    outside = basis.comparison.outside
+    covered &= not outside or name != "cpu"
     of_data = sum(rise.rate for rise in data if rise.certainty == "proven" and rise.counter == name)
     known = max(known, held + of_data)
     missing = growth.rate - known
-    if growth.low - known < policy_of(name).least or missing < POLICY.unnamed * growth.rate:
+    if growth.low - known < basis.counters[name].policy.least or missing < POLICY.unnamed * growth.rate:
         return None
     holder = native
     if holder is None and name == "cpu":
@@ -544,8 +546,12 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
         open_because.append("the censuses since then do not show what holds it")
     if seen is not None:
         text = _why_data(basis, seen)
+    elif outside and not covered:
+        text = MECHANISMS["not listed from outside"]
     elif name == "cpu" and basis.comparison.censuses and all(c.profiled for c in basis.comparison.censuses):
         text = MechanismText(PROFILER.why, PROFILER.fix)
+    elif not covered:
+        text = MECHANISMS["not named"]
     else:
         text = MECHANISMS["native code"].filled({"shapes": f"{ONEDNN.why}; {ONEDNN.fix}"})
     device = DEVICE_HOST if name == "cpu" else name
@@ -594,7 +600,7 @@ def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:
     those since its onset.
     """
     counter, scale = basis.counters[name], basis.scale
-    taken = [census for census in basis.comparison.censuses if census.between]
+    taken = [census for census in basis.comparison.censuses if census.between and not census.partial]
     for since in (0.0, counter.growth.onset or 0.0):
         later = [census for census in taken if census.at(scale) >= since]
         if len(later) < 2:
@@ -689,8 +695,7 @@ def judge_counter(
             batches.
         ends: its growth ends by itself.
     """
-    growth, points = counter.growth, counter.points
-    policy = policy_of(counter.name)
+    growth, points, policy = counter.growth, counter.points, counter.policy
     unit = {"step": "step", "microbatch": "backward", "time": "second"}[judged.scale or "time"]
     last = float(points.at[-1])
     open_rate = growth.rate - harmless if counter.rises and growth.low - harmless >= policy.least else 0.0
