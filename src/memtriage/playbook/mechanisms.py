@@ -241,8 +241,8 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "censuses are taken while it runs",
     ),
     "not listed from outside": MechanismText(
-        "nothing that the censuses from outside list explains it: tensors that only libraries hold, ordinary "
-        "data, or native code",
+        "no tensor that was listed from outside explains it: only libraries hold it, or it is ordinary data "
+        "or memory of native code",
         "watch for a longer time, so that libraries are searched more often, or start the program with "
         "`memtriage run`, which also lists ordinary data",
     ),
