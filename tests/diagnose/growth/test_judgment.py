@@ -14,7 +14,6 @@ import pytest
 from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.judgment import Judgment, judge, judged_again
-from memtriage.diagnose.judge import NOT_NAMED
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, Situation
 from memtriage.model.findings import Finding
@@ -140,7 +139,7 @@ def test_native_growth_is_what_holders_do_not_explain() -> None:
 @pytest.mark.parametrize("censuses", [{}, {"censuses": CENSUSES, "partial": True}], ids=["none", "partial"])
 def test_growth_that_no_census_of_all_covers_is_only_suspected(censuses: dict[str, Any]) -> None:
     finding = the(observed({"cpu": rising(MIB)}, **censuses))
-    assert (finding.certainty, finding.holder) == ("suspected", NOT_NAMED)
+    assert (finding.certainty, finding.holder) == ("suspected", "not named")
     assert finding.mechanism == MECHANISMS["not named"].mechanism
 
 
