@@ -4,8 +4,10 @@ Global module hooks are never installed: with them, torch.compile compiles no gr
 (reentrant checkpointing runs one inside another) are not separate micro-batches; they are recognized by the
 engine's graph task, not by a depth counter, because on CUDA they run on the engine's threads.
 
-Some things have no such hook and make no marks: `torch.autograd.grad`, replayed CUDA graphs, optimizers that
-are not a `torch.optim.Optimizer`. There, use `memtriage.step()` and `memtriage.mark()`.
+`torch.autograd.grad` is torch.compile's to trace, so that only what it calls, the engine, can be wrapped.
+
+Some things have no such hook and make no marks: replayed CUDA graphs, optimizers that are not a
+`torch.optim.Optimizer`. There, use `memtriage.step()` and `memtriage.mark()`.
 """
 
 from __future__ import annotations
@@ -39,13 +41,18 @@ class TrainingHooks:
 
     Args:
         events: gets the events.
+        gradients: called when `torch.autograd.grad` has computed gradients, outside of compilers and traces.
         attach: calls the function that attaches the hooks, which fails if the module `torch` is another one.
     """
 
     def __init__(
-        self, events: TrainingEvents, attach: Callable[[Callable[[], None]], None] = lambda attach: attach()
+        self,
+        events: TrainingEvents,
+        attach: Callable[[Callable[[], None]], None] = lambda attach: attach(),
+        gradients: Callable[[], None] | None = None,
     ) -> None:
         self._events = events
+        self._gradients = gradients
         self._guarded = attach
         self._undo: list[Callable[[], None]] = []
         self._finder: TorchImport | None = None
@@ -90,6 +97,42 @@ class TrainingHooks:
             for handle in handles:
                 handle.remove()
 
+        self._undo.append(undo)
+        if self._gradients is not None and hasattr(torch.autograd, _ENGINE):
+            self._wrap_engine(self._gradients)
+
+    def _wrap_engine(self, computed: Callable[[], None]) -> None:
+        import torch
+
+        original, pid, compiling = getattr(torch.autograd, _ENGINE), self._pid, torch.compiler.is_compiling
+
+        @functools.wraps(original)
+        def engine(*args: Any, **kwargs: Any) -> Any:
+            of_grad = kwargs.get("accumulate_grad") is False and not inside_backward()
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                own = error.__traceback__
+                error.__traceback__ = None if own is None else own.tb_next
+                del own
+                raise
+            finally:
+                del args, kwargs
+            # A compiler that traces a backward computes no gradients.
+            if (
+                of_grad
+                and not compiling()
+                and not torch._C._len_torch_dispatch_stack()
+                and os.getpid() == pid
+            ):
+                computed()
+            return result
+
+        def undo() -> None:
+            if getattr(torch.autograd, _ENGINE) is engine:
+                setattr(torch.autograd, _ENGINE, original)
+
+        setattr(torch.autograd, _ENGINE, engine)
         self._undo.append(undo)
 
     def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,6 +199,7 @@ def inside_optimizer_step() -> bool:
     return False
 
 
+_ENGINE: Final = "_engine_run_backward"
 _STEP: Final = "wrapper"
 _STEP_FILE: Final = os.path.join("torch", "optim", "optimizer.py")
 """`Optimizer.profile_hook_step` wraps the `step` of every optimizer in a function of this name."""

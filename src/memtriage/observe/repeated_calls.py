@@ -1,8 +1,7 @@
 """Notice that a program without steps works: it calls a module again and again, or computes gradients.
 
 Loading and building a model grow like a leak, but call no module in a loop. A hook on all modules would break
-torch.compile's graphs, and so would a wrapper of `torch.autograd.grad`. So the stacks of all threads are read
-now and then.
+torch.compile's graphs. So the stacks of all threads are read now and then.
 """
 
 from __future__ import annotations

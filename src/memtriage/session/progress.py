@@ -25,7 +25,7 @@ class TrainingProgress:
         self.repeats = False
         self._lock = threading.RLock()  # several threads may report steps and backwards at once
         self._started = time.perf_counter()
-        self._manual_steps = False
+        self._manual_steps = self._runs_backward = False
         self._pattern = StepPattern()
         self._stepped_inside: list[Stepped] = []
 
@@ -48,6 +48,7 @@ class TrainingProgress:
         return replace(self.position, time_s=self.elapsed())
 
     def backward_begins(self) -> None:
+        self._runs_backward = True
         with self._lock:
             self.position = replace(self.position, phase="backward")
         self.thread = threading.get_ident()
@@ -78,6 +79,17 @@ class TrainingProgress:
                     at_step_end=False,
                 )
         return not in_closure
+
+    def gradients_complete(self) -> bool:
+        """Return whether gradients of `torch.autograd.grad` count as a backward: if there is no other."""
+        with self._lock:
+            before = self.position
+            if self._runs_backward or before.step:
+                return False
+            self.position = replace(
+                before, phase="forward", backwards=before.backwards + 1, microbatch=before.microbatch + 1
+            )
+        return True
 
     def optimizer_begins(self) -> None:
         with self._lock:
