@@ -172,7 +172,8 @@ def test_a_leak_is_found_whatever_the_program_does_besides(
     trainer.run()
     if leaves:
         trainer.leave()
-    (finding,) = judged(trainer, folder).findings
+    # Small leaks between batches of many sizes may fragment the memory, too.
+    (finding,) = [each for each in judged(trainer, folder).findings if each.kind != "fragmentation"]
     assert finding.kind == "leak"
     # a block of the large pool may keep up to 1 MiB that it did not ask for
     slack = MIB if size > MIB else 0
