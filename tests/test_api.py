@@ -16,14 +16,12 @@ from typing import Any
 import pytest
 
 import memtriage
-from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.model.asked import Answer
-from memtriage.model.census import Census
 from memtriage.model.report import RunReport
 from memtriage.process import active
 from memtriage.session import run as session_run
 from memtriage.session.remote.ask import ask
-from memtriage.session.schedule.investigation import Investigator
+from support import censuses
 
 torch = pytest.importorskip("torch")
 
@@ -47,10 +45,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def no_census(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at something else: a census of all that pytest has in memory takes its time."""
-    empty = Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
-    monkeypatch.setattr(
-        Investigator, "census", lambda self, position, also=None, frames=None: CensusPoint(position, empty)
-    )
+    censuses.leave_out(monkeypatch)
 
 
 def model_and_optimizer() -> tuple[Any, Any]:

@@ -13,21 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import memtriage
 from memtriage.account.census import CensusView
-from memtriage.diagnose.growth.history import HeldSize, Holding
-from memtriage.diagnose.growth.holders import HolderGrowth
-from memtriage.diagnose.growth.proof import Proof
-from memtriage.diagnose.judge import ScaleEvidence, holder_finding
+from memtriage.account.followed import Contents, FollowedHolders
+from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.census import GroupDetail, HolderGroup
+from memtriage.model.evidence import HolderSeen
 from memtriage.model.findings import Finding
-from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
-from memtriage.model.position import TrainingPosition
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
+from support.censuses import census
+from support.observed import BASE, observed
 from support.own_process import printed_by
 from support.paths import items_of
 
@@ -66,6 +67,8 @@ def attached():
 
 started, stop = threading.Event(), threading.Event()
 """
+
+LARGE = 100_000
 
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "garbage": ("Node(T())", "in a cycle (Node)", ["gc.enable", "weakref"]),
@@ -459,12 +462,29 @@ def findings_of(program: Any, view: CensusView) -> dict[str, list[Finding]]:
 
 def judged(case: str, group: HolderGroup, detail: GroupDetail, sizes: dict[HolderPath, int]) -> Finding:
     path = max(sizes.keys() & group.by_path.keys(), key=lambda path: sizes[path])
-    sizes = (HeldSize(4, 0, 0, 0, 0), HeldSize(8, group.nbytes, 0, 4, 0))
-    proof = Proof("proven", group.nbytes / 4, 3, 4)
-    growth = HolderGrowth(Holding(group, path, sizes), proof, case.startswith("lengthens"))
-    position = TrainingPosition(step=8, microbatches_per_step=1)
-    finding = holder_finding(growth, detail, ScaleEvidence("step", position, collector_off=True))
-    assert finding is not None
+    seen = next(
+        seen for seen in FollowedHolders().add(census(group), Contents({}, {})) if seen.device == group.device
+    )
+    return growing(msgspec.structs.replace(seen, path=path, detail=detail), case.startswith("lengthens"))
+
+
+def growing(seen: HolderSeen, lengthens: bool = False) -> Finding:
+    """The finding of a holder that gets as much as it has with each step, in large storages."""
+
+    def found(at: int) -> list[HolderSeen]:
+        more = 1 if lengthens else at
+        entries = more if ANY_ITEM in seen.anchor else 1
+        return [
+            msgspec.structs.replace(
+                seen, nbytes=at * LARGE * seen.storages, kept=at * seen.kept, storages=more * seen.storages,
+                nodes=more * seen.nodes, entries=entries * seen.entries,
+                holders=(more if seen.holders > 1 else 1) * seen.holders, continued=lengthens,
+            )
+        ]  # fmt: skip
+
+    counter = [BASE + at * (LARGE * seen.storages + seen.kept) for at in range(1, 61)]
+    counters = {seen.device: counter, "shared": counter}
+    (finding,) = judge(observed(counters, found, (15, 30, 45, 60), collector_off=True)).findings
     return finding
 
 
@@ -478,16 +498,16 @@ def test_each_holder_has_its_mechanism_and_its_fix(findings: dict[str, list[Find
 
 def test_a_running_total_of_losses_that_went_through_backward_carries_its_graph() -> None:
     anchor = (PathSegment(SegmentKind.MODULE, "train"), PathSegment(SegmentKind.VARIABLE, "total"))
-    group = HolderGroup(
-        device="cpu", anchor=anchor, path=anchor, count=1, nbytes=4, by_path={anchor: 4},
-        owners={"variable": 4}, attached=False,
-    )  # fmt: skip
     # The scalar alone has a storage. Its graph has lost what it saved, and is nodes only.
-    sizes = (HeldSize(4, 4000, 1, 1, 20), HeldSize(8, 8000, 1, 1, 40))
-    growth = HolderGrowth(Holding(group, anchor, sizes), Proof("proven", 1000, 4, 3), False)
-    position = TrainingPosition(step=8, microbatches_per_step=1)
-    finding = holder_finding(growth, GroupDetail(), ScaleEvidence("step", position))
-    assert finding is not None
+    scalar = HolderSeen(
+        id=1, device="cpu", anchor=anchor, path=anchor, nbytes=4, storages=1, owner="variable"
+    )
+
+    def found(at: int) -> list[HolderSeen]:
+        return [msgspec.structs.replace(scalar, kept=100_000 * at, nodes=20 * at)]
+
+    counter = [BASE + 100_000 * at for at in range(1, 61)]
+    (finding,) = judge(observed({"cpu": counter}, found, (15, 30, 45, 60))).findings
     assert finding.mechanism is not None and "carried from step to step" in finding.mechanism
     assert finding.fix is not None and "total = total.detach()" in finding.fix and ".item()" in finding.fix
 

@@ -60,7 +60,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
     """A session that counts but does not run: no thread, no record."""
     identity = RankIdentity(run_id="test", restart=0, rank=None, world_size=1, local_rank=None)
     made = Session(tmp_path, identity, ["train.py"], None)
-    hooks = TrainingHooks(made)
+    hooks = TrainingHooks(made, gradients=made.gradients_computed)
     hooks.install()
     yield made
     hooks.remove()
@@ -83,10 +83,46 @@ def test_every_way_to_a_backward(events: Events) -> None:
     assert events.seen == 2 * BACKWARD
 
 
-def test_gradients_without_backward_are_no_microbatch(events: Events) -> None:
+def test_gradients_without_backward_are_no_event_of_a_trace(events: Events) -> None:
     x = leaf()
     torch.autograd.grad(x.sum(), x)
     assert events.seen == []
+
+
+def test_where_no_backward_runs_gradients_count_as_one(session: Session) -> None:
+    x = leaf()
+    for number in range(1, 4):
+        (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        assert torch.equal(gradient, 3 * x**2)
+        assert (session.position.backwards, session.position.microbatch) == (number, number)
+    gradient.sum().backward()
+    torch.autograd.grad((x**3).sum(), x)  # a gradient penalty belongs to its micro-batch
+    assert session.position.backwards == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_gradients_keep_their_graph_and_the_compiler_s_count_nothing(session: Session) -> None:
+    config = torch._dynamo.config
+    if not hasattr(config, "trace_autograd_ops"):
+        pytest.skip("this torch traces no torch.autograd.grad")
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((x**3).sum(), x)[0] * 2
+
+    with config.patch(trace_autograd_ops=True):
+        compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(leaf()), 6 * torch.ones(4))
+    assert session.position.backwards == 0
+
+
+def test_an_error_in_the_computation_of_gradients_has_no_frame_of_the_wrapper(session: Session) -> None:
+    engine = torch.autograd._engine_run_backward
+    assert engine.__wrapped__ is not engine
+    x = leaf()
+    with pytest.raises(RuntimeError, match="does not require grad") as caught:
+        torch.autograd.grad(torch.ones(4).sum(), x)
+    assert not any("memtriage" in entry.path.as_posix() for entry in caught.traceback[1:])
+    assert session.position.backwards == 0
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

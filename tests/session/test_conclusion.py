@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memtriage.diagnose.growth.judgment import Judgment
 from memtriage.diagnose.host.evidence import HostEvidence, Retention
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.findings import Finding
@@ -29,6 +30,10 @@ def finding(kind: Any, nbytes: int = 1, **given: Any) -> Finding:
     return Finding(kind=kind, device="cpu", bytes=nbytes, **given)
 
 
+def judgment(*leaks: Finding, cpu: Judged = FLAT) -> Judgment:
+    return Judgment(findings=list(leaks), judged={"cpu": cpu})
+
+
 class Watched:
     """What the parts of a watch have gathered, and its conclusion.
 
@@ -40,7 +45,7 @@ class Watched:
 
     def __init__(self, folder: Path, **parts: Any) -> None:
         self.parts: dict[str, Any] = {
-            "leaks": [], "judged": {"cpu": FLAT}, "residue": [], "fragmentation": [], "batches": [],
+            "growth": judgment(), "residue": [], "fragmentation": [], "batches": [],
             "host": HostEvidence(), "death": finding("out_of_memory"), **parts,
         }  # fmt: skip
         self.published: list[Finding] = []
@@ -52,8 +57,8 @@ class Watched:
         self.conclusion = Conclusion(
             3, progress, self.record, SimpleNamespace(leaks=self.published.extend),  # type: ignore[arg-type]
             growth=SimpleNamespace(  # type: ignore[arg-type]
-                leaks=lambda: self.answer("leaks"), judged=lambda: self.answer("judged"),
-                write_evidence=lambda: self.record.note("evidence"),
+                judged=lambda: self.answer("growth"),
+                write_readings=lambda last: self.record.note(f"readings, {last=}"),
                 limits={"cpu": 9 * GIB}, transient=SimpleNamespace(most=lambda: {"cpu": GIB}),
             ),
             fragmentation=SimpleNamespace(findings=lambda: self.answer("fragmentation")),  # type: ignore[arg-type]
@@ -94,8 +99,8 @@ RETAINED = HostEvidence(retention=Retention(step=5, resident=GIB, trimmable=GIB,
 def test_findings_come_in_the_order_of_their_parts(watched: Any) -> None:
     leak = finding("leak", certainty="proven")
     run = watched(
-        leaks=[leak], residue=[finding("residue")], fragmentation=[finding("fragmentation")], host=RETAINED,
-        batches=[finding("fragmentation", 2)],
+        growth=judgment(leak), residue=[finding("residue")], fragmentation=[finding("fragmentation")],
+        host=RETAINED, batches=[finding("fragmentation", 2)],
     )  # fmt: skip
     run.conclusion.judge(None, None)
     assert [(each.kind, each.bytes) for each in run.conclusion.findings] == [
@@ -133,13 +138,13 @@ def test_death_by_memory_comes_first_and_is_judged_with_all_others(watched: Any)
 def test_a_run_that_failed_was_too_short_for_that(
     watched: Any, exception: BaseException | None, reason: str
 ) -> None:
-    run = watched(judged={"cpu": SHORT})
+    run = watched(growth=judgment(cpu=SHORT))
     run.conclusion.judge(exception, None)
     assert run.conclusion.judged["cpu"].reason == reason
     assert run.conclusion.verdict == "not_judged"
 
 
-@pytest.mark.parametrize("part", ["leaks", "judged", "fragmentation", "host", "batches"])
+@pytest.mark.parametrize("part", ["growth", "fragmentation", "host", "batches"])
 def test_a_judgment_that_fails_leaves_the_others(watched: Any, part: str) -> None:
     run = watched(residue=[finding("residue")], **{part: RuntimeError("its own")})
     assert run.conclusion.verdict == "error"  # before it was judged
@@ -150,7 +155,7 @@ def test_a_judgment_that_fails_leaves_the_others(watched: Any, part: str) -> Non
 
 
 def test_a_run_whose_growth_could_not_be_judged_is_an_error(watched: Any) -> None:
-    failed, short = watched(leaks=RuntimeError("its own")), watched(judged={"cpu": SHORT})
+    failed, short = watched(growth=RuntimeError("its own")), watched(growth=judgment(cpu=SHORT))
     for run in (failed, short):
         run.conclusion.judge(None, None)
     assert (failed.conclusion.verdict, short.conclusion.verdict) == ("error", "not_judged")
@@ -164,7 +169,7 @@ def test_the_end_is_written_with_its_findings(watched: Any, monkeypatch: pytest.
     run.conclusion.write(1, ["cpu", "cuda:0"])
     run.record.close()
     *_, evidence, found, end = (json.loads(line) for line in run.path.read_text().splitlines())
-    assert evidence["text"] == "evidence"
+    assert evidence["text"] == "readings, last=True"
     assert (found["kind"], found["final"]) == ("residue", True)
     assert end["peak_rss"] > 0
     wanted = {

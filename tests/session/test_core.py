@@ -32,8 +32,8 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Positions at which a census was asked for; none is taken: it would walk all that pytest holds."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Censuses that were asked for; none is taken: it would walk all that pytest holds."""
     return censuses.leave_out(monkeypatch)
 
 
@@ -171,7 +171,7 @@ def test_a_mark_that_fails_is_noted_once(session: Session, monkeypatch: pytest.M
 def test_a_judgment_that_fails_is_noted_and_the_record_ended(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GrowthWatch, "leaks", raising)
+    monkeypatch.setattr(GrowthWatch, "judged", raising)
     session.finish()
     assert "(judge growth)" in lines(session, "note")[0]["text"]
     (end,) = lines(session, "end")
@@ -184,7 +184,7 @@ def test_death_is_judged_when_the_census_has_no_memory(
     def no_memory(*args: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Investigator, "census", no_memory)
+    monkeypatch.setattr(Investigator, "look", no_memory)
     session.finish(MemoryError(), 1)
     assert "(last look): MemoryError" in lines(session, "note")[0]["text"]
     (finding,) = deaths(session)
@@ -228,14 +228,14 @@ def test_a_forked_child_is_not_watched(session: Session) -> None:
 # --- how it ends --------------------------------------------------------------------------------------------
 
 
-def test_a_termination_signal_takes_no_census(session: Session, asked: list[int]) -> None:
+def test_a_termination_signal_takes_no_census(session: Session, asked: list[object]) -> None:
     session.finish(Terminated.by(signal.SIGTERM), 128 + signal.SIGTERM, brief=True)
     (end,) = lines(session, "end")
     assert (end["exception"], end["exit_code"]) == ("terminated by SIGTERM", 128 + signal.SIGTERM)
     assert asked == []
 
 
-def test_an_ordinary_end_takes_one_for_the_ledger(session: Session, asked: list[int]) -> None:
+def test_an_ordinary_end_takes_one_for_the_ledger(session: Session, asked: list[object]) -> None:
     session.finish()
     assert len(asked) == 1
 

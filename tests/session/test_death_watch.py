@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.model.blocks import DeviceCounters
+from memtriage.model.census import Census
 from memtriage.model.position import TrainingPosition
 from memtriage.observe import cuda
 from memtriage.session import death_watch
 from memtriage.session.death_watch import BatchPolicy, DeathWatch
-from support.censuses import point
+from support.censuses import census
 
 
 class Watched:
@@ -49,9 +49,9 @@ class Watched:
             raise self.batch
         return self.batch
 
-    def look(self, frames: Sequence[FrameType]) -> CensusPoint:
+    def look(self, frames: Sequence[FrameType]) -> Census:
         self.looked.append(len(frames))
-        return point(3)
+        return census()
 
     def attach(self, observer: Callable[..., None] | None) -> bool:
         self.observers.append(observer)
@@ -156,7 +156,7 @@ def test_an_error_that_no_observer_saw_is_looked_at_with_its_frames(program: Wat
 
 
 def test_a_census_that_fails_leaves_the_counters(program: Watched) -> None:
-    def fails(frames: Any) -> CensusPoint:
+    def fails(frames: Any) -> Census:
         raise ValueError("no room")
 
     watch = DeathWatch(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from memtriage.diagnose.growth.counter import CODE
-from memtriage.diagnose.growth.evidence import WARM_UP
-from memtriage.model.evidence import CensusSeen, Readings
-from memtriage.model.findings import Finding
+from memtriage.diagnose.growth.evidence import CODE, ENOUGH_MARKS, WARM_UP, Evidence
+from memtriage.diagnose.growth.judgment import NO_COUNTER, judge
+from memtriage.model.evidence import CensusSeen, Readings, Situation
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.malloc import malloc_info
@@ -20,6 +19,7 @@ from memtriage.session import growth_watch
 from memtriage.session.growth_watch import GrowthWatch, ReadingPolicy
 from memtriage.session.marks import MarkPoint
 from memtriage.session.schedule.investigation import Investigator
+from support import censuses
 
 MIB = 1024**2
 pytestmark = pytest.mark.skipif(malloc_info() is None, reason="no counter of malloc")
@@ -31,7 +31,7 @@ class WorkingScheduler:
     What is in `garbage` is released at each mark, as if Python's collector ran then.
     """
 
-    def __init__(self, investigator: Investigator, *unused: object) -> None:
+    def __init__(self, evidence: Evidence, investigator: Investigator, *unused: object) -> None:
         self.investigator = investigator
         self.kept: list[object] = []
         self.values: list[Mapping[str, int]] = []
@@ -109,18 +109,11 @@ def reading(device: str, allocated: int | None) -> MarkPoint:
     return MarkPoint("own", TrainingPosition(step=1), [Reading(device, allocated=allocated)])
 
 
-def test_a_counter_that_was_read_once_can_be_read(
-    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Mapping[str, bool]] = []
-    monkeypatch.setattr(
-        growth_watch, "judge_devices", lambda schedule, readable: asked.append(dict(readable))
-    )
-    watch.scheduler.judged_on = None  # type: ignore[misc]
+def test_a_counter_that_was_read_once_can_be_read(watch: GrowthWatch) -> None:
     for device, allocated in (("cuda:0", None), ("cuda:0", 5), ("cuda:0", None), ("cuda:1", None)):
         watch.at_mark(reading(device, allocated))
-    watch.judged()
-    assert asked == [{"cuda:0": True, "cuda:1": False}]
+    judged = watch.judged().judged
+    assert judged["cuda:1"] == NO_COUNTER != judged["cuda:0"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +123,7 @@ def test_generated_code_is_read_where_shapes_vary_but_not_within_steps(
     watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, name: str, step: int, is_read: bool
 ) -> None:
     scheduler: Any = watch.scheduler
-    scheduler.works, scheduler.main = False, SimpleNamespace(scale="second")
+    scheduler.works = False
     monkeypatch.setattr(growth_watch, "generated_code", lambda: 4096)
     point = MarkPoint(name, TrainingPosition(step=step), mark(step).readings)
     for _ in range(2):  # the second time it is not due yet: that has taken nearly no time, but some
@@ -143,33 +136,22 @@ def test_generated_code_is_not_read_where_all_batches_have_one_size(
     watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, vary: bool | None, is_read: bool
 ) -> None:
     scheduler: Any = watch.scheduler
-    scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
+    scheduler.works = False
+    watch.evidence.run["step"].read("cpu", 1, MIB)
     monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
     monkeypatch.setattr(growth_watch, "generated_code", lambda: 4096)
     watch.at_mark(MarkPoint("step", TrainingPosition(step=1), mark(1).readings))
     assert (CODE in scheduler.values[0]) == is_read
 
 
-@pytest.mark.parametrize(
-    ("vary", "generates", "may_fill"),
-    [(False, True, False), (True, False, True), (None, True, True), (None, False, False)],
-)
-def test_native_caches_may_fill_where_shapes_vary_or_new_code_comes(
-    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, vary: bool | None, generates: bool, may_fill: bool
+@pytest.mark.parametrize("vary", [False, True, None])
+def test_it_is_known_whether_shapes_vary(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, vary: bool | None
 ) -> None:
-    evidences = []
-    scheduler: Any = watch.scheduler
-    investigation = SimpleNamespace(collector_off=False, profiled=False)
-    scheduler.main = SimpleNamespace(
-        scale="step", counters={}, investigation=investigation, generates_code=lambda: generates
-    )
     monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
-    monkeypatch.setattr(watch, "_progress", SimpleNamespace(works=True, now=TrainingPosition))
-    monkeypatch.setattr(
-        growth_watch, "find_leaks", lambda scheduler, evidence: evidences.append(evidence) or []
-    )
-    assert watch.leaks() == []
-    assert [evidence.caches_may_fill for evidence in evidences] == [may_fill]
+    watch.evidence.run["step"].read("cpu", 1, MIB)
+    watch.judged()
+    assert watch.evidence.situation.shapes_vary is vary
 
 
 class Clock:
@@ -196,7 +178,7 @@ def test_generated_code_is_read_as_often_as_its_share_of_the_time_allows(
 ) -> None:
     clock = Clock()
     scheduler: Any = watch.scheduler
-    scheduler.works, scheduler.main = False, SimpleNamespace(scale="second")
+    scheduler.works = False
     monkeypatch.setattr(growth_watch, "time", clock)
     monkeypatch.setattr(growth_watch, "generated_code", clock.generated_code)
     policy = ReadingPolicy(first=2, first_share=0.02, later_share=0.005)
@@ -212,7 +194,7 @@ def test_generated_code_is_left_out_where_it_says_nothing(
     watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, code: int | None, on_gpu: bool
 ) -> None:
     scheduler: Any = watch.scheduler
-    scheduler.works, scheduler.main = False, SimpleNamespace(scale="second")
+    scheduler.works = False
     monkeypatch.setattr(growth_watch.cuda, "initialized", lambda: on_gpu)
     monkeypatch.setattr(growth_watch, "generated_code", lambda: code)
     watch.at_mark(MarkPoint("step", TrainingPosition(step=1), mark(1).readings))
@@ -221,7 +203,8 @@ def test_generated_code_is_left_out_where_it_says_nothing(
 
 def test_only_marks_at_the_same_place_of_the_loop_are_followed(watch: GrowthWatch) -> None:
     scheduler: Any = watch.scheduler
-    scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
+    scheduler.works = False
+    watch.evidence.run["step"].read("cpu", 1, MIB)
     for name in ("start", "own", "step", "backward", "time", "end"):
         watch.at_mark(MarkPoint(name, TrainingPosition(), mark(1).readings))
     assert len(scheduler.values) == 3
@@ -230,7 +213,8 @@ def test_only_marks_at_the_same_place_of_the_loop_are_followed(watch: GrowthWatc
 @pytest.mark.parametrize(("due", "censuses"), [(False, 0), (True, 1)])
 def test_a_ledger_that_is_due_has_a_census(watch: GrowthWatch, due: bool, censuses: int) -> None:
     scheduler: Any = watch.scheduler
-    scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
+    scheduler.works = False
+    watch.evidence.run["step"].read("cpu", 1, MIB)
     ledgers: Any = watch._ledgers
     ledgers.is_due, taken = lambda: due, []
     scheduler.census = taken.append
@@ -239,103 +223,117 @@ def test_a_ledger_that_is_due_has_a_census(watch: GrowthWatch, due: bool, census
 
 
 @pytest.mark.parametrize(
-    ("taken", "outdated", "judged", "others"),
-    [(False, False, 1, 0), (True, False, 0, 0), (True, True, 0, 1)],
+    ("taken", "outdated", "asked"),
+    [(False, False, ["take"]), (True, False, []), (True, True, ["take_last"])],
 )
 def test_at_the_end_a_run_without_ledgers_of_it_gets_them(
-    watch: GrowthWatch,
-    monkeypatch: pytest.MonkeyPatch,
-    taken: bool,
-    outdated: bool,
-    judged: int,
-    others: int,
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, taken: bool, outdated: bool, asked: list[str]
 ) -> None:
-    scheduler: Any = watch.scheduler
     ledgers: Any = watch._ledgers
-    ledgers.taken, ledgers.outdated, scheduler.census = taken, outdated, (positions := []).append
-    frames: list[object] = []
-    monkeypatch.setattr(watch._investigator, "census", lambda step, also, given, wanted: frames.append(given))
-    position = TrainingPosition(step=5)
+    ledgers.taken, ledgers.outdated, ledgers.take, ledgers.take_last = taken, outdated, "take", "take_last"
+    looks: list[tuple[object, object]] = []
     monkeypatch.setattr(
-        watch, "_progress", SimpleNamespace(works=True, now=TrainingPosition, position=position)
+        watch._investigator, "look", lambda also, frames, wanted: looks.append((also, frames))
     )
     watch.take_ledgers([])
-    assert (len(positions), frames) == (judged, [[]] * others)
+    assert looks == [(also, []) for also in asked]
+    assert watch.evidence.main.censuses == []
 
 
 def test_limits_are_those_of_the_last_mark_before_the_end(
     watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[object, ...]] = []
-    scheduler: Any = watch.scheduler
-    investigation = SimpleNamespace(collector_off=True, profiled=False)
-    scheduler.main = SimpleNamespace(scale="step", counters={}, investigation=investigation)
-    finding = Finding(kind="leak", device="cpu")
-    monkeypatch.setattr(watch, "_progress", SimpleNamespace(works=True, now=TrainingPosition))
-    monkeypatch.setattr(watch, "_rank", 3)
+    asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(
-        growth_watch, "limits_and_use", lambda *facts: seen.append(facts) or ({"cpu": 9}, {"cpu": 5})
-    )
-    monkeypatch.setattr(
-        growth_watch, "find_leaks", lambda scheduler, evidence: seen.append(evidence) or [finding]
+        growth_watch, "limits_and_use", lambda *facts: asked.append(facts) or ({"cpu": 9}, {"cpu": 5})
     )
     last, at_end = (reading("cuda:0", nbytes) for nbytes in (7, 0))
     watch.at_mark(last)
     watch.at_mark(MarkPoint("end", TrainingPosition(), at_end.readings))
-    assert [leak.rank for leak in watch.leaks()] == [3]
-    (in_use, readings, _), evidence = seen
+    watch.judged()
+    ((in_use, readings, _),) = asked
     assert in_use is not None and readings == last.readings
-    assert (evidence.limits, evidence.used, evidence.collector_off) == ({"cpu": 9}, {"cpu": 5}, True)
-    assert watch.limits == {"cpu": 9}
+    assert watch.limits == watch.evidence.situation.limits == {"cpu": 9}
+    assert watch.evidence.situation.used == {"cpu": 5}
+
+
+def test_findings_are_those_of_the_rank(watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_rank", 3)
+    for step in range(1, 40):
+        watch.evidence.run["step"].read("cuda:0", step, step * MIB)
+    (leak,) = watch.judged(limits=False).findings
+    assert (leak.rank, leak.device, leak.bytes_per_step) == (3, "cuda:0", pytest.approx(MIB, rel=0.01))
 
 
 # --- the record ---------------------------------------------------------------------------------------------
 
 
-def lines_of(watch: GrowthWatch, marks: Iterable[MarkPoint]) -> list[Any]:
-    """What a watch writes of some marks."""
-    written: list[Any] = []
-    unused: Any = SimpleNamespace(works=True, now=lambda: TrainingPosition(step=9))
-    watch._write, watch._progress = written.append, unused
-    scheduler: Any = watch.scheduler
-    scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
-    for each in marks:
-        watch.at_mark(each)
-    watch.write_evidence()
-    return written
+class Recorded:
+    """A watch of the real scheduler, and the lines that it writes; its censuses find nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.position = TrainingPosition()
+        self.lines: list[Any] = []
+        self.censuses = censuses.leave_out(monkeypatch)
+        progress: Any = SimpleNamespace(works=True, now=lambda: self.position)
+        ledgers: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False)
+        self.watch = GrowthWatch(
+            CounterReader(), progress, ledgers, script_root=None, say=lambda text: None,
+            report=lambda leaks: None, write=self.lines.append, rank=None, batches_vary=lambda: False,
+        )  # fmt: skip
+
+    def mark(self, name: str, **position: Any) -> None:
+        self.position = TrainingPosition(**position)
+        self.watch.at_mark(MarkPoint(name, self.position, [Reading("cuda:0", allocated=MIB)]))
+
+    def read(self) -> dict[str, list[float]]:
+        """Positions of the readings of the device, by scale."""
+        read: dict[str, list[float]] = {}
+        for line in self.lines:
+            if isinstance(line, Readings) and line.counter == "cuda:0" and line.step is None:
+                read.setdefault(line.scale, []).extend(line.at)
+        return read
 
 
-def test_readings_are_written_on_the_scale_of_their_marks(watch: GrowthWatch) -> None:
-    marks = [
-        MarkPoint(
-            name,
-            TrainingPosition(step=at, microbatch=2, backwards=2 * at, time_s=at / 2),
-            [Reading("cpu", allocated=MIB)],
-        )
-        for at in range(1, 21)
-        for name in ("backward", "step", "time")
-    ]
-    *lines, situation = lines_of(watch, marks)
-    after_warm_up = range(WARM_UP + 1, 21)
-    assert {(line.scale, tuple(line.at)) for line in lines if line.counter == "cpu"} == {
-        ("step", tuple(after_warm_up)),
-        ("microbatch", tuple(2 * at for at in after_warm_up)),
-    }
-    assert situation.position.step == 9
+def test_readings_are_written_on_the_scale_of_their_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch)
+    for at in range(1, 21):
+        for name in ("backward", "step", "time"):
+            recorded.mark(name, step=at, microbatch=2, backwards=2 * at, time_s=at / 2)
+    recorded.watch.write_readings(last=True)
+    first = range(WARM_UP + 1, ENOUGH_MARKS + 1)  # with so many steps, only these are judged
+    assert recorded.read() == {
+        "step": [*range(WARM_UP + 1, 21)], "microbatch": [2 * at for at in first],
+    }  # fmt: skip
+    situation = recorded.lines[-1]
+    assert isinstance(situation, Situation) and situation.position.step == 20
+
+
+def test_a_record_has_all_that_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch)
+    for at in range(1, 31):
+        recorded.mark("step", step=at)
+    judged = recorded.watch.judged()
+    recorded.watch.write_readings(last=True)
+    kinds = [type(line) for line in recorded.lines]
+    assert kinds.count(CensusSeen) == len(recorded.censuses) > 1
+    for number, kind in enumerate(kinds):
+        assert kind is not CensusSeen or kinds[number - 1] is Situation
+    assert judge(Evidence.of(recorded.lines)).judged == judged.judged
 
 
 def test_time_counts_only_before_there_are_steps_and_without_the_pauses_of_censuses(
-    watch: GrowthWatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def at(time_s: float) -> MarkPoint:
-        return MarkPoint("time", TrainingPosition(time_s=time_s), [Reading("cpu", allocated=MIB)])
-
-    def marks() -> Iterator[MarkPoint]:
-        yield from map(at, range(1, 11))
-        watch._write_census(CensusSeen(position=TrainingPosition(time_s=10), pause_s=5.0))
-        yield from map(at, range(16, 21))
-
-    lines = lines_of(watch, marks())
-    read = [line.at for line in lines if isinstance(line, Readings) and line.counter == "cpu"]
-    assert [at for block in read for at in block] == [*range(WARM_UP + 1, 11), *range(11, 16)]
-    assert [line.work_s for line in lines if isinstance(line, CensusSeen)] == [10]
+    recorded = Recorded(monkeypatch)
+    for at in range(1, 11):
+        recorded.mark("time", time_s=at)
+    recorded.watch._investigator.paused_s = 5.0
+    for at in range(16, 21):
+        recorded.mark("time", time_s=at)
+    recorded.mark("step", step=1, time_s=21)
+    recorded.mark("time", step=1, time_s=22)
+    recorded.watch.write_readings(last=True)
+    assert recorded.read()["second"][-5:] == pytest.approx(
+        [10, 11, 12, 13, 14], abs=0.1
+    )  # the last may be of another function

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.model.census import Census, GroupKey, HolderGroup
+from memtriage.model.census import Census, HolderGroup
 from memtriage.model.paths import ANY_ITEM, HolderPath
 from memtriage.session.schedule.investigation import Investigator
 from support.paths import named
@@ -55,26 +54,13 @@ def census(*groups: HolderGroup) -> Census:
     return Census(storages=[], groups=list(groups), nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
 
 
-def point(
-    position: float,
-    *groups: HolderGroup,
-    heads: dict[GroupKey, bytes] | None = None,
-    tails: dict[GroupKey, bytes] | None = None,
-    interrupted: bool = False,
-) -> CensusPoint:
-    """A census and when it was taken."""
-    return CensusPoint(position, census(*groups), heads or {}, interrupted, tails or {})
+def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Make all censuses find nothing. Returns what each was asked to do with its view."""
+    asked: list[object] = []
 
+    def looked(self: Investigator, also: object, frames: object = None, wanted: object = None) -> Census:
+        asked.append(also)
+        return census()
 
-def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Make all censuses find nothing. Returns the positions at which one is asked for."""
-    asked: list[float] = []
-
-    def taken(
-        self: Investigator, position: float, also: object = None, frames: object = None, wanted: object = None
-    ) -> CensusPoint:
-        asked.append(position)
-        return point(position)
-
-    monkeypatch.setattr(Investigator, "census", taken)
+    monkeypatch.setattr(Investigator, "look", looked)
     return asked

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.diagnose.judge import ScaleEvidence
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.judgment import Judgment, judge
 from memtriage.model.census import HolderGroup
+from memtriage.model.evidence import Situation
 from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPosition
 from memtriage.model.units import MIB
 from memtriage.session.schedule.investigation import Investigator
-from memtriage.session.schedule.judgment import find_leaks
 from memtriage.session.schedule.scheduler import CensusScheduler
 from support.censuses import group
 from support.simulated import StandInInvestigator
@@ -60,11 +60,11 @@ class Notes(StandInInvestigator):
     def stop(self) -> None:
         self.stopped += 1
 
-    def point(self, position: float, frames: object) -> CensusPoint:
+    def follow(self, *args: Any, **kwargs: Any) -> Any:
         if self.fails:
-            self.seconds += self._each_s
+            self.pause()
             raise MemoryError
-        return super().point(position, frames)
+        return super().follow(*args, **kwargs)
 
 
 class SmallEntries(Notes):
@@ -80,11 +80,14 @@ class Loop:
     def __init__(self, notes: Notes | None = None) -> None:
         self.notes = notes or Notes()
         self.found = 0
-        self.scheduler = CensusScheduler(cast(Investigator, self.notes), LOOK, self._count)
+        self.evidence = Evidence()
+        self.notes.observed = self.evidence.add
+        self.scheduler = CensusScheduler(self.evidence, cast(Investigator, self.notes), LOOK, self._count)
         self.steps = 0
         self.microbatch = 0
         self.usual = 0
         self.now_s = 0.0
+        self.readable = {"cpu": True}
         self._stepped = False
 
     def _count(self) -> None:
@@ -129,10 +132,12 @@ class Loop:
         self.now_s += seconds
         self.scheduler.at_mark("time", self.position, counters, works=works)
 
+    def judged(self) -> Judgment:
+        self.evidence.add(Situation(position=self.position, readable=self.readable))
+        return judge(self.evidence)
+
     def leaks(self) -> list[Finding]:
-        main = self.scheduler.main
-        estimates = {name: counter.estimate() for name, counter in main.counters.items()}
-        return find_leaks(self.scheduler, ScaleEvidence(main.scale, self.position, estimates))
+        return self.judged().findings
 
     def proven(self) -> dict[str, int]:
         """Bytes a step by proven leak."""
@@ -152,4 +157,4 @@ def nothing(step: int) -> dict[str, int]:
 
 
 def taken(loop: Loop) -> list[float]:
-    return [position for _, position in loop.notes.took]
+    return [line.at(loop.evidence.main.scale) for _, line in loop.notes.took]

@@ -5,30 +5,27 @@ Everything that decides is the real code. Only the census is a stand-in, which a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memtriage.account.followed import Contents, changed
 from memtriage.allocator.settings import MIN_BLOCK
-from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.diagnose.growth.trend import detection_limit
-from memtriage.diagnose.judge import ScaleEvidence
+from memtriage.diagnose.growth.estimate import detection_limit, policy_of
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.verdict import verdict
-from memtriage.model.census import GroupDetail, HolderGroup
+from memtriage.model.census import Census, GroupDetail, HolderGroup
+from memtriage.model.evidence import CensusSeen, DataSeen, Situation
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
-from memtriage.session.schedule import scale
-from memtriage.session.schedule.investigation import Investigation, Investigator
-from memtriage.session.schedule.judgment import find_leaks, judge_devices
+from memtriage.session.schedule.investigation import Following, Investigator
 from memtriage.session.schedule.scheduler import CensusScheduler
-from support.censuses import group, point
+from support.censuses import census, group
 from support.paths import named
 
 Series = NDArray[np.float64]
@@ -38,11 +35,11 @@ class StandInInvestigator:
     """Stands in for an `Investigator`: its censuses find the groups that the test states.
 
     Attributes:
-        seconds: that censuses have taken.
+        paused_s, spent_s: seconds that censuses have taken.
         entries: of containers of ordinary data, by name.
         entry_bytes: of one of these entries, by name.
         bounds: entries at which a holder's container stops growing, by name of the holder.
-        took: positions of censuses, `(scale, position)`.
+        took: censuses, and whether each was within a step.
         between: whether each was taken between two positions.
         looks: what each census was asked to do with its view.
         libraries: whether each was to walk all libraries.
@@ -51,95 +48,75 @@ class StandInInvestigator:
     recording = False
 
     def __init__(self, seconds: float = 0.1) -> None:
-        self.seconds = 0.0
+        self.paused_s = self.spent_s = 0.0
+        self.observed: Callable[[CensusSeen], None] = lambda line: None
         self.entries: dict[str, int] = {}
         self.entry_bytes: dict[str, int] = {}
         self.bounds: dict[str, int] = {}
-        self.took: list[tuple[str, float]] = []
+        self.took: list[tuple[bool, CensusSeen]] = []
         self.between: list[bool] = []
         self.looks: list[object] = []
         self.libraries: list[bool] = []
         self._each_s = seconds
-        self._seen: dict[str, list[tuple[float, int]]] = {}
+        self._entries: dict[str, int] = {}
+        self._followed: set[str] = set()
 
     def groups(self) -> list[HolderGroup]:
         """What a census finds now."""
         raise NotImplementedError
 
-    def census(self, position: float, also: object = None, frames: object = None) -> CensusPoint:
-        self.took.append(("none", position))
-        return self.point(position, frames)
-
     def follow(
-        self, investigation: Investigation, position: float, also: object = None, frames: object = None,
-        *, between: bool = True, libraries: bool = False, training: TrainingPosition | None = None,
-    ) -> CensusPoint:  # fmt: skip
-        self.took.append((investigation.scale, position))
+        self, following: Following, position: TrainingPosition, also: object = None,
+        frames: object = None, *, between: bool = True, libraries: bool = False,
+    ) -> Census:  # fmt: skip
+        line = CensusSeen(
+            position=position, work_s=position.time_s - self.paused_s, within_step=following.within_step,
+            between=between and frames is None, interrupted=frames is not None and between,
+        )  # fmt: skip
+        self.took.append((following.within_step, line))
         self.between.append(between)
         self.looks.append(also)
         self.libraries.append(libraries)
-        census_point = self.point(position, frames)
-        investigation.history.add(census_point, between=between and frames is None)
-        investigation.taken.append(position)
-        investigation.waiting.append(AwaitingCollector(position, {}))
-        totals: dict[str, int] = {}
-        for holder in census_point.census.groups:
+        self.pause()
+        taken = census(*self.groups())
+        holders = following.holders.add(taken, Contents({}, {}), between=line.between)
+        for holder in taken.groups:
             blocks = MIN_BLOCK * holder.count if holder.device.startswith("cuda:") else 0
-            taken = max(holder.nbytes, blocks) + holder.kept
-            totals[holder.device] = totals.get(holder.device, 0) + taken
-        investigation.totals.append((position, totals))
-        investigation.collector_off = False
-        for growth in investigation.growing():
-            bound = self.bounds.get(growth.group.anchor[0].name)
-            investigation.details[growth.key] = GroupDetail(bound=bound)
-        investigation.data.containers = dict(self._grown(position))
-        return census_point
+            counted = max(holder.nbytes, blocks) + holder.kept
+            line.totals[holder.device] = line.totals.get(holder.device, 0) + counted
+        for seen in holders:
+            bound = self.bounds.get(seen.anchor[0].name)
+            seen.detail = None if bound is None else GroupDetail(bound=bound)
+        line.holders, line.gone = changed(holders, following.written, forget=line.between)
+        line.data = list(self._grown())
+        following.taken += 1
+        self.observed(line)
+        return taken
 
-    def _grown(self, position: float) -> Iterator[tuple[int, GrowingData]]:
+    def pause(self) -> None:
+        """Take as long as a census does."""
+        self.paused_s += self._each_s
+        self.spent_s = self.paused_s
+
+    def _grown(self) -> Iterator[DataSeen]:
         for number, (name, count) in enumerate(self.entries.items()):
-            seen = self._seen.setdefault(name, [])
-            if seen and count < seen[-1][1]:
-                seen.clear()
-            if len(seen) == 1 and count == seen[0][1]:
-                seen.clear()
-            if not seen or count > seen[-1][1]:
-                seen.append((position, count))
-            if len(seen) < 2:
-                continue
-            growing = GrowingData(named(f"{name}[*]"), "list", None, self.entry_bytes[name], tuple(seen))
-            if growing.pauses(position):
-                yield number, growing
+            before = self._entries.get(name)
+            if before is not None and count >= before and (count > before or name in self._followed):
+                yield DataSeen(
+                    id=number, path=named(f"{name}[*]"), kind="list", entries=count,
+                    entry_bytes=self.entry_bytes[name],
+                    before=None if name in self._followed else before,
+                )  # fmt: skip
+                self._followed.add(name)
             else:
-                seen[:] = [(position, count)]
+                self._followed.discard(name)
+            self._entries[name] = count
 
     def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
         """Allocation sites: of no interest here."""
 
     def stop(self) -> None:
         """Recorders off."""
-
-    def point(self, position: float, frames: object) -> CensusPoint:
-        self.seconds += self._each_s
-        return point(position, *self.groups(), interrupted=frames is not None)
-
-
-def clock(investigator: StandInInvestigator) -> Any:
-    """A stand-in for `time`: its clocks are at the seconds that censuses took."""
-
-    def seconds() -> float:
-        return investigator.seconds
-
-    return SimpleNamespace(perf_counter=seconds, thread_time=seconds)
-
-
-@contextmanager
-def clock_of(investigator: StandInInvestigator) -> Iterator[None]:
-    """Make censuses take as long as the stand-in states."""
-    real, scale.time = scale.time, clock(investigator)
-    try:
-        yield
-    finally:
-        scale.time = real
 
 
 # --- programs -----------------------------------------------------------------------------------------------
@@ -255,34 +232,33 @@ class _AtIteration(StandInInvestigator):
 
 def watched(program: Program) -> Outcome:
     """Run a program on paper and return what memtriage reports of it."""
-    investigator = _AtIteration(program)
+    investigator, evidence = _AtIteration(program), Evidence()
     look: Any = object()
-    scheduler = CensusScheduler(cast(Investigator, investigator), look, lambda: None)
+    investigator.observed = evidence.add
+    scheduler = CensusScheduler(evidence, cast(Investigator, investigator), look, lambda: None)
     values = counters(program)
-    with clock_of(investigator):
-        position = TrainingPosition(step=0, microbatch=0, microbatches_per_step=0, time_s=0.0)
-        for iteration, time_s in _marks(program):
-            investigator.at(iteration)
-            read = {name: int(series[iteration]) for name, series in values.items()}
-            time_s += investigator.seconds  # the clock goes on during a census
-            if program.by_time:
-                position = TrainingPosition(step=0, microbatch=0, microbatches_per_step=0, time_s=time_s)
-                scheduler.at_mark("time", position, read)
-            else:
-                position = TrainingPosition(
-                    step=iteration + 1, microbatch=1, microbatches_per_step=1, at_step_end=True, time_s=time_s
-                )
-                scheduler.at_mark("step", position, read)
-        scheduler.main.end(position, None)
-    main = scheduler.main
-    estimates = {name: counter.estimate() for name, counter in main.counters.items()}
-    findings = find_leaks(scheduler, ScaleEvidence(main.scale, position, estimates))
-    judged = judge_devices(scheduler.judged_on, {program.device: True})
-    word = verdict(findings, False, judged)
-    resident = main.counters["host"]
-    flat = resident.estimate().state == "flat"
-    limit = detection_limit(resident.track.points(), resident.policy) if flat else None
-    return Outcome(word, findings, judged, [at for _, at in investigator.took], limit)
+    position = TrainingPosition(step=0, microbatch=0, microbatches_per_step=0, time_s=0.0)
+    for iteration, time_s in _marks(program):
+        investigator.at(iteration)
+        read = {name: int(series[iteration]) for name, series in values.items()}
+        time_s += investigator.paused_s  # the clock goes on during a census
+        if program.by_time:
+            position = TrainingPosition(step=0, microbatch=0, microbatches_per_step=0, time_s=time_s)
+            scheduler.at_mark("time", position, read)
+        else:
+            position = TrainingPosition(
+                step=iteration + 1, microbatch=1, microbatches_per_step=1, at_step_end=True, time_s=time_s
+            )
+            scheduler.at_mark("step", position, read)
+    scheduler.end(position, None)
+    evidence.add(Situation(position=position, readable={program.device: True}))
+    judgment = judge(evidence)
+    word = verdict(judgment.findings, False, judgment.judged)
+    resident = judgment.counters["host"]
+    flat = resident.growth.state == "flat"
+    limit = detection_limit(resident.points, policy_of("host")) if flat else None
+    positions = [line.at(evidence.main.scale) for _, line in investigator.took]
+    return Outcome(word, judgment.findings, judgment.judged, positions, limit)
 
 
 def counters(program: Program) -> dict[str, Series]:

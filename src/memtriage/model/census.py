@@ -137,7 +137,6 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
         retained: bytes of the group that would be freed if its holders released them; less than all of them
             if others keep some alive, too.
         retained_of: bytes that the group had then; both None if not computed.
-        retained_at: position of the census that computed them, while a program is followed.
         also_held_by: paths of those others, from the same census.
         elsewhere: objects of libraries that were not walked keep some of the group alive, too. Then only a
             census of all libraries can compute `retained`.
@@ -165,7 +164,6 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     retained: int | None = None
     retained_of: int | None = None
-    retained_at: float | None = None
     also_held_by: list[HolderPath] = msgspec.field(default_factory=list)
     elsewhere: bool = False
     allocated_at: str | None = None

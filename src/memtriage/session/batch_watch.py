@@ -31,7 +31,7 @@ from memtriage.process.stdlib import time
 from memtriage.session.death_watch import BATCHES
 from memtriage.session.marks import MarkPoint
 from memtriage.session.record import SessionRecord, never_raises
-from memtriage.session.schedule.judgment import device_limit
+from memtriage.session.schedule.limits import device_limit
 
 
 @dataclass(frozen=True, slots=True)

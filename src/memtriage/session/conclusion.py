@@ -124,14 +124,15 @@ class Conclusion:
 
     @never_raises
     def _write_evidence(self) -> None:
-        self._growth.write_evidence()
+        self._growth.write_readings(last=True)
 
     @never_raises
     def _judge_growth(self, failed: bool) -> None:
-        self.findings = self._growth.leaks()
+        judgment = self._growth.judged()
+        self.findings = judgment.findings
         self._live.leaks(self.findings)
         self.judged = with_circumstances(
-            self._growth.judged(),
+            judgment.judged,
             failed=failed,
             steps=self._progress.position.step,
             torch="torch" in sys.modules,

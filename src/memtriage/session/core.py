@@ -25,8 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.model.asked import Answer
+from memtriage.model.census import Census
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
@@ -100,7 +100,7 @@ class Session:
         rank, lock = identity.rank, cast(Lock, self._lock)
         self._record = record = SessionRecord(self.path)
         self._progress = progress = TrainingProgress()
-        self._hooks = TrainingHooks(self, self._attach)
+        self._hooks = TrainingHooks(self, self._attach, self.gradients_computed)
         # The parts that marks go to.
         self._reader = CounterReader()
         self._stored = StoredMarks(record, self._reader, rank)
@@ -259,6 +259,12 @@ class Session:
             self._step_completes()
 
     @never_raises
+    def gradients_computed(self) -> None:
+        """Take it as a micro-batch if `torch.autograd.grad` is all that a program computes gradients with."""
+        if not inside_optimizer_step() and self._progress.gradients_complete():
+            self.mark("backward")
+
+    @never_raises
     def optimizer_begins(self, optimizer: object) -> None:
         self._progress.optimizer_begins()
 
@@ -328,7 +334,7 @@ class Session:
         if self._log is not None:
             self._log.suspect(leaks)
 
-    def _census_at_death(self, frames: Sequence[FrameType]) -> CensusPoint:
+    def _census_at_death(self, frames: Sequence[FrameType]) -> Census:
         with self._lock:
             return self._growth.interrupted(frames)
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.messages.training_phase import FrameState, phase_from_frames
+from memtriage.model.census import Census
 from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPhase, TrainingPosition
 from memtriage.model.units import size
@@ -75,7 +75,7 @@ class DeathWatch:
         position: Callable[[], TrainingPosition],
         running: Callable[[], bool],
         failed: Callable[[str, Exception], None],
-        look: Callable[[Sequence[FrameType]], CensusPoint],
+        look: Callable[[Sequence[FrameType]], Census],
     ) -> None:
         self._position = position
         self._running = running
@@ -147,7 +147,7 @@ class DeathWatch:
             name, requested, limit, free, here, cuda.counters(device), times=times
         )
         try:
-            self._failed.owners = owners_of(self._look(()).census.storages, name)
+            self._failed.owners = owners_of(self._look(()).storages, name)
         except Exception as error:  # host memory may be short, too: the counters must be enough
             if is_programs_exception(error):
                 raise
@@ -165,8 +165,8 @@ class DeathWatch:
         if self._failed is not None:
             return False
         with lifted_memory_limit():
-            point = self._look(error_frames(error))
-        self._owners = owners_of(point.census.storages, device_of(error))
+            census = self._look(error_frames(error))
+        self._owners = owners_of(census.storages, device_of(error))
         return True
 
     def finding(self, error: BaseException, leaks: Sequence[Finding]) -> Finding:

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
-from memtriage.diagnose.growth.counter import CODE
-from memtriage.diagnose.growth.evidence import Comparison, Evidence
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.diagnose.judge import ScaleEvidence
+from memtriage.diagnose.growth.evidence import CODE, Evidence
+from memtriage.diagnose.growth.judgment import Judgment, judge
+from memtriage.model.census import Census
 from memtriage.model.evidence import CensusSeen, Readings, Situation
 from memtriage.model.findings import Finding
-from memtriage.model.judged import Judged
-from memtriage.model.position import Scale
 from memtriage.observe import cuda
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.generated_code import generated_code
@@ -24,7 +21,7 @@ from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.marks import MarkPoint
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.schedule.investigation import Investigator
-from memtriage.session.schedule.judgment import find_leaks, judge_devices, limits_and_use
+from memtriage.session.schedule.limits import limits_and_use
 from memtriage.session.schedule.scheduler import CensusScheduler
 from memtriage.session.transient_peak import TransientPeak
 
@@ -50,15 +47,14 @@ class ReadingPolicy:
 
 
 READING: Final = ReadingPolicy()
-_SCALES: Final[Mapping[str, Scale]] = {"step": "step", "backward": "microbatch", "time": "second"}
 
 
 class GrowthWatch:
     """Gathers evidence of growth, and judges at any time what grows.
 
     Attributes:
-        limits: bytes at which memory runs out, by device, as of the last judgment.
-        scheduler: decides when to take a census, and has the counters.
+        evidence: all that was observed, from which growth is judged.
+        scheduler: decides when to take a census.
         transient: memory that comes and goes between marks.
 
     Args:
@@ -87,7 +83,7 @@ class GrowthWatch:
         rank: int | None,
         batches_vary: Callable[[], bool | None],
     ) -> None:
-        self.limits: dict[str, int] = {}
+        self.evidence = Evidence()
         self.transient = TransientPeak()
         self._reader = reader
         self._progress = progress
@@ -95,11 +91,14 @@ class GrowthWatch:
         self._rank = rank
         self._batches_vary = batches_vary
         self._write = write
-        self._observed = Evidence()
-        self._written_s = self._paused_s = 0.0
-        self._works_s: float | None = None
-        self._investigator = Investigator(script_root, say, ledgers.before_census, self._write_census)
-        self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: report(self.leaks()))
+        self._investigator = Investigator(script_root, say, ledgers.before_census, self._add_census)
+        self.scheduler = CensusScheduler(
+            self.evidence,
+            self._investigator,
+            ledgers.take,
+            lambda: report(self.judged(limits=False).findings),
+        )
+        self._written_s = 0.0
         self._own_bytes: dict[str, int] = {}
         self._code_readings = 0
         self._code_due_s = 0.0
@@ -128,12 +127,11 @@ class GrowthWatch:
         if mark.name in ("step", "backward", "time"):
             before, tables = self._without_own(mark), self._investigator.recorder_tables()
             values, started = self._values(mark, before), time.perf_counter()
-            self._observe(mark, values)
             self.scheduler.at_mark(mark.name, mark.position, values, works=self._progress.works)
             if self._ledgers.is_due():
                 self.scheduler.census(mark.position)
             if started - self._written_s > READING.written_s:
-                self._write_readings()
+                self.write_readings()
             if time.perf_counter() - started > READING.work_s:
                 tables = self._investigator.recorder_tables() - tables
                 self._subtract_own(before, self._investigator.in_malloc(tables))
@@ -143,9 +141,18 @@ class GrowthWatch:
         """Whether recorders of allocation sites run, whose tables are in malloc."""
         return self._investigator.recording
 
-    def judged(self) -> dict[str, Judged]:
-        """Return by device whether growth could be judged, and how small a leak would have been found."""
-        return judge_devices(self.scheduler.judged_on, self._readable)
+    @property
+    def limits(self) -> dict[str, int]:
+        """Bytes at which memory runs out, by device, as of the last judgment."""
+        return self.evidence.situation.limits
+
+    def judged(self, *, limits: bool = True) -> Judgment:
+        """Judge what was observed so far; arguments as `judge` has them."""
+        self.evidence.add(self._situation())
+        judgment = judge(self.evidence, limits=limits)
+        for finding in judgment.findings:
+            finding.rank = self._rank
+        return judgment
 
     def _without_own(self, mark: MarkPoint) -> dict[str, int]:
         """Return bytes by readable counter, without what is known to be the watch's own."""
@@ -196,80 +203,32 @@ class GrowthWatch:
 
         None if only new code would show it.
         """
-        return True if self.scheduler.main.scale == "second" else self._batches_vary()
-
-    def _caches_may_fill(self) -> bool:
-        """Return whether native caches with an entry per shape may still be filling."""
-        vary = self._shapes_vary()
-        return self.scheduler.main.generates_code() if vary is None else vary
+        return True if self.evidence.main.scale == "second" else self._batches_vary()
 
     def _resident(self) -> dict[str, int]:
         resident = {"shared": self._reader.shared(), "host": self._reader.rss()}
         return {name: value for name, value in resident.items() if value is not None}
 
-    def leaks(self) -> list[Finding]:
-        """Return what grows, as far as is known now, largest first."""
-        self.limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
-        main = self.scheduler.main
-        evidence = ScaleEvidence(
-            main.scale,
-            self._progress.now(),
-            {name: counter.estimate() for name, counter in main.counters.items()},
-            self.limits,
-            used,
-            main.investigation.collector_off,
-            caches_may_fill=self._caches_may_fill(),
-            profiled=main.investigation.profiled,
-        )
-        leaks = find_leaks(self.scheduler, evidence)
-        for finding in leaks:
-            finding.rank = self._rank
-        return leaks
-
     # --- the record -----------------------------------------------------------------------------------------
 
-    def _observe(self, mark: MarkPoint, values: Mapping[str, int]) -> None:
-        """Keep the readings of a mark for the record."""
-        position = mark.position
-        if mark.name == "time" and (position.step or position.backwards):
-            return
-        at = {
-            "step": float(position.step),
-            "backward": float(position.backwards),
-            "time": position.time_s - self._paused_s,
-        }[mark.name]
-        if self._works_s is None and self._progress.works:
-            self._works_s = position.time_s - self._paused_s
-        comparison = self._observed.run[_SCALES[mark.name]]
-        within = self._within(position.step) if mark.name == "backward" else None
-        for counter, value in values.items():
-            comparison.read(counter, at, value)
-            if within is not None and counter != CODE:
-                within.read(counter, position.microbatch, value)
+    def write_readings(self, *, last: bool = False) -> None:
+        """Write the readings since the last call.
 
-    def _within(self, step: int) -> Comparison | None:
-        """Return the comparison within a step if that is investigated, or the step before it was."""
-        last = self._observed.steps[-1].step if self._observed.steps else None
-        return self._observed.of_step(step) if last is not None and last <= step <= last + 1 else None
-
-    def _write_census(self, census: CensusSeen) -> None:
-        census.work_s = round(census.position.time_s - self._paused_s, 3)
-        self._paused_s += census.pause_s
-        self._write_readings()
-        self._write(self._situation())
-        self._observed.add(census)
-        self._write(census)
-
-    def _write_readings(self, *, last: bool = False) -> None:
+        Args:
+            last: none will follow: write those that are incomplete, too, and the situation.
+        """
         self._written_s = time.perf_counter()
-        for comparison in (*self._observed.run.values(), *self._observed.steps):
+        for comparison in (*self.evidence.run.values(), *self.evidence.steps):
             for line in comparison.new_readings(last=last):
                 self._write(line)
+        if last:
+            self._write(self._situation())
 
-    def write_evidence(self) -> None:
-        """Write what is still to be written, at the end of the watch."""
-        self._write_readings(last=True)
+    def _add_census(self, census: CensusSeen) -> None:
+        self.write_readings()
         self._write(self._situation())
+        self.evidence.add(census)
+        self._write(census)
 
     def _situation(self) -> Situation:
         limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
@@ -278,19 +237,19 @@ class GrowthWatch:
             limits=limits,
             used=used,
             readable=self._readable,
-            works_s=round(self._works_s or 0.0, 3),
+            works_s=round(self.evidence.run["second"].begins, 3),
             shapes_vary=self._shapes_vary(),
         )
 
     # --- when memory runs out, and at the end ---------------------------------------------------------------
 
-    def interrupted(self, frames: Sequence[FrameType]) -> CensusPoint:
+    def interrupted(self, frames: Sequence[FrameType]) -> Census:
         """Take a census when memory has run out; `frames` as for `CensusScheduler.census`."""
         return self.scheduler.census(self._progress.now(), frames)
 
     def end(self, frames: Sequence[FrameType] | None) -> None:
-        """Take a last census of what is suspected; `frames` as for `ScaleScheduler.end`."""
-        self.scheduler.main.end(self._progress.now(), frames)
+        """Take a last census of what is suspected; `frames` as for `CensusScheduler.end`."""
+        self.scheduler.end(self._progress.now(), frames)
 
     def remove(self) -> None:
         """Remove the recorders of allocation sites."""
@@ -299,12 +258,9 @@ class GrowthWatch:
     def take_ledgers(self, frames: Sequence[FrameType] | None) -> None:
         """Take a census for the ledgers alone, in a run that has none of its end; `frames` as for `end`.
 
-        Growth is not judged by a second one: what the program's functions kept may be gone.
+        Growth is not judged by it: what the program's functions kept may be gone.
         """
         if not self._ledgers.taken:
-            self.scheduler.census(self._progress.now())
+            self._investigator.look(self._ledgers.take, frames, lambda _: ())
         elif self._ledgers.outdated:
-            step = self._progress.position.step
-            self._investigator.census(
-                step, lambda view, _: self._ledgers.take_last(view), frames, lambda _: ()
-            )
+            self._investigator.look(self._ledgers.take_last, frames, lambda _: ())

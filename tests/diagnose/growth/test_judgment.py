@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from memtriage.catalogue.growing import PROFILER
 from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.judgment import Judgment, judge, judged_again
+from memtriage.diagnose.growth.judgment import Judgment, judge, judged_again, worth_reporting
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, Situation
 from memtriage.model.findings import Finding
@@ -165,6 +166,85 @@ def test_what_awaits_the_collector_is_no_native_growth() -> None:
     assert the(off).device == "host"
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "off", "note"),
+    [
+        pytest.param(
+            MIB, False, "1.0 MiB in garbage cycles of Node awaited the collector at step 15", id="much"
+        ),
+        pytest.param(MIB - 1, False, None, id="little"),
+        pytest.param(MIB, True, None, id="it is a leak"),
+    ],
+)
+def test_much_that_awaits_the_collector_is_noted(nbytes: int, off: bool, note: str | None) -> None:
+    waiting = {"cpu": {"Node": nbytes, "Edge": 0}}
+    evidence = observed({"cpu": rising(0)}, censuses=CENSUSES, waiting=waiting, collector_off=off)
+    judged = judge(evidence).judged["cpu"]
+    assert judged.note == note and judged.detection_limit is not None
+
+
+@pytest.mark.parametrize(("waits", "leaks"), [(20 * MIB, 0), (0, 1)])
+def test_native_holders_of_what_awaits_the_collector_are_no_leak(waits: int, leaks: int) -> None:
+    native = (PathSegment(SegmentKind.NATIVE, "Tensor"),)
+
+    def found(at: int) -> Found:
+        return [held(MIB * at, at, anchor=native, path=native)]
+
+    evidence = observed({"cpu": rising(MIB)}, found, CENSUSES, waiting={"cpu": {"Node": waits}})
+    assert len(judge(evidence).findings) == leaks
+
+
+CODE_COMES = [20 * MIB + at // 6 * MIB // 2 for at in range(STEPS)]
+"""Generated code, which grows at every sixth step."""
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "fills"),
+    [
+        pytest.param("cpu", [BASE + code / 5 for code in CODE_COMES], True, id="grows with the code"),
+        pytest.param("cpu", rising(MIB), False, id="grows far more"),
+        pytest.param("cuda:0", [BASE + code / 5 for code in CODE_COMES], False, id="is not native"),
+    ],
+)
+def test_a_cache_that_fills_with_generated_code_is_no_leak(
+    device: str, memory: list[float], fills: bool
+) -> None:
+    judgment = judge(observed({device: memory, "code": CODE_COMES}, censuses=CENSUSES))
+    assert (judgment.findings == []) is fills
+    limit = judgment.judged[device].detection_limit
+    assert (limit is not None) is fills
+
+
+@pytest.mark.parametrize(
+    ("vary", "code", "certainty"),
+    [
+        pytest.param(False, CODE_COMES, "proven", id="one shape"),
+        pytest.param(True, [MIB] * STEPS, "suspected", id="several shapes"),
+        pytest.param(None, CODE_COMES, "suspected", id="shapes unknown, new code comes"),
+        pytest.param(None, [MIB] * STEPS, "proven", id="shapes unknown, no new code"),
+    ],
+)
+def test_native_growth_is_doubted_while_caches_by_shape_may_fill(
+    vary: bool | None, code: list[float], certainty: str
+) -> None:
+    counters = {"cpu": rising(MIB), "code": code}
+    situation = {"shapes_vary": vary, "readable": {"cpu": True}}
+    assert the(observed(counters, censuses=CENSUSES, situation=situation)).certainty == certainty
+
+
+@pytest.mark.parametrize(
+    ("last", "named"),
+    [
+        pytest.param({"profiled": True}, True, id="at every census"),
+        pytest.param({"profiled": False}, False, id="not at the last one"),
+        pytest.param({"profiled": False, "between": False}, True, id="stopped at the end"),
+    ],
+)
+def test_a_profiler_that_was_on_explains_native_growth(last: dict[str, bool], named: bool) -> None:
+    finding = the(observed({"cpu": rising(MIB)}, censuses=CENSUSES, profiled=True, last=last))
+    assert (finding.mechanism == PROFILER.why) is named
+
+
 def test_data_that_grows_is_host_memory() -> None:
     detail = {"allocated_at": "data.py:3 in load", "stored_at": "data.py:4 in load"}
     finding = the(observed(ELSEWHERE, lambda at: [data(at, 100 * KIB, **detail)], CENSUSES))
@@ -205,6 +285,23 @@ def test_the_fastest_leak_is_first_and_small_suspicions_beside_it_are_left_out()
 
     findings = judge(observed(ELSEWHERE, found, CENSUSES)).findings
     assert [finding.holder_path for finding in findings] == [items("fast"), items("slow")]
+
+
+@pytest.mark.parametrize(
+    ("rate", "device", "kept"),
+    [
+        pytest.param(100_000, "cpu", True, id="a tenth of all"),
+        pytest.param(99_999, "cpu", False, id="less than a tenth of all"),
+        pytest.param(1, "cuda:0", True, id="in other memory"),
+    ],
+)
+def test_suspicions_are_left_out_beside_much_larger_proven_leaks(rate: int, device: str, kept: bool) -> None:
+    proven = [
+        Finding(kind="leak", device="cpu", certainty="proven", bytes_per_step=each)
+        for each in (600_000, 400_000)
+    ]
+    doubtful = Finding(kind="leak", device=device, certainty="suspected", bytes_per_step=rate)
+    assert worth_reporting([*proven, doubtful]) == [*proven, *([doubtful] if kept else [])]
 
 
 # --- how certain, and why not -------------------------------------------------------------------------------
@@ -343,6 +440,13 @@ def test_what_grows_within_each_step_and_stays_has_a_rate_per_step() -> None:
     assert rates(finding) == (24 * MIB, MIB, None)
 
 
+def test_a_micro_batch_of_several_backwards_is_explained() -> None:
+    """The same instant of each is compared: censuses are so far apart."""
+    finding = next(f for f in judge(within_step(rising(MIB, 24), stays=False)).findings if f.holder_path)
+    several = "the program runs 6 backwards for each micro-batch of its own, and keeps 6.0 MiB of each"
+    assert any(several in line for line in finding.evidence)
+
+
 def test_a_cache_that_fills_within_one_step_is_cleared_by_the_next() -> None:
     evidence = within_step(rising(MIB, 24), stays=False)
     for microbatch in range(1, 25):
@@ -397,6 +501,20 @@ def test_growth_of_logs_and_bounded_containers_raises_the_limit() -> None:
     limit = judgment.judged["cpu"].detection_limit
     assert judgment.findings == []
     assert limit is not None and limit.bytes == pytest.approx(MIB, rel=0.01)
+
+
+@pytest.mark.parametrize("explained", [0.6, 0.8])
+def test_growth_of_which_too_little_is_harmless_has_no_limit(explained: float) -> None:
+    bounded = keeping(explained * MIB, detail=GroupDetail(bound=100, entries=60))
+    judged = judge(observed({"cpu": rising(MIB)}, bounded, CENSUSES)).judged["cpu"]
+    assert (judged.detection_limit is not None) is (explained > 0.7)
+
+
+@pytest.mark.parametrize(("length", "judged"), [(52, True), (80, False)])
+def test_a_counter_that_was_not_read_for_long_has_no_limit(length: int, judged: bool) -> None:
+    counters = {"cpu": rising(0, 40), "host": rising(0, length)}
+    of = judge(observed(counters)).judged["cpu"]
+    assert (of.detection_limit is not None, of.reason is None) == (judged, judged)
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,14 @@ import pytest
 
 from memtriage.account import retained_sizes
 from memtriage.account.census import CensusView
-from memtriage.diagnose.growth.history import Holding
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.model.census import HolderGroup
-from memtriage.model.evidence import CensusSeen
+from memtriage.diagnose.growth.attribution import Rise, attribute
+from memtriage.diagnose.growth.evidence import Evidence, Sighting
+from memtriage.model.census import GroupDetail
+from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen
 from memtriage.model.paths import in_words
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.cuda import AllocationHistory
-from memtriage.session.schedule.investigation import Investigation, Investigator
-from support import censuses
+from memtriage.session.schedule.investigation import Following, Investigator
 
 torch = pytest.importorskip("torch")
 
@@ -85,7 +84,7 @@ blocks = []
 
 def lengthen(at):
     global predictions, newest_first, batch, table
-    if at != 7.5:  # a pause
+    if at != 8:  # a pause
         block = numpy.random.rand(5_000) + 1
         count = 3 if at == 3 else 2
         for _ in range(count):
@@ -110,8 +109,10 @@ class Program:
         self.module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.module)
         self.said: list[str] = []
-        self.investigator = Investigator(str(folder), self.said.append)
-        self.investigation = Investigation("step")
+        self.evidence = Evidence()
+        self.lines: list[CensusSeen] = []
+        self.investigator = Investigator(str(folder), self.said.append, observed=self.observed)
+        self.following = Following()
         self.looked = 0
         self.steps = 0
 
@@ -132,10 +133,34 @@ class Program:
         """Two more of something in a container."""
         kept.extend([made(), made()])
 
-    def growing(self, name: str) -> list[Holding]:
-        """What grew and has such an end of its name."""
-        growing = self.investigation.growing()
-        return [each for each in growing if in_words(each.group.anchor).endswith(name)]
+    def observed(self, line: CensusSeen) -> None:
+        self.lines.append(line)
+        self.evidence.add(line)
+
+    def census(self, at: int, **more: Any) -> None:
+        """A census after so many steps."""
+        self.investigator.follow(self.following, TrainingPosition(step=at), self.look, **more)
+
+    def growing(self, name: str) -> list[Rise]:
+        """What grew up to the last census and has such an end of its name."""
+        rises = attribute(self.evidence.run["step"], {})
+        return [rise for rise in rises if in_words(last(rise).anchor).endswith(name)]
+
+    def holders(self) -> dict[str, list[Sighting[HolderSeen]]]:
+        """All holders, at each census."""
+        series = self.evidence.run["step"].holders()
+        return {in_words(sightings[-1].seen.anchor): sightings for sightings in series}
+
+    def detail(self, name: str) -> GroupDetail:
+        """What the closer look at a holder found."""
+        detail = self.holders()[name][-1].seen.detail
+        assert detail is not None
+        return detail
+
+    def data(self) -> dict[str, list[Sighting[DataSeen]]]:
+        """Containers of ordinary data that grew, at each census."""
+        series = self.evidence.run["step"].data()
+        return {in_words(sightings[-1].seen.path): sightings for sightings in series}
 
     def look(self, view: CensusView) -> None:
         self.looked += 1
@@ -145,6 +170,23 @@ class Program:
         lines = self.file.read_text().splitlines()
         (number,) = [i for i, line in enumerate(lines, 1) if text in line]
         return f"{self.file.name}:{number} in"
+
+
+def last(rise: Rise) -> HolderSeen:
+    seen = rise.series[-1].seen
+    return (
+        seen
+        if isinstance(seen, HolderSeen)
+        else HolderSeen(id=0, device="host", anchor=seen.path, path=seen.path)
+    )
+
+
+def positions(rise: Rise) -> list[float]:
+    return [at for at, _ in rise.points]
+
+
+def entries(series: list[Sighting[DataSeen]]) -> list[tuple[float, int]]:
+    return [(each.at, each.seen.entries) for each in series]
 
 
 @pytest.fixture
@@ -160,14 +202,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     made = Program(tmp_path_factory.mktemp("investigation"), "train")
     for at in CENSUSES:
         made.train(at)
-        made.investigator.follow(made.investigation, at, made.look)
+        made.census(at)
     yield made
     made.end()
-
-
-def by_name(investigation: Investigation, rises: int = 3) -> dict[str, Holding]:
-    growing = [each for each in investigation.growing() if len(each.rising()) > rises]
-    return {in_words(each.group.anchor): each for each in growing}
 
 
 def test_nodes_recorded_alone_do_not_replace_the_line_that_allocates(program: Program) -> None:
@@ -178,85 +215,77 @@ def test_nodes_recorded_alone_do_not_replace_the_line_that_allocates(program: Pr
                 program.module.step(program.steps)
                 program.steps += 1
         program.train(census)
-        program.investigator.follow(program.investigation, census)
-    (kept,) = program.growing("totals[*]")
-    site = program.investigation.details[kept.key].allocated_at
-    assert site == program.line_of("ctx.kept =") + " forward"
+        program.census(census)
+    assert program.detail("program.totals[*]").allocated_at == program.line_of("ctx.kept =") + " forward"
 
 
 # --- four censuses ------------------------------------------------------------------------------------------
 
 
 def test_growing_holders_are_known_with_their_sizes(told: Program) -> None:
-    growths = by_name(told.investigation)
-    assert {"train.losses[*]", "train.seen[*]", "train.trainer.kept[*]", "train.long"} <= growths.keys()
-    seen = growths["train.seen[*]"]
-    assert [(size.position, size.storages, size.count) for size in seen.sizes] == [
+    series = told.holders()
+    assert [(each.at, each.seen.nbytes, each.seen.storages) for each in series["train.seen[*]"]] == [
         (at, at * 200_000, at) for at in CENSUSES
     ]
-    assert told.investigation.taken == list(CENSUSES)
-    losses = growths["train.losses[*]"]
-    assert losses.group.attached
-    assert losses.sizes[-1].objects > losses.sizes[0].objects  # nodes
-    assert losses.sizes[-1].nbytes > losses.sizes[-1].storages
-    assert growths["train.long"].lengthens and not seen.lengthens
+    losses = [each.seen for each in series["train.losses[*]"]]
+    assert losses[-1].attached and losses[-1].size > losses[-1].nbytes
+    assert losses[-1].nodes > losses[0].nodes
+    assert [each.seen.continued for each in series["train.long"]] == [False, True, True, True]
+    for name in ("losses[*]", "seen[*]", "trainer.kept[*]", "train.long"):
+        (rise,) = told.growing(name)
+        assert positions(rise) == list(CENSUSES)
 
 
-def test_what_is_made_anew_at_each_step_does_not_grow(told: Program) -> None:
-    assert by_name(told.investigation, 1).keys().isdisjoint({"train.batch", "train.outputs[*]"})
+@pytest.mark.parametrize("name", ["train.batch", "train.outputs[*]"])
+def test_what_is_made_anew_at_each_step_does_not_grow(told: Program, name: str) -> None:
+    assert name in told.holders() and told.growing(name) == []
 
 
 def test_each_has_the_line_that_made_it(told: Program) -> None:
-    details = {in_words(anchor): detail for (_, anchor), detail in told.investigation.details.items()}
-    seen = details["train.seen[*]"]
-    assert (seen.holder_kind, seen.entries, seen.retained) == ("list", 9, 9 * 200_000)
+    seen = told.detail("train.seen[*]")
+    assert (seen.holder_kind, seen.entries) == ("list", CENSUSES[-1])
+    assert seen.retained == seen.retained_of == 200_000 * CENSUSES[1]  # as it was when growth was first seen
     assert seen.allocated_at == told.line_of("seen.append(") + " step"
-    assert details["train.losses[*]"].allocated_at == told.line_of("losses.append(") + " step"
-    assert details["train.trainer.kept[*]"].allocated_at == told.line_of("kept.append(") + " step"
-    assert details["train.recent[*]"].bound == 100
+    assert told.detail("train.losses[*]").allocated_at == told.line_of("losses.append(") + " step"
+    assert told.detail("train.trainer.kept[*]").allocated_at == told.line_of("kept.append(") + " step"
+    assert told.detail("train.recent[*]").bound == 100
 
 
 def test_growing_containers_of_data_are_known_with_their_line(told: Program) -> None:
-    by_holder = {in_words(data.path): data for data in told.investigation.data.containers.values()}
-    texts = by_holder["train.texts[*]"]
-    assert (texts.kind, texts.native, texts.entries) == ("list", None, tuple((at, at) for at in CENSUSES))
-    assert texts.entry_bytes == pytest.approx(30_000, rel=0.02)
-    assert texts.allocated_at == told.line_of("texts.append(") + " step"
+    texts = told.data()["train.texts[*]"]
+    assert entries(texts) == [(at, at) for at in CENSUSES]
+    latest = texts[-1].seen
+    assert (latest.kind, latest.native) == ("list", None)
+    assert latest.entry_bytes == pytest.approx(30_000, rel=0.02)
+    assert latest.allocated_at == told.line_of("texts.append(") + " step"
 
 
 def test_data_that_comes_now_and_then_is_followed_over_pauses(program: Program) -> None:
-    module, investigation = program.module, program.investigation
-    module.runs = {}
+    program.module.runs = {}
     for at, runs in ((3, 1), (13, 2), (23, 3), (30, 3), (43, 5)):
-        module.runs.update({run: [bytes(30_000)] for run in range(runs)})
-        program.investigator.follow(investigation, at)
-    (data,) = (
-        each for each in investigation.data.containers.values() if in_words(each.path) == "program.runs[*]"
-    )
-    assert data.entries == ((3, 1), (13, 2), (23, 3), (43, 5))
-    program.investigator.follow(investigation, 80)
-    assert "program.runs[*]" not in {in_words(each.path) for each in investigation.data.containers.values()}
+        program.module.runs.update({run: [bytes(90_000)] for run in range(runs)})
+        program.census(at)
+    assert entries(program.data()["program.runs[*]"]) == [(3, 1), (13, 2), (23, 3), (30, 3), (43, 5)]
+    assert program.growing("program.runs[*]")
+    program.census(80)
+    assert not program.growing("program.runs[*]")
 
 
 def test_arrays_that_are_replaced_by_longer_ones_are_known_with_their_line(program: Program) -> None:
     program.file.write_text(PROGRAM + LENGTHENED)
-    module, investigation = program.module, program.investigation
+    module = program.module
     exec(compile(LENGTHENED, str(program.file), "exec"), module.__dict__)
     module.table = module.Table()
-    for at in (3, 5, 7, 7.5):
+    for at in (3, 5, 7, 8):
         module.lengthen(at)
-        program.investigator.follow(investigation, at)
-    growing = {in_words(data.path): data for data in investigation.data.growing() if data.lengthens}
-    assert set(growing) == {"program.predictions", "program.newest_first", "program.table.rows[0][0]"}
-    assert growing["program.predictions"].entries == ((3, 120_000), (5, 200_000), (7, 280_000))
-    assert (
-        growing["program.predictions"].stored_at
-        == program.line_of("predictions = numpy.concatenate") + " lengthen"
-    )
-    assert (
-        growing["program.table.rows[0][0]"].stored_at
-        == program.line_of("self.rows = ((numpy.append") + " add"
-    )
+        program.census(at)
+    found = {name: each for name, each in program.data().items() if each[-1].seen.lengthens}
+    assert set(found) == {"program.predictions", "program.newest_first", "program.table.rows[0][0]"}
+    predictions, rows = found["program.predictions"], found["program.table.rows[0][0]"]
+    assert entries(predictions) == [(3, 120_000), (5, 200_000), (7, 280_000), (8, 280_000)]
+    line = program.line_of("predictions = numpy.concatenate") + " lengthen"
+    assert [each.seen.stored_at for each in predictions[1:]] == [line] * 3
+    assert rows[-1].seen.stored_at == program.line_of("self.rows = ((numpy.append") + " add"
 
 
 def test_recorders_are_off_after_a_census(told: Program) -> None:
@@ -268,8 +297,9 @@ def test_recorders_are_off_after_a_census(told: Program) -> None:
 def test_it_says_what_takes_time_once(told: Program) -> None:
     assert told.said == ["taking a census"]
     assert told.looked == len(CENSUSES)
-    assert not told.investigation.collector_off
-    assert [each.position for each in told.investigation.waiting] == list(CENSUSES)
+    assert [(line.position.step, line.collector_off) for line in told.lines] == [
+        (at, False) for at in CENSUSES
+    ]
 
 
 # --- the same object ----------------------------------------------------------------------------------------
@@ -283,9 +313,9 @@ def test_a_list_that_is_reached_by_another_path_is_the_same(program: Program) ->
             module.trainer.others = module.kept
             del module.kept
         program.keep(module.trainer.others if at == 7 else module.kept)
-        program.investigator.follow(program.investigation, at)
-    (holding,) = program.growing("others[*]")
-    assert [size.count for size in holding.sizes] == [2, 4, 6]
+        program.census(at)
+    (rise,) = program.growing("others[*]")
+    assert [nbytes // 200_000 for _, nbytes in rise.points] == [2, 4, 6]
 
 
 # --- the end, and memory that runs out ----------------------------------------------------------------------
@@ -299,18 +329,17 @@ def test_what_functions_kept_until_the_end_is_still_known(program: Program) -> N
             program.keep(local)
             program.keep(bounded)
             program.keep(program.module.texts, lambda: bytes(30_000))
-            program.investigator.follow(program.investigation, at)
+            program.census(at)
 
     main()
     program.module.texts = []
-    program.investigator.follow(program.investigation, 7, between=False)
-    (holding,) = program.growing("local[*]")
-    assert [size.position for size in holding.sizes] == [3, 5]
-    (holding,) = program.growing("bounded[*]")
-    assert program.investigation.details[holding.key].bound == 100
-    assert "program.texts[*]" in {
-        in_words(data.path) for data in program.investigation.data.containers.values()
-    }
+    program.census(7, between=False)
+    (rise,) = program.growing("local[*]")
+    assert positions(rise) == [3, 5]
+    (rise,) = program.growing("bounded[*]")
+    detail = last(rise).detail
+    assert detail is not None and detail.bound == 100
+    assert program.growing("program.texts[*]")
 
 
 def test_in_the_middle_of_a_run_what_a_function_kept_goes_with_it(program: Program) -> None:
@@ -318,26 +347,34 @@ def test_in_the_middle_of_a_run_what_a_function_kept_goes_with_it(program: Progr
         local: list[Any] = []
         for at in (3, 5):
             program.keep(local)
-            program.investigator.follow(program.investigation, at)
+            program.census(at)
 
     main()
-    program.investigator.follow(program.investigation, 7)
+    program.census(7)
     assert program.growing("local[*]") == []
 
 
 def test_out_of_memory_within_a_step_stops_nothing(program: Program) -> None:
     for at in (3, 5):
         program.keep(program.module.seen)
-        program.investigator.follow(program.investigation, at)
-    program.investigator.follow(program.investigation, 6, frames=())
-    (holding,) = program.growing("program.seen[*]")
-    assert [each.position for each in holding.rising()] == [3, 5]
+        program.census(at)
+    program.census(5, frames=())  # in the sixth step
+    (rise,) = program.growing("program.seen[*]")
+    assert positions(rise) == [3, 5]
 
 
-def test_a_census_amid_a_failure_reads_nothing_from_devices(told: Program) -> None:
-    point = told.investigator.census(9, None, ())
-    assert point.interrupted and point.heads == {}
-    assert "train.seen[*]" in {in_words(group.anchor) for group in point.census.groups}
+def test_a_census_amid_a_failure_reads_nothing_from_devices(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bool] = []
+    monkeypatch.setattr(CensusView, "heads", lambda view, last=False: read.append(last) or {})
+    program.keep(program.module.seen)
+    program.census(9, frames=())
+    (line,) = program.lines
+    assert (line.interrupted, line.between, read) == (True, False, [])
+    assert "program.seen[*]" in {in_words(seen.anchor) for seen in line.holders}
+    program.census(10)
+    assert read == [False, True]
 
 
 def test_too_little_memory_for_a_closer_look_loses_no_growth(
@@ -349,9 +386,9 @@ def test_too_little_memory_for_a_closer_look_loses_no_growth(
     monkeypatch.setattr(CensusView, "details", no_memory)
     for at in (3, 5):
         program.train(at)
-        program.investigator.follow(program.investigation, at, program.look)
+        program.census(at)
     assert program.growing("program.seen[*]")
-    assert program.investigation.details == {}
+    assert program.holders()["program.seen[*]"][-1].seen.detail is None
     assert program.looked == 2
     assert "too little host memory for a closer look" in program.said
 
@@ -361,11 +398,11 @@ def test_a_census_that_fails_leaves_no_recorder_on(program: Program, monkeypatch
         raise MemoryError
 
     program.train(3)
-    monkeypatch.setattr(Investigator, "census", no_memory)
+    monkeypatch.setattr(Investigator, "look", no_memory)
     program.investigator.record(2)
     assert program.investigator.recording
     with pytest.raises(MemoryError):
-        program.investigator.follow(program.investigation, 5)
+        program.census(5)
     assert not program.investigator.recording and not tracemalloc.is_tracing()
 
 
@@ -433,52 +470,39 @@ def test_a_census_that_is_put_off_ends_the_allocators_record(monkeypatch: pytest
 # --- what is noted of each census ---------------------------------------------------------------------------
 
 
-def test_what_awaits_the_collector_is_known_in_bytes(program: Program) -> None:
+def test_what_awaits_the_collector_is_known_by_class_in_bytes(program: Program) -> None:
+    class Node:
+        kept: Any
+
     gc.disable()
     try:
-        program.investigator.follow(program.investigation, 1)
-        cycle: list[Any] = [torch.zeros(50_000)]
-        cycle.append(cycle)
+        program.census(1)
+        cycle = Node()
+        cycle.kept = [torch.zeros(50_000), cycle]
         del cycle
-        program.investigator.follow(program.investigation, 2)
-        assert program.investigation.collector_off
-        gc.enable()
-        program.investigator.follow(program.investigation, 3)
+        program.census(2)
     finally:
         gc.enable()
-    before, after, _ = program.investigation.waiting
-    more = after.nbytes.get("cpu", 0) - before.nbytes.get("cpu", 0)
-    assert more == pytest.approx(200_000, rel=0.01)  # with the tensor's object
-    assert not program.investigation.collector_off
+    program.census(3)
+    before, after, _ = (sum(line.waiting.get("cpu", {}).values()) for line in program.lines)
+    assert after - before == pytest.approx(200_000, rel=0.01)  # with the tensor's object
+    assert "Node" in program.lines[1].waiting["cpu"]
+    assert [line.collector_off for line in program.lines] == [True, True, False]
 
 
-def test_a_profiler_that_is_on_at_every_census_is_known(program: Program) -> None:
-    assert not program.investigation.profiled
+def test_a_profiler_that_is_on_at_a_census_is_known(program: Program) -> None:
+    program.census(1)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        for at in (1, 2):
-            program.investigator.follow(program.investigation, at)
-        assert program.investigation.profiled
-    program.investigator.follow(program.investigation, 2.5, between=False)  # at the end it has stopped
-    assert program.investigation.profiled
-    program.investigator.follow(program.investigation, 3)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        program.investigator.follow(program.investigation, 4)
-    assert not program.investigation.profiled
+        program.census(2)
+    program.census(3)
+    assert [line.profiled for line in program.lines] == [False, True, False]
 
 
-def test_a_census_is_announced_to_what_it_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    investigator = Investigator(None, told.append, lambda: told.append("before"))
-    investigator.census(1)
-    assert told == ["taking a census", "before"]
-
-
-def test_what_is_left_out_of_a_census_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = censuses.leave_out(monkeypatch)
-    investigation = Investigation("second")
-    point = Investigator(None, lambda text: None).follow(investigation, 0.5)
-    assert asked == [0.5] and point.census.groups == []
-    assert investigation.growing() == [] and not investigation.lacks_sites
+def test_a_census_is_announced_to_what_it_would_disturb() -> None:
+    said: list[str] = []
+    investigator = Investigator(None, said.append, lambda: said.append("before"))
+    investigator.look(lambda view: said.append("looked"))
+    assert said == ["taking a census", "before", "looked"]
 
 
 def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,14 +514,12 @@ def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.Mo
         return dominators(*arguments)
 
     monkeypatch.setattr(retained_sizes, "immediate_dominators", counted)
-    for at in (*CENSUSES, 11, 13):
+    for at in CENSUSES[:3]:
         program.train(at)
-        program.investigator.follow(program.investigation, at, program.look)
-    assert asked == [CENSUSES[-1]]
-    (seen,) = program.growing("program.seen[*]")
-    detail = program.investigation.details[seen.key]
-    assert detail.retained == detail.retained_of == 200_000 * CENSUSES[-1]
-    assert detail.retained_at == CENSUSES[-1]  # of later censuses it has the sizes, but not this one
+        program.census(at)
+    assert asked == [CENSUSES[1]]
+    detail = program.detail("program.seen[*]")
+    assert detail.retained == detail.retained_of == 200_000 * CENSUSES[1]  # of later ones it has the sizes
 
 
 @pytest.mark.usefixtures("without_search_limits")
@@ -506,67 +528,31 @@ def test_what_a_library_keeps_too_is_found_at_the_next_census(
 ) -> None:
     walked: list[bool] = []
 
-    def look(view: CensusView) -> None:
-        walked.append(view.graph.all_libraries)
-
+    look = program.look
+    monkeypatch.setattr(program, "look", lambda view: walked.append(view.graph.all_libraries) or look(view))
     monkeypatch.setattr(json, "kept_by_a_library", [], raising=False)
-    for at in (*CENSUSES, 11):
+    for at in CENSUSES:
         program.train(at)
         json.kept_by_a_library[:] = program.module.seen[:1]  # type: ignore[attr-defined]
-        program.investigator.follow(program.investigation, at, look)
-    (growing,) = program.growing("program.seen[*]")
-    detail = program.investigation.details[growing.key]
-    # What else holds a tensor of the list is asked for when its growth may be proven.
-    assert walked == [False] * len(CENSUSES) + [True]
-    assert (detail.elsewhere, detail.retained) == (False, 200_000 * (11 - 1))
+        program.census(at)
+    detail = program.detail("program.seen[*]")
+    # What else holds a tensor of the list is asked for once it is known to grow.
+    assert walked == [False, False, True, False]
+    assert (detail.elsewhere, detail.retained) == (False, 200_000 * (CENSUSES[2] - 1))
     assert [in_words(path) for path in detail.also_held_by] == ["json.kept_by_a_library[*]"]
 
 
 # --- the record ---------------------------------------------------------------------------------------------
 
 
-def recorded(
-    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Investigation, int, list[HolderGroup]]]
-) -> list[CensusSeen]:
-    """The lines of censuses: of each its investigation, its position, and what it finds."""
-    lines: list[CensusSeen] = []
-    found = iter(asked)
-
-    def taken(self: Investigator, position: float, *unused: object) -> CensusPoint:
-        return censuses.point(position, *next(found)[2])
-
-    monkeypatch.setattr(Investigator, "census", taken)
-    investigator = Investigator(None, lambda text: None, write=lines.append)
-    for investigation, at, _ in asked:
-        investigator.follow(investigation, at, training=TrainingPosition(step=at))
-    return lines
-
-
-def test_all_censuses_of_a_run_number_holders_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = [censuses.group("kept[*]", at << 20, at, token=1) for at in range(1, 5)]
-    steps, seconds = Investigation("step"), Investigation("second")
-    lines = recorded(
-        monkeypatch,
-        [(steps, 1, [kept[0]]), (seconds, 2, [kept[1]]), (steps, 3, [kept[1]]), (steps, 4, [])],
-    )
-    assert [[(seen.id, seen.nbytes >> 20) for seen in line.holders] for line in lines] == [
-        [(1, 1)],
-        [(1, 2)],
-        [],  # as it was
-        [],
+def test_censuses_within_a_step_have_numbers_and_changes_of_their_own(program: Program) -> None:
+    run, within = program.following, Following(within_step=True)
+    for following, at in ((run, 1), (run, 2), (within, 2), (run, 3)):
+        program.investigator.follow(following, TrainingPosition(step=at))
+    assert [line.within_step for line in program.lines] == [False, False, True, False]
+    first, _, of_step, last_line = program.lines
+    assert (last_line.holders, last_line.gone) == ([], [])  # nothing has changed
+    assert len(first.holders) > 1
+    assert [(seen.id, seen.anchor) for seen in of_step.holders] == [
+        (seen.id, seen.anchor) for seen in first.holders
     ]
-    assert [line.gone for line in lines] == [[], [], [], [1]]
-    assert [line.position.step for line in lines] == [1, 2, 3, 4]
-
-
-def test_censuses_within_a_step_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    other, kept = (censuses.group(name, 1 << 20, token=token) for token, name in ((1, "other"), (2, "kept")))
-    run, first, second = Investigation("step"), Investigation("step", step=3), Investigation("step", step=4)
-    lines = recorded(
-        monkeypatch,
-        [(run, 1, [other, kept]), (first, 2, [kept]), (run, 3, [kept]), (second, 4, [kept])],
-    )
-    assert [line.within_step for line in lines] == [False, True, False, True]
-    assert [len(line.holders) for line in lines] == [2, 1, 0, 1]
-    assert lines[2].gone == [seen.id for seen in lines[0].holders if in_words(seen.anchor) == "other"]
-    assert lines[1].holders == lines[3].holders

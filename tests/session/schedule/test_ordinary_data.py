@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memtriage.account.census import Look
-from memtriage.diagnose.growth.holders import GrowingData
+from memtriage.model.evidence import DataSeen
 from memtriage.model.paths import in_words
 from memtriage.observe.sites import SiteRecorder
 from memtriage.session.schedule.ordinary_data import OrdinaryData
@@ -48,18 +49,19 @@ class Followed:
         self.program = program
         self.data = OrdinaryData()
         self.sites = Sites(None)
+        self._at = 0.0
         program.run(SOURCE)
 
-    def census(self, position: float, lines: dict[tuple[str, int], int] | None = None) -> None:
+    def census(self, position: float, lines: dict[tuple[str, int], int] | None = None) -> dict[str, DataSeen]:
+        """What a census finds of the program, by its path."""
         self.sites.lines = lines or {}
         compared = self.data.compared()
         with Look(wanted=compared.of_libraries) as view:
-            self.data.add(view, position, compared, self.sites)
-
-    def growing(self) -> dict[str, GrowingData]:
-        """What grows of the program, by its path."""
-        found = {in_words(each.path): each for each in self.data.growing()}
-        return {path: growing for path, growing in found.items() if path.startswith("train.")}
+            found = self.data.add(view, position - self._at, compared, self.sites)
+        self._at = position
+        by_path = {in_words(seen.path): seen for seen in found}
+        assert len({seen.id for seen in found}) == len(found)
+        return {path: seen for path, seen in by_path.items() if path.startswith("train.")}
 
 
 @pytest.fixture
@@ -67,37 +69,45 @@ def followed(program: Any) -> Followed:
     return Followed(program)
 
 
-def test_a_list_has_its_lengths_from_the_census_before_its_first_rise_on(followed: Followed) -> None:
-    followed.census(2)
-    assert followed.growing() == {}
-    followed.program["more"](4)
-    followed.census(4)
+def test_a_list_has_its_length_at_the_census_before_its_first_rise(followed: Followed) -> None:
+    assert followed.census(2) == {}
+    followed.program["more"](9)
+    (first,) = followed.census(4).values()
     followed.program["more"](6)
-    followed.census(7)
-    (texts,) = followed.growing().values()
+    (texts,) = followed.census(7).values()
     assert in_words(texts.path) == "train.texts[*]"
-    assert texts.entries == ((2, 1), (4, 5), (7, 11))
-    assert (texts.kind, texts.native, texts.lengthens) == ("list", None, False)
+    assert [(seen.before, seen.entries) for seen in (first, texts)] == [(1, 10), (None, 16)]
+    assert (texts.id, texts.kind, texts.native, texts.lengthens) == (first.id, "list", None, False)
     assert texts.entry_bytes == pytest.approx(1033, abs=16)
 
 
-def test_a_list_that_is_at_rest_is_followed_for_as_long_as_from_entry_to_entry(followed: Followed) -> None:
+def test_little_is_not_followed_until_it_grows_faster(followed: Followed) -> None:
     followed.census(0)
+    followed.program["more"](3)
+    assert followed.census(1) == {}  # 3 KiB per position: as much as a log
+    followed.program["more"](5)
+    assert [(seen.before, seen.entries) for seen in followed.census(2).values()] == [(4, 9)]
     followed.program["more"](1)
-    followed.census(10)  # one entry in ten positions: a pause of 16 is none
-    followed.census(26)
-    assert [each.entries for each in followed.growing().values()] == [((0, 1), (10, 2))]
-    followed.census(27)
-    assert followed.growing() == {}
+    assert [seen.entries for seen in followed.census(3).values()] == [10]  # it is followed by now
 
 
-def test_a_list_that_loses_its_entries_is_not_followed(followed: Followed) -> None:
+def test_a_list_that_is_at_rest_is_still_followed(followed: Followed) -> None:
     followed.census(0)
-    followed.program["more"](1)
-    followed.census(10)
-    followed.program["texts"].clear()
-    followed.census(12)
-    assert followed.growing() == {}
+    followed.program["more"](50)
+    grown = followed.census(10)
+    assert followed.census(26) == {path: replace(seen, before=None) for path, seen in grown.items()}
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_list_that_loses_entries_or_is_gone_is_not_followed(followed: Followed, clears: bool) -> None:
+    followed.census(0)
+    followed.program["more"](50)
+    assert followed.census(10)
+    if clears:
+        followed.program["texts"].clear()
+    else:
+        del vars(followed.program.module)["texts"]
+    assert followed.census(12) == {}
 
 
 def test_the_line_that_allocates_as_fast_made_the_entries_and_stays_known(followed: Followed) -> None:
@@ -105,51 +115,39 @@ def test_the_line_that_allocates_as_fast_made_the_entries_and_stays_known(follow
     made_by = []
     three, nine = ("train.py", 3), ("train.py", 9)
     for number, lines in enumerate(
-        ({three: 1000}, {three: 4300}, {three: 1100, nine: 90_000}, {}, {nine: 4100})
+        ({three: 1000}, {three: 8600}, {three: 2100, nine: 90_000}, {}, {nine: 8100})
     ):
-        followed.program["more"](4)
-        followed.census(4 + 2 * number, lines)  # 2 entries of 1033 bytes per position
-        (texts,) = followed.growing().values()
+        followed.program["more"](8)
+        (texts,) = followed.census(4 + 2 * number, lines).values()  # 4 entries of 1033 bytes per position
         made_by.append(texts.allocated_at)
-        assert followed.data.lacks_sites or texts.allocated_at is not None
+        assert followed.data.lacks_sites is (texts.allocated_at is None)
     assert made_by == [None, None, "train.py:3", "train.py:3", "train.py:9"]
 
 
 def test_an_array_that_a_longer_one_with_its_content_replaces_grows(followed: Followed) -> None:
-    module = vars(followed.program.module)
+    module, found = vars(followed.program.module), []
     for at in (1, 2, 4):
-        followed.census(at)
+        found.append(followed.census(at))
         module["seen"] = module["longer"](module["seen"], 100_000)
         module["log"] = module["log"] + 1  # other content
-    (seen,) = followed.growing().values()
-    assert in_words(seen.path) == "train.seen"
-    assert (seen.kind, seen.entry_bytes, seen.lengthens) == ("ndarray", 1, True)
-    assert seen.entries == ((1, 1_600_000), (2, 2_400_000), (4, 3_200_000))
+    assert [list(each) for each in found] == [[], ["train.seen"], ["train.seen"]]
+    first, second = (each["train.seen"] for each in found[1:])
+    assert (second.kind, second.entry_bytes, second.lengthens) == ("ndarray", 1, True)
+    assert [(seen.before, seen.entries) for seen in (first, second)] == [
+        (1_600_000, 2_400_000),
+        (None, 3_200_000),
+    ]
     module["seen"] = module["seen"][:300_000].copy()
-    followed.census(5)
-    assert followed.growing() == {}, "a shorter one begins again"
+    assert followed.census(5) == {}, "a shorter one begins again"
+    module["seen"] = module["longer"](module["seen"], 100_000)
+    again = followed.census(6)["train.seen"]
+    assert (again.before, again.entries) == (2_400_000, 3_200_000) and again.id != second.id
 
 
-def test_an_array_that_is_not_replaced_keeps_its_lengths(followed: Followed) -> None:
+def test_an_array_that_is_not_replaced_is_still_followed(followed: Followed) -> None:
     module = vars(followed.program.module)
     followed.census(1)
     module["seen"] = module["longer"](module["seen"], 100_000)
-    followed.census(2)
-    followed.census(3)
-    assert [each.entries for each in followed.growing().values()] == [((1, 1_600_000), (2, 2_400_000))]
-
-
-def test_positions_can_be_moved(followed: Followed) -> None:
-    module = vars(followed.program.module)
-    followed.census(1)
-    for at in (2, 3):
-        module["more"](1)
-        module["seen"] = module["longer"](module["seen"], 100_000)
-        followed.census(at)
-    followed.data.move(lambda position: 10 * position)
-    assert {name: [at for at, _ in each.entries] for name, each in followed.growing().items()} == {
-        "train.texts[*]": [10, 20, 30], "train.seen": [10, 20, 30],
-    }  # fmt: skip
-    module["seldom"].append(b"")
-    followed.census(40)
-    assert followed.growing()["train.seldom[*]"].entries == ((30, 1), (40, 2))
+    grown = followed.census(2)["train.seen"]
+    same = followed.census(3)["train.seen"]
+    assert (same.id, same.entries, same.before) == (grown.id, grown.entries, None)

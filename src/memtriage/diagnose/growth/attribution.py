@@ -20,7 +20,7 @@ from memtriage.diagnose.growth.track import Points
 from memtriage.model.evidence import DataSeen, HolderSeen
 from memtriage.model.findings import Certainty
 
-Open = Literal["few", "slows", "fills", "aged", "replaced"]
+Open = Literal["few", "once", "slows", "fills", "aged", "replaced"]
 """Why growth is only suspected."""
 
 
@@ -38,8 +38,7 @@ class AttributionPolicy:
             expect; without a counter, of its own rate.
         intervals: without a counter, a holder must have grown in this many intervals up to the last census; a
             holder that was ever smaller again, in two more.
-        slows: without a counter, growth may be ending if the last interval is slower than this part of the
-            first.
+        slows: growth may be ending if the last interval is slower than this part of all those before.
         ages: without a counter, growth counts for as long after the last census as this part of the time over
             which it was seen.
         least: growth below this many bytes per position is the program's own bookkeeping.
@@ -52,7 +51,7 @@ class AttributionPolicy:
     pace: float = 0.15
     keeps_up: float = 0.3
     intervals: int = 3
-    slows: float = 0.5
+    slows: float = 0.7
     ages: float = 0.25
     least: int = 256
     log_entry: int = 512
@@ -119,13 +118,22 @@ class Counter:
     def rises(self) -> bool:
         return self.growth.state in ("growing", "filling", "uncertain")
 
-    def rise(self, start: float, end: float) -> tuple[float, float]:
-        """Return by how many bytes it rose between two positions, without single jumps, and the error."""
-        found = rose(self.points, start, end)
+    def rise(self, start: float, end: float, *, even: bool = False) -> tuple[float, float]:
+        """Return by how many bytes it rose between two positions, without single jumps, and the error.
+
+        Where it was not read at their ends, it is taken to rise as between the readings next to them; `even`
+        as for `rose`.
+        """
+        found = rose(self.points, start, end, even=even)
         if found is None:
             return 0.0, float("inf")
-        jumped = sum(nbytes for at, nbytes in self.growth.jumps if start < at <= end)
-        return found[0] - jumped, found[1]
+        read = min(end, float(self.points.at[-1])) - max(start, float(self.points.at[0]))
+        more = (end - start) / read
+        return (found[0] - self.jumped(start, end)) * more, found[1] * more
+
+    def jumped(self, start: float, end: float) -> float:
+        """Return the bytes of the single jumps between two positions."""
+        return sum(nbytes for at, nbytes in self.growth.jumps if start < at <= end)
 
 
 def counters_of(comparison: Comparison) -> dict[str, Counter]:
@@ -145,13 +153,17 @@ def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[R
         comparison: with its censuses.
         counters: as `counters_of` returns them.
     """
-    rises = [rise for series in comparison.holders() if (rise := _rise_of_holder(series)) is not None]
+    found = (_rise_of_holder(series, counters) for series in comparison.holders())
+    rises = [rise for rise in found if rise is not None]
     rises += [
         rise
-        for found in comparison.data()
-        if (rise := _rise_of_data(found)) is not None
-        and (rise.own_rate >= POLICY.data_least or found[-1].seen.native is not None)
+        for containers in comparison.data()
+        if (rise := _rise_of_data(containers)) is not None
+        and (rise.own_rate >= POLICY.data_least or containers[-1].seen.native is not None)
     ]
+    if len(comparison.censuses) == 1 and comparison.scale == "second":
+        rises = _seen_once(comparison, counters)
+        return sorted(rises, key=lambda rise: -rise.rate)
     # Whether growth within a step goes on is seen in the next step.
     now = comparison.now if comparison.step is None else 0.0
     # Pages have room for more than what is in them: their count is no rate of a holder.
@@ -169,7 +181,7 @@ def counted(seen: HolderSeen) -> float:
     return float(max(seen.size, blocks))
 
 
-def _rise_of_holder(series: Sequence[Sighting[HolderSeen]]) -> Rise | None:
+def _rise_of_holder(series: Sequence[Sighting[HolderSeen]], counters: Mapping[str, Counter]) -> Rise | None:
     grown = _run(series, accumulates)
     if len(grown) < 2:
         return None
@@ -178,10 +190,11 @@ def _rise_of_holder(series: Sequence[Sighting[HolderSeen]]) -> Rise | None:
     points = [(each.at, counted(each.seen)) for each in grown]
     if not grown[-1].between and len(points) > 2:
         # The program's functions may have returned. What their variables had, such as the model, then belongs
-        # to what else keeps it alive: the holder grew no faster than ever before.
+        # to what else keeps it alive: the holder grew no faster than ever before, or than its counter shows.
         (at, before), (end, found) = points[-2:]
         fastest = max((most - least) / (to - since) for (since, least), (to, most) in pairwise(points[:-1]))
-        points[-1] = end, min(found, before + fastest * (end - at))
+        risen = counters[counter].rise(at, end)[0] if counter in counters else 0.0
+        points[-1] = end, min(found, before + max(risen, fastest * (end - at)))
     return Rise(series, tuple(points), counter) if points[-1][1] > points[0][1] else None
 
 
@@ -250,6 +263,30 @@ def _fell(series: Sequence[Sighting[HolderSeen]] | Sequence[Sighting[DataSeen]])
     return any(after < before for before, after in pairwise(sizes))
 
 
+def _seen_once(comparison: Comparison, counters: Mapping[str, Counter]) -> list[Rise]:
+    """Return the holders that, at the only census, keep about as much as their counter has risen by.
+
+    If a program makes no step and calls no module in a loop, it has one census, at its end.
+    """
+    rises = []
+    for (sighting,) in comparison.holders():
+        counter = counters.get(sighting.seen.device)
+        if counter is None or counter.growth.state != "growing":
+            continue
+        start, end = float(counter.points.at[0]), sighting.at
+        since = max(start, counter.growth.onset or start)
+        nbytes, risen = counted(sighting.seen), counter.growth.rate * (end - since)
+        if POLICY.accounts * risen <= nbytes <= (2 - POLICY.accounts) * risen:
+            rises.append(
+                Rise(
+                    [sighting], ((since, 0.0), (end, nbytes)), counter.name,
+                    certainty="suspected", rate=counter.growth.rate, recent=counter.growth.recent,
+                    reason="once", by_counter=True, share=nbytes / risen,
+                )
+            )  # fmt: skip
+    return rises
+
+
 # --- what it is worth ---------------------------------------------------------------------------------------
 
 
@@ -285,21 +322,25 @@ def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
     points, risen, error = window
     apart = points[-1][0] - points[0][0]
     own = points[-1][1] - points[0][1]
-    if own < POLICY.minor * risen or own > (2 - POLICY.accounts) * risen + error:
+    sees_all = counter.name == rise.counter  # malloc's does not see small entries of ordinary data
+    most = (2 - POLICY.accounts) * (risen + counter.jumped(points[0][0], points[-1][0])) + error
+    if own < POLICY.minor * risen or (sees_all and own > most):
         return None  # too small for this counter, or more than it saw
     if not _keeps_up(points, counter, own / risen):
         return None
     if len(points) == 2 and own + others * apart < POLICY.accounts * risen:
         return None  # one interval: what else came in it is not known
+    by_rises = growth.shape in ("periodic", "stairs")  # then most intervals are unlike
+    slows = growth.state == "growing" and not by_rises and _slows(_since(points, growth.onset))
     return replace(
         rise,
         points=points,
         counter=counter.name,
-        certainty="proven" if growth.state == "growing" else "suspected",
+        certainty="proven" if growth.state == "growing" and not slows else "suspected",
         rate=own / apart,
         recent=own / apart * (growth.recent / growth.rate if growth.rate > 0 else 1.0),
         share=own / risen,
-        reason=_NOT_CERTAIN.get(growth.state),
+        reason="slows" if slows else _NOT_CERTAIN.get(growth.state),
         by_counter=True,
     )
 
@@ -320,7 +361,7 @@ def _window(
         chosen = _since(points, since)
         if len(chosen) < 2:
             continue
-        risen, error = counter.rise(chosen[0][0], chosen[-1][0])
+        risen, error = counter.rise(chosen[0][0], chosen[-1][0], even=growth.shape == "steady")
         if risen > 2 * error and 2 * risen >= growth.rate * (chosen[-1][0] - chosen[0][0]):
             return chosen, risen, error
     return None
@@ -364,6 +405,18 @@ def _keeps_up(points: Sequence[tuple[float, float]], counter: Counter, share: fl
     return True
 
 
+def _slows(points: Sequence[tuple[float, float]]) -> bool:
+    """Whether a holder grew regularly and then more slowly: a counter's noise may hide that it has ended.
+
+    What comes in single rises may come later than a short last interval.
+    """
+    rates = [(most - least) / (end - start) for (start, least), (end, most) in pairwise(points)]
+    if len(rates) < POLICY.intervals:
+        return False
+    *earlier, last = [end - start for (start, _), (end, _) in pairwise(points)]
+    return last >= min(earlier) and rates[-1] < POLICY.slows * min(rates[:-1])
+
+
 def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise:
     """Return what the censuses alone say of a holder's growth."""
     points, rate = rise.points, rise.own_rate
@@ -372,9 +425,10 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise:
     grew_until = rises[-1][1][0]
     if rise.series[-1].at - grew_until >= max(b[0] - a[0] for a, b in rises):
         return replace(found, certainty=None)  # it grows no more
-    if counter is not None and contradicts(counter, rate, rise.since):
+    if counter is not None and (_ended(counter, rate) or contradicts(counter, rate, rise.since)):
         return replace(found, certainty=None)
-    if now - grew_until > POLICY.ages * (grew_until - rise.since):
+    aged = now - grew_until > POLICY.ages * (grew_until - rise.since)
+    if aged and not (counter is not None and _rose_on(counter, rate, grew_until, now)):
         return replace(found, certainty="suspected", reason="aged")
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
     needed = POLICY.intervals + (2 if _fell(rise.series) else 0)
@@ -383,9 +437,22 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise:
     last = rise.series[-1].seen
     if isinstance(last, HolderSeen) and last.replaced:
         return replace(found, certainty="suspected", reason="replaced")
-    if rates[-1] < POLICY.slows * rates[0] or min(rates) < POLICY.keeps_up * rate:
+    if _slows(points) or min(rates) < POLICY.keeps_up * rate:
         return replace(found, certainty="suspected", reason="slows")
     return replace(found, certainty="proven")
+
+
+def _rose_on(counter: Counter, rate: float, since: float, now: float) -> bool:
+    """Whether a counter has risen by what such a rate makes since the last census, little as it may be."""
+    risen, error = counter.rise(since, now)
+    return risen > 2 * error and risen >= POLICY.accounts * rate * (now - since)
+
+
+def _ended(counter: Counter, rate: float) -> bool:
+    """Whether a counter saw growth of about such a rate, and its end."""
+    growth = counter.growth
+    ended = growth.state == "flat" and growth.until is not None
+    return ended and rate / 2 <= growth.rate <= 2 * rate
 
 
 def contradicts(counter: Counter, rate: float, since: float) -> bool:

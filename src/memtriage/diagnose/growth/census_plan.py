@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memtriage.diagnose.growth.trend import GrowthEstimate
+from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
+from memtriage.diagnose.growth.attribution import Counter, Rise
+from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
 from memtriage.model.position import Scale
 
 
@@ -19,34 +21,11 @@ class CensusPolicy:
         unasked: the same while nothing is suspected. By so many seconds most programs have loaded their data
             and begun to train, and steps are followed instead.
         gap: shortest distance.
-        widens: while nothing is open (nothing grows, or what grows is proven and its counter shows it) each
-            census is at so many times the position of the one before: five censuses in a run of 1,000 steps,
-            nine in one of 300,000.
-        share: under suspicion, the longest distance is this part of the time since growth began, so that
-            three intervals fit into as long a time again.
-        free_s: seconds of the processor that all censuses together may take in any run. A machine that is
-            busy with other work makes all of a program slower, and is no reason to look less often.
-        cost: part of the time that they may take beyond that.
-        leak_free_s, leak_cost: the same where something surely grows, which is worth more.
-        always: censuses that are taken at any cost: what no counter sees shows from the second on.
-        to_prove: the same since a suspicion began: three intervals take four censuses, and two more show that
-            growth continues, or prove what began in the middle of an interval.
-        goes_on: the distance between censuses of a proven leak that no counter shows is this part of the time
-            over which it was seen to grow: less than `ProofPolicy.ages`.
     """
 
     first: float
     unasked: float
     gap: float
-    widens: float = 4.0
-    share: float = 1 / 3
-    free_s: float = 1.0
-    cost: float = 0.02
-    leak_free_s: float = 2.5
-    leak_cost: float = 0.05
-    always: int = 2
-    to_prove: int = 6
-    goes_on: float = 0.2
 
 
 PLANS: Final[Mapping[Scale, CensusPolicy]] = {
@@ -54,75 +33,146 @@ PLANS: Final[Mapping[Scale, CensusPolicy]] = {
     # Where the first step comes after fewer backwards, steps are followed.
     "microbatch": CensusPolicy(first=8, unasked=8, gap=2),
     # Loading and building a model grow, too, and no census of that is of use.
-    "second": CensusPolicy(first=0.25, unasked=5.0, gap=0.15, always=1, to_prove=5),
+    "second": CensusPolicy(first=0.25, unasked=5.0, gap=0.15),
 }
 
 
-def next_census(
-    taken: Sequence[float],
-    growth: GrowthEstimate,
-    proven: bool,
-    policy: CensusPolicy = PLANS["step"],
-    begun: float = 0.0,
-    *,
-    shown: bool = True,
-) -> float:
+@dataclass(frozen=True, slots=True)
+class CostPolicy:
+    """How often censuses are worth their time.
+
+    Attributes:
+        widens: while nothing is open, each census is at so many times the position of the one before: four
+            censuses in a run of 1,000 steps, eight in one of 300,000.
+        share: under suspicion, the longest distance is this part of the time since growth began, so that
+            three intervals fit into as long a time again.
+        goes_on: the distance between censuses of a proven leak that no counter shows is this part of the time
+            over which it was seen to grow: less than `AttributionPolicy.ages`.
+        free_s: seconds of the processor that all censuses together may take in any run.
+        cost: part of the time that they may take beyond that.
+        to_prove: censuses that are taken at any cost since a suspicion began: three intervals take four.
+    """
+
+    widens: float = 4.0
+    share: float = 1 / 3
+    goes_on: float = 0.2
+    free_s: float = 1.0
+    cost: float = 0.02
+    to_prove: int = 4
+
+
+COST: Final = CostPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """What seems to grow, and whether another census would tell more of it.
+
+    Attributes:
+        open: only more censuses can settle it.
+        certain: a counter surely grows.
+        proven: something is proven to grow.
+        unseen: what is proven is shown by no counter, so that only censuses can tell whether it goes on.
+        since: position at which it began.
+        period: positions from rise to rise; None where growth is not periodic.
+        named_nothing: censuses since then that named no holder.
+    """
+
+    open: bool = False
+    certain: bool = False
+    proven: bool = False
+    unseen: bool = False
+    since: float = 0.0
+    period: float | None = None
+    named_nothing: int = 0
+
+
+def suspicion_of(comparison: Comparison, counters: Mapping[str, Counter], rises: Sequence[Rise]) -> Suspicion:
+    """Return what a comparison makes suspect so far.
+
+    A counter is suspect as long as proven holders explain less than most of its growth. The resident set
+    rises with each page that is touched for the first time: it only calls for censuses if it certainly grows,
+    and malloc's counter does not.
+    """
+    known: dict[str, float] = {}
+    for rise in rises:
+        if rise.certainty == "proven":
+            name = "cpu" if rise.counter == "host" else rise.counter
+            known[name] = known.get(name, 0.0) + rise.rate
+    suspects = []
+    for name, counter in counters.items():
+        if name in CONFIRMING or not counter.rises:
+            continue
+        if known.get(name, 0.0) < ATTRIBUTION.accounts * counter.growth.rate:
+            suspects.append(counter)
+    resident = counters.get("host")
+    of_malloc = counters.get("cpu")
+    if (
+        resident is not None
+        and resident.growth.state == "growing"
+        and max(known.get("cpu", 0.0), 0.0 if of_malloc is None else of_malloc.growth.rate)
+        < ATTRIBUTION.accounts * resident.growth.rate
+    ):
+        suspects.append(resident)
+    few = [rise for rise in rises if rise.certainty == "suspected" and rise.reason in ("few", "aged")]
+    proven = [rise for rise in rises if rise.certainty == "proven"]
+    unseen = [rise for rise in proven if not rise.by_counter]
+    begun = [counter.growth.onset or 0.0 for counter in suspects] + [rise.since for rise in few]
+    since = min(begun or [rise.since for rise in proven] or [0.0])
+    after = [at for at in comparison.positions if at >= since]
+    certain = [counter for counter in suspects if counter.growth.state == "growing"]
+    return Suspicion(
+        open=bool(suspects or few),
+        certain=bool(certain),
+        proven=bool(proven),
+        unseen=bool(unseen),
+        since=since,
+        period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),
+        named_nothing=len(after) if certain and not rises else 0,
+    )
+
+
+def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     """Return the position from which on the next census is due; it may be in the past.
 
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
-    over several intervals. Under suspicion the first follows soon, and each distance doubles; a census that
-    names nothing does not put off the next by more than that. What is periodic is compared whole periods
-    apart. Once a leak is proven, its counter shows whether it continues, and distances grow with the run
-    again.
+    over several intervals. Under suspicion the first follows soon, and each distance doubles. What is
+    periodic is compared whole periods apart. Once growth is explained, its counter shows whether it goes on,
+    and distances grow with the run again.
 
     Args:
-        taken: positions of the censuses so far, oldest first.
-        growth: the most suspicious growth that the counters show.
-        proven: all growth that they show is proven and explained.
-        policy: the scale's distances.
-        begun: position at which the program's own work begins; over time, its imports come first.
-        shown: whether the counters show what is proven. What no counter shows is looked at more often.
+        comparison: with its censuses.
+        suspicion: what is suspect.
     """
-    suspected = growth.state in ("growing", "undecided")
-    if len(taken) < 2:
-        return begun + (1 + len(taken)) * (policy.first if suspected else policy.unasked)
+    plan, taken = PLANS[comparison.scale], comparison.positions
+    if not taken:
+        return comparison.begins + (plan.first if suspicion.open else plan.unasked)
     last = taken[-1]
-    if not suspected or (proven and shown):
-        return last + max(policy.gap, (policy.widens - 1) * (last - begun))
-    onset = growth.onset if growth.onset is not None else taken[0]
-    if proven:
-        return last + max(policy.gap, policy.goes_on * (last - onset))
-    since = sum(position >= onset for position in taken)
-    doubled = policy.gap * 2.0 ** max(0, since - 1)
-    distance = max(policy.gap, min(doubled, policy.share * max(0.0, last - onset)))
-    if growth.period is not None:
-        distance = max(1.0, round(distance / growth.period)) * growth.period
-    return last + distance
+    if suspicion.open:
+        since = sum(position >= suspicion.since for position in taken)
+        doubled = plan.gap * 2.0 ** max(0, since - 1)
+        distance = max(plan.gap, min(doubled, COST.share * max(0.0, last - suspicion.since)))
+        if suspicion.period is not None:
+            distance = max(1.0, round(distance / suspicion.period)) * suspicion.period
+        return last + distance
+    if suspicion.unseen:
+        return last + max(plan.gap, COST.goes_on * (last - suspicion.since))
+    return last + max(plan.gap, (COST.widens - 1) * (last - comparison.begins))
 
 
-def affordable(
-    taken: Sequence[float],
-    suspected: float | None,
-    spent_s: float,
-    elapsed_s: float,
-    policy: CensusPolicy = PLANS["step"],
-    *,
-    grows: bool = False,
-) -> bool:
+def affordable(comparison: Comparison, suspicion: Suspicion, spent_s: float, elapsed_s: float) -> bool:
     """Whether one more census fits what censuses may cost.
 
     Args:
-        taken: positions of the censuses so far.
-        suspected: since when something is suspected to grow, or is proven and shown by no counter; None where
-            nothing is, or its counter shows whether it goes on.
+        comparison: with its censuses.
+        suspicion: what is suspect.
         spent_s: seconds of the processor that they took together.
         elapsed_s: seconds since the watch began.
-        policy: what they may cost.
-        grows: a leak is proven, or a counter surely grows.
     """
-    if len(taken) < policy.always:
+    taken = comparison.positions
+    if len(taken) < 2:
         return True
-    if suspected is not None and sum(position >= suspected for position in taken) < policy.to_prove:
+    since = sum(position >= suspicion.since for position in taken)
+    if suspicion.open and since < COST.to_prove:
         return True
-    free, cost = (policy.leak_free_s, policy.leak_cost) if grows else (policy.free_s, policy.cost)
-    return spent_s * (1 + 1 / len(taken)) <= free + cost * elapsed_s
+    return spent_s * (1 + 1 / len(taken)) <= COST.free_s + COST.cost * elapsed_s

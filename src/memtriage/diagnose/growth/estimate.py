@@ -177,11 +177,11 @@ def _would_find(points: Points, rate: float, policy: Policy) -> bool:
     return True
 
 
-def rose(points: Points, start: float, end: float) -> tuple[float, float] | None:
+def rose(points: Points, start: float, end: float, *, even: bool = False) -> tuple[float, float] | None:
     """Return the bytes by which the floor rose between two positions, and how far the truth may be from that.
 
-    None without readings between them. The floor is interpolated; a rise between the two readings next to a
-    position may have come before or after it.
+    None without readings between them. The floor is interpolated; unless it rises evenly, a rise between the
+    two readings next to a position may have come before or after it.
     """
     if end <= start or len(points.at) < 3 or end <= points.at[0] or start >= points.at[-1]:
         return None
@@ -189,7 +189,7 @@ def rose(points: Points, start: float, end: float) -> tuple[float, float] | None
     uncertain = 2.6 * _noise(np.diff(points.floors))  # a difference of two readings has as much noise
     for position in (start, end):
         after = int(np.searchsorted(points.at, position))
-        if 0 < after < len(points.at) and points.at[after] > position:
+        if not even and 0 < after < len(points.at) and points.at[after] > position:
             uncertain += abs(float(points.floors[after] - points.floors[after - 1])) / 2
     return float(last - first), uncertain
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -13,6 +14,10 @@ from memtriage.diagnose.growth.track import Track
 from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Situation
 from memtriage.model.position import Scale, TrainingPosition
 
+CODE: Final = "code"
+CONFIRMING: Final = frozenset({"host", "shared", CODE})
+"""Counters that only confirm or contradict others: the resident set, its shared or mapped part, and generated
+code (`observe.generated_code`)."""
 WARM_UP: Final = 3
 """First readings that are left out: optimizer state, workspaces, compilation."""
 ENOUGH_MARKS: Final = WARM_UP + 9
@@ -45,7 +50,6 @@ class Comparison:
         tracks: readings by counter.
         censuses: oldest first.
         step: the step, if it is within one.
-        period: backwards per micro-batch of such a step.
         begins: position before which nothing counts.
         now: position of the last reading or census.
         outside: the process is read from outside: its CPU's counter is the kernel's count of its anonymous
@@ -56,7 +60,6 @@ class Comparison:
     tracks: dict[str, Track] = field(default_factory=dict)
     censuses: list[CensusSeen] = field(default_factory=list)
     step: int | None = None
-    period: int = 1
     begins: float = 0.0
     now: float = 0.0
     outside: bool = False
@@ -67,6 +70,11 @@ class Comparison:
             self.tracks[counter] = Track(0 if self.step is not None else WARM_UP)
         self.tracks[counter].add(at, value)
         self.now = max(self.now, at)
+
+    def read_all(self, at: float, values: Mapping[str, int]) -> None:
+        """Add a reading of each of several counters."""
+        for counter, value in values.items():
+            self.read(counter, at, value)
 
     def extend(self, line: Readings) -> None:
         """Add readings of a record."""
@@ -105,6 +113,12 @@ class Comparison:
     def positions(self) -> list[float]:
         """Those of the censuses."""
         return [census.at(self.scale) for census in self.censuses]
+
+    @property
+    def period(self) -> int:
+        """Backwards per micro-batch of such a step: so far apart are its censuses, except the first two."""
+        at = [census.at(self.scale) for census in self.censuses if census.between]
+        return 1 if self.step is None or len(at) < 3 else round(min(b - a for a, b in pairwise(at)))
 
     def holders(self) -> list[list[Sighting[HolderSeen]]]:
         """Return each holder at the successive censuses that found it, up to the last that it may be at."""

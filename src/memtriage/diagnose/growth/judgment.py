@@ -29,11 +29,9 @@ from memtriage.diagnose.growth.attribution import (
     counted,
     counters_of,
 )
-from memtriage.diagnose.growth.counter import CODE, CONFIRMING
 from memtriage.diagnose.growth.estimate import detection_limit, grow
-from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Comparison, Evidence
+from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
 from memtriage.diagnose.growth.judged import with_circumstances
-from memtriage.diagnose.judge import CPP_ONLY, NOT_NAMED
 from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import DataSeen, HolderSeen, Situation
@@ -78,6 +76,9 @@ class JudgePolicy:
 
 
 POLICY: Final = JudgePolicy()
+NOT_NAMED: Final = "not named"
+"""Holder of growth that no census covers."""
+CPP_ONLY: Final = "C++ only (nothing that a census lists explains it)"
 NO_COUNTER: Final = Judged(reason="no counter of it can be read")
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
 SPANS: Final[Mapping[Scale, str]] = {
@@ -114,6 +115,8 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
     judgment = Judgment(counters=dict(basis.counters), rises=attribute(main, basis.counters))
     held = list(_of_holders(basis, judgment.rises))
     for within in evidence.steps:
+        if main.scale == "microbatch" and len(main.censuses) > 1:
+            continue  # without steps, the run itself is compared from backward to backward
         of_step = _Basis(evidence, within, counters_of(within), basis.counters)
         rises = [rise for rise in attribute(within, of_step.counters) if _goes_on(evidence, within, rise)]
         held += _of_holders(of_step, rises)
@@ -230,7 +233,7 @@ def _of_holders(basis: _Basis, rises: Iterable[Rise]) -> Iterator[tuple[Finding,
             continue
         held = _held(basis, rise, seen)
         detail = seen.detail or GroupDetail()
-        more = [*_several(basis, rise), *_retained(detail, basis)]
+        more = [*_several(basis, rise), *_retained(detail)]
         if detail.saved_by:
             more.append(f"the largest storage is kept for backward by {detail.saved_by}")
         yield _finding(
@@ -266,7 +269,7 @@ def is_bounded(seen: HolderSeen) -> bool:
 def _held(basis: _Basis, rise: Rise, seen: HolderSeen) -> Held:
     """Collect what the rules of mechanisms look at."""
     grown = [each.seen for each in rise.series if each.at >= rise.since and isinstance(each.seen, HolderSeen)]
-    first, before = grown[0], grown[-2]
+    first, before = grown[0], grown[-2:][0]
     position = basis.evidence.situation.position
     detail = seen.detail or GroupDetail()
     anchor = detail.carrier or seen.anchor
@@ -382,7 +385,7 @@ def _finding(
         mechanism=text.mechanism + per_run,
         fix=text.fix,
         playbook=LEAKS,
-        step=basis.evidence.situation.position.step,
+        step=basis.evidence.situation.position.step or None,
         projection=projection,
         evidence=[
             how,
@@ -396,6 +399,7 @@ def _finding(
 
 _WHY: Final[Mapping[Open, str]] = {
     "few": "it was seen to grow too seldom, or too irregularly, to be certain",
+    "once": "it was only seen at the end: the program makes no step and calls no module in a loop",
     "slows": "it grows more and more slowly, or unevenly",
     "fills": "it grows more and more slowly, as a cache does that fills to its bound",
     "aged": "it may have stopped since the last census",
@@ -437,23 +441,21 @@ def _sizes(basis: _Basis, rise: Rise) -> str:
 
 
 def _several(basis: _Basis, rise: Rise) -> list[str]:
-    counter = basis.counters.get(rise.counter)
-    period = None if counter is None or basis.comparison.step is None else counter.growth.period
-    if period is None or round(period) < 2:
+    period = basis.comparison.period
+    if period < 2:
         return []
     return [
-        f"the program runs {round(period)} backwards for each micro-batch of its own, and keeps "
-        f"{size(round(rise.rate * round(period)))} of each; rates here are for one backward"
+        f"the program runs {period} backwards for each micro-batch of its own, and keeps "
+        f"{size(round(rise.rate * period))} of each; rates here are for one backward"
     ]
 
 
-def _retained(detail: GroupDetail, basis: _Basis) -> list[str]:
+def _retained(detail: GroupDetail) -> list[str]:
     if not detail.retained or detail.retained_of is None:
         return []
     kind = f" ({detail.holder_kind})" if detail.holder_kind else ""
-    at = "" if detail.retained_at is None else f"at {basis.unit} {detail.retained_at:.4g} "
     retained, whole = size(detail.retained), size(detail.retained_of)
-    return [f"{at}the holding object{kind} alone retained {retained} of {whole}"]
+    return [f"the holding object{kind} alone retained {retained} of {whole}"]
 
 
 def _projection(basis: _Basis, device: str, counter: Counter | None, rate: float) -> Projection | None:
@@ -468,7 +470,7 @@ def _projection(basis: _Basis, device: str, counter: Counter | None, rate: float
     position = situation.position
     if basis.scale == "step":
         return Projection(device=device, limit=limit, step=position.step + left)
-    if basis.comparison.step is not None:
+    if basis.comparison.step is not None and position.step:
         return Projection(device=device, limit=limit, microbatches=position.into_step + left)
     return Projection(device=device, limit=limit, backward=position.backwards + left)
 
@@ -526,7 +528,8 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
     outside = basis.comparison.outside
     covered &= not outside or name != "cpu"
     of_data = sum(rise.rate for rise in data if rise.certainty == "proven" and rise.counter == name)
-    known = max(known, held + of_data)
+    by_counter = sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name)
+    known = max(known, held + of_data, by_counter)
     missing = growth.rate - known
     if growth.low - known < basis.counters[name].policy.least or missing < POLICY.unnamed * growth.rate:
         return None
@@ -537,6 +540,7 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
     assert seen is None or isinstance(seen, DataSeen)
     position = basis.evidence.situation.position
     resident = basis.counters.get(DEVICE_HOST)
+    while_it_ran = [census for census in basis.comparison.censuses if census.between]
     open_because = []
     if name == "cpu" and resident is not None and contradicts(resident, missing, growth.onset or 0.0):
         open_because.append("the resident set does not grow with it")
@@ -548,7 +552,7 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
         text = _why_data(basis, seen)
     elif outside and not covered:
         text = MECHANISMS["not listed from outside"]
-    elif name == "cpu" and basis.comparison.censuses and all(c.profiled for c in basis.comparison.censuses):
+    elif name == "cpu" and while_it_ran and all(census.profiled for census in while_it_ran):
         text = MechanismText(PROFILER.why, PROFILER.fix)
     elif not covered:
         text = MECHANISMS["not named"]
@@ -570,7 +574,7 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
         mechanism=text.mechanism,
         fix=text.fix,
         playbook=LEAKS,
-        step=position.step,
+        step=position.step or None,
         projection=projection,
         evidence=[
             f"the counter of {name} rises by {size(round(growth.rate))} per {basis.unit} "
@@ -596,12 +600,12 @@ def _on(finding: Finding, scale: Scale) -> int:
 def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:
     """Return the rate of everything that has a holder, and whether censuses cover the counter's growth.
 
-    They do if it rose between them about as fast as over the whole of its growth: between all of them, or
-    those since its onset.
+    They do if it rose between them about as fast as over the whole of its growth: between those since its
+    onset, or all of them.
     """
     counter, scale = basis.counters[name], basis.scale
     taken = [census for census in basis.comparison.censuses if census.between and not census.partial]
-    for since in (0.0, counter.growth.onset or 0.0):
+    for since in (counter.growth.onset or 0.0, 0.0):
         later = [census for census in taken if census.at(scale) >= since]
         if len(later) < 2:
             continue
@@ -717,7 +721,7 @@ def judge_counter(
     if limit is None or limit * points.span > max(POLICY.small, POLICY.meaningful * points.means.max()):
         reason = "the counter moves too much: no growth of any size would show"
         return msgspec.structs.replace(judged, reason=reason)
-    stated = DetectionLimit(math.ceil(limit), "second" if judged.scale == "time" else "step")
+    stated = DetectionLimit(math.ceil(round(limit, 3)), "second" if judged.scale == "time" else "step")
     return msgspec.structs.replace(judged, detection_limit=stated)
 
 

@@ -51,7 +51,7 @@ _RANKS_IN_EVIDENCE: Final = 6
 _SMALL_SHARE: Final = 0.01
 _WORTH_ACTING: Final = 3
 """Findings that the verdict's line names where the verdict is about none."""
-_MORE_GROWTH: Final = "run longer: growth is proven once the same holder grew over three intervals"
+_MORE_GROWTH: Final = "run longer: growth is proven once it has gone on for some more censuses"
 _BATCH_ALONE: Final = "run a step with this batch first, or `memtriage predict --horizon`"
 
 

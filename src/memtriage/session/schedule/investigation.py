@@ -1,24 +1,21 @@
-"""Censuses of what grows, with allocation sites recorded shortly before each."""
+"""Take censuses as lines of the record, with allocation sites recorded shortly before those of what grows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
 from memtriage.account.census import CensusView, Look
 from memtriage.account.followed import Contents, FollowedHolders, changed
 from memtriage.allocator.settings import MIN_BLOCK
-from memtriage.diagnose.growth.history import HolderHistory, Holding
-from memtriage.diagnose.growth.holders import AwaitingCollector, stops_when_full
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.diagnose.growth.proof import POLICY as PROOF
-from memtriage.model.census import GroupDetail, GroupKey
+from memtriage.model.census import Census, GroupKey
 from memtriage.model.evidence import CensusSeen, HolderSeen
-from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
-from memtriage.model.position import Scale, TrainingPosition
+from memtriage.model.paths import SegmentKind, has, is_native
+from memtriage.model.position import TrainingPosition
 from memtriage.observe.autograd import profiler_is_on
 from memtriage.observe.host import has_children
 from memtriage.observe.identity import Identities
@@ -48,158 +45,45 @@ POLICY: Final = InvestigationPolicy()
 
 
 @dataclass(slots=True)
-class Investigation:
-    """What the censuses on one scale showed.
+class Following:
+    """What the censuses of one comparison have in common: who is who.
 
     Attributes:
-        scale: what positions and rates count.
-        history: what each holder kept at each census.
-        taken: positions of the censuses.
-        data: ordinary data that grows.
-        details: details of the holders that grew.
-        waiting: what waited for the cyclic collector at each census.
-        totals: bytes by device that all holders together kept at each census, with its position.
-        collector_off: Python's cyclic collector was off at all censuses.
-        profiled: torch's profiler was on at all censuses that were taken while the program ran.
-        step: completed steps when it began, if it is within a step.
-        period: positions from rise to rise, if growth is periodic: within a step, the backwards of a
-            micro-batch.
-        recorded: number of censuses before which allocation sites were recorded.
-        stopped: holders that grew within a step, but not until its end nor in a later step.
+        within_step: it compares micro-batches of one step.
+        holders: numbers the holders.
+        data: follows containers of ordinary data.
+        taken: number of its censuses.
+        recorded: how many of them had allocation sites.
+        growing: holders that grew up to the last census, largest growth first, as that saw them.
+        written: the last line of each.
+        first: their sizes when they were first seen.
+        last: the census to which containers of ordinary data are compared.
     """
 
-    scale: Scale
-    history: HolderHistory = field(default_factory=HolderHistory)
-    taken: list[float] = field(default_factory=list)
+    within_step: bool = False
+    holders: FollowedHolders = field(default_factory=FollowedHolders)
     data: OrdinaryData = field(default_factory=OrdinaryData)
-    details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
-    waiting: list[AwaitingCollector] = field(default_factory=list)
-    totals: list[tuple[float, dict[str, int]]] = field(default_factory=list)
-    collector_off: bool = True
-    profiled: bool = False
-    step: int | None = None
-    period: float | None = None
+    taken: int = 0
     recorded: int = 0
-    stopped: set[GroupKey] = field(default_factory=set)
-
-    def counter_of(self, holding: Holding) -> str:
-        """Return the name of the counter that sees a holder's memory."""
-        detail = self.details.get(holding.key)
-        return "shared" if detail is not None and detail.shared else holding.group.device
-
-    def growing(self) -> list[Holding]:
-        """Return holders that grew and have not stopped, largest growth first."""
-        return [holding for holding in self.history.growing(self.period) if holding.key not in self.stopped]
-
-    def held_rate(self, device: str, since: float) -> float | None:
-        """Return bytes per position by which everything with a holder grew; None without two censuses.
-
-        The last census before `since` counts, too.
-        """
-        before = max((position for position, _ in self.totals if position < since), default=since)
-        held = [(position, totals.get(device, 0)) for position, totals in self.totals if position >= before]
-        if len(held) < 2:
-            return None
-        (start, held_at_start), (end, held_at_end) = held[0], held[-1]
-        return (held_at_end - held_at_start) / (end - start)
-
-    def harmless_rate(self, device: str, since: float) -> float:
-        """Return bytes per position by which bounded containers, logs and larger content grew together.
-
-        They are counted as the counter does: a loss of 4 bytes takes a block on a GPU.
-        """
-        block = MIN_BLOCK if device.startswith("cuda:") else 0
-        return sum(
-            holding.rate(since, block)
-            for holding in self.history
-            if holding.group.device == device
-            and (holding.logs or holding.swells or self._is_bounded(holding))
-        )
-
-    def _is_bounded(self, holding: Holding) -> bool:
-        detail = self.details.get(holding.key, GroupDetail())
-        return stops_when_full(detail, attached=holding.group.attached)
-
-    def move(self, to: Callable[[float], float]) -> None:
-        """Replace the position of each census, by an increasing function."""
-        self.history.move(to)
-        self.data.move(to)
-        self.taken = [to(position) for position in self.taken]
-        self.totals = [(to(position), totals) for position, totals in self.totals]
-        self.waiting = [replace(waiting, position=to(waiting.position)) for waiting in self.waiting]
-        for detail in self.details.values():
-            detail.retained_at = None if detail.retained_at is None else to(detail.retained_at)
-
-    @property
-    def names_nothing(self) -> bool:
-        """Whether no holder and no container is known to grow."""
-        return not self.data.growing() and not self.growing()
+    growing: list[HolderSeen] = field(default_factory=list)
+    written: dict[int, HolderSeen] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)
+    last: CensusSeen | None = None
 
     @property
     def shared_with_libraries(self) -> bool:
         """Whether other holders of what grows can only be found in libraries."""
-        return any(detail.elsewhere and detail.retained is None for detail in self.details.values())
+        details = [seen.detail for seen in self.growing if seen.detail is not None]
+        return any(detail.elsewhere and detail.retained is None for detail in details)
 
     @property
     def lacks_sites(self) -> bool:
         """Whether something grows whose allocation site is unknown and may still be found."""
         lacks = any(
-            holding.key not in self.details or self.details[holding.key].allocated_at is None
-            for holding in self.growing()[: POLICY.detailed]
+            seen.detail is None or seen.detail.allocated_at is None
+            for seen in self.growing[: POLICY.detailed]
         )
-        return (lacks or self.data.lacks_sites) and self.recorded < POLICY.recorded
-
-
-class _Recorded:
-    """Numbers holders and containers for the record, and knows what that says of them.
-
-    All censuses of the run are compared with each other, whatever they were taken for. Those within a step
-    have numbers of their own.
-    """
-
-    def __init__(self) -> None:
-        self._begin(None)
-
-    def _begin(self, within: Investigation | None) -> None:
-        self._within = within
-        self._holders: dict[bool, FollowedHolders] = {
-            False: FollowedHolders() if within is None else self._holders[False],
-            True: FollowedHolders(),
-        }
-        self._written: dict[bool, dict[int, HolderSeen]] = {
-            False: {} if within is None else self._written[False],
-            True: {},
-        }
-        self._data: dict[int | HolderPath, int] = {} if within is None else self._data
-
-    def census(
-        self, investigation: Investigation, point: CensusPoint, training: TrainingPosition, *, between: bool
-    ) -> CensusSeen:
-        """Return the line of an investigation's last census.
-
-        Args:
-            investigation: with its details.
-            point: that census.
-            training: where training stands.
-            between: as `CensusSeen.between`.
-        """
-        within = investigation.step is not None
-        if within and investigation is not self._within:
-            self._begin(investigation)
-        holders = self._holders[within].add(point.census, Contents(point.heads, point.tails), between=between)
-        for seen in holders:
-            seen.detail = investigation.details.get((seen.device, seen.anchor), seen.detail)
-        holders, gone = changed(holders, self._written[within], forget=between)
-        return CensusSeen(
-            position=training,
-            within_step=within,
-            between=between,
-            holders=holders,
-            gone=gone,
-            data=investigation.data.seen(self._data) if between and not within else [],
-            totals=_totals(point),
-            waiting=_waiting_by_class(point),
-        )
+        return (lacks or not self.growing or self.data.lacks_sites) and self.recorded < POLICY.recorded
 
 
 class Investigator:
@@ -209,7 +93,11 @@ class Investigator:
         script_root: folder of the user's script, for allocation sites.
         say: takes one line of text about what takes time, once per run.
         before: called before each census, for readings that a census would disturb.
-        write: takes the line of each census that is compared with others.
+        observed: gets the line of each census that is compared with others.
+
+    Attributes:
+        paused_s: seconds for which these censuses stopped the program.
+        spent_s: seconds of the processor that they took.
     """
 
     def __init__(
@@ -217,14 +105,14 @@ class Investigator:
         script_root: str | None,
         say: Callable[[str], None],
         before: Callable[[], None] | None = None,
-        write: Callable[[CensusSeen], None] = lambda census: None,
+        observed: Callable[[CensusSeen], None] = lambda census: None,
     ) -> None:
-        self._write = write
-        self._recorded = _Recorded()
+        self.paused_s = self.spent_s = 0.0
         self._sites = SiteRecorder(script_root)
         self._identities = Identities()
         self._say = say
         self._before = before
+        self._observed = observed
         self._announced = False
         self._libraries_hold_much = False
         self._objects_recorded = False
@@ -242,20 +130,18 @@ class Investigator:
         """Return how many bytes these tables add to malloc's counter."""
         return self._sites.in_malloc(tables)
 
-    def census(
+    def look(
         self,
-        position: float,
-        also: Callable[[CensusView, CensusPoint], None] | None = None,
+        also: Callable[[CensusView], None],
         frames: Sequence[FrameType] | None = None,
         wanted: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
-    ) -> CensusPoint:
-        """Take one census.
+    ) -> Census:
+        """Take a census that is compared with no other.
 
         Libraries hold most of a program's objects and few of its tensors. They are only walked as a whole if
         needed, because that takes most of a census's time.
 
         Args:
-            position: when it is taken.
             also: called while the view is valid.
             frames: given if memory has just run out: the frames of the error (empty inside the failing
                 allocation, whose frames still run). Nothing is read from the device then.
@@ -271,13 +157,9 @@ class Investigator:
             self._before()
         with Look(frames or (), self._identities, wanted) as view:
             self._libraries_hold_much |= wanted is not None and view.graph.all_libraries
-            interrupted = frames is not None
-            heads = {} if interrupted else view.heads()
-            tails = {} if interrupted else view.heads(last=True)
-            point = CensusPoint(position, view.census(), heads, interrupted, tails)
-            if also is not None:
-                also(view, point)
-        return point
+            census = view.census()
+            also(view)
+        return census
 
     def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
         """Record allocation sites over the last two positions before a census, or over a short period.
@@ -308,58 +190,60 @@ class Investigator:
 
     def follow(
         self,
-        investigation: Investigation,
-        position: float,
+        following: Following,
+        position: TrainingPosition,
         also: Callable[[CensusView], None] | None = None,
         frames: Sequence[FrameType] | None = None,
         *,
         between: bool = True,
         libraries: bool = False,
-        training: TrainingPosition | None = None,
-    ) -> CensusPoint:
-        """Take the next census of an investigation, with details of what grew; then stop recording.
+    ) -> Census:
+        """Take the next census of a comparison, with details of what grew; then stop recording.
 
         Args:
-            investigation: gets the results.
-            position: when it is taken, later than those before.
+            following: the comparison; gets the results.
+            position: where training stands.
             also: called while the view is valid.
-            frames: as for `census`.
-            between: as for `HolderHistory.add`.
+            frames: as for `look`.
+            between: whether the program is between two positions.
             libraries: walk all libraries.
-            training: where training stands, for the record.
         """
-        started = time.perf_counter()
-        libraries = libraries or investigation.shared_with_libraries
-        investigation.recorded += self._sites.recording
+        started, worked = time.perf_counter(), time.thread_time()
+        libraries = libraries or following.shared_with_libraries
+        following.recorded += self._sites.recording
         # Nodes only know the line that called an operation, not the line in it that allocates.
         recorded = self._sites.recording and self._objects_recorded
         self._sites.collect()
         # This makes tables. tracemalloc would follow each entry, but is off by now.
-        compared = investigation.data.compared()
-        investigation.collector_off = investigation.collector_off and not gc.isenabled()
-        if between:
-            investigation.profiled = (investigation.profiled or not investigation.taken) and profiler_is_on()
+        compared = following.data.compared()
+        line = CensusSeen(
+            position=position,
+            work_s=round(position.time_s - self.paused_s, 3),
+            within_step=following.within_step,
+            between=between and frames is None,
+            interrupted=frames is not None and between,
+            collector_off=not gc.isenabled(),
+            profiled=profiler_is_on(),
+        )
 
-        def add(view: CensusView, point: CensusPoint) -> None:
+        def add(view: CensusView) -> None:
             try:
-                self._add(investigation, view, point, between, recorded, compared)
+                self._add(following, line, view, recorded, compared, interrupted=frames is not None)
             except MemoryError:  # near the limit: what grew is known, its details are not
                 self._say("too little host memory for a closer look")
             if also is not None:
                 also(view)
 
         try:
-            point = self.census(position, add, frames, None if libraries else compared.of_libraries)
+            census = self.look(add, frames, None if libraries else compared.of_libraries)
         finally:
             self.stop()
-        if training is not None:
-            between_positions = between and frames is None and point.census.partial is None
-            seen = self._recorded.census(investigation, point, training, between=between_positions)
-            seen.interrupted = frames is not None and between
-            seen.profiled, seen.collector_off = profiler_is_on(), not gc.isenabled()
-            seen.pause_s = round(time.perf_counter() - started, 3)
-            self._write(seen)
-        return point
+            took = time.perf_counter() - started
+            self.paused_s += took
+            self.spent_s += time.thread_time() - worked
+        line.pause_s = round(took, 3)
+        self._observed(line)
+        return census
 
     def in_backward(self, inside: bool) -> None:
         """Pause the recorders inside a backward."""
@@ -385,113 +269,92 @@ class Investigator:
 
     def _add(
         self,
-        investigation: Investigation,
+        following: Following,
+        line: CensusSeen,
         view: CensusView,
-        point: CensusPoint,
-        between: bool,
         recorded: bool,
         compared: ComparedLengths,
+        *,
+        interrupted: bool,
     ) -> None:
-        """Add a census to an investigation."""
-        between = between and point.census.partial is None and not point.interrupted
-        investigation.history.add(point, between=between)
-        investigation.taken.append(point.position)
-        investigation.waiting.append(_waiting(point))
-        if between:
-            investigation.totals.append((point.position, _totals(point)))
-        present = {group.key for group in point.census.groups}
-        growing = [holding for holding in investigation.growing() if holding.key in present]
-        if growing:
-            self._add_details(
-                investigation,
-                view,
-                growing[: POLICY.detailed],
-                point.position,
-                last=not between,
-                recorded=recorded,
-            )
-        if between:
-            investigation.data.add(view, point.position, compared, self._sites)
+        """Fill the line of a census."""
+        census = view.census()
+        line.between = line.between and census.partial is None
+        # Reading the device would wait for it, when memory has run out.
+        contents = Contents({}, {}) if interrupted else Contents(view.heads(), view.heads(last=True))
+        holders = following.holders.add(census, contents, between=line.between)
+        line.totals, line.waiting = _totals(census), _waiting(census)
+        for seen in holders:
+            following.first.setdefault(seen.id, seen.size)
+        if line.between:
+            following.first = {seen.id: following.first[seen.id] for seen in holders}
+        grown = [seen for seen in holders if seen.size > following.first[seen.id] and not seen.renewed]
+        following.growing = sorted(grown, key=lambda seen: following.first[seen.id] - seen.size)
+        following.taken += 1
+        try:
+            self._add_details(following, view, following.growing[: POLICY.detailed], recorded=recorded)
+            if line.between:
+                apart = _apart(following.last, line)
+                following.last = line
+                line.data = following.data.add(view, apart, compared, self._sites)
+        finally:
+            line.holders, line.gone = changed(holders, following.written, forget=line.between)
 
     def _add_details(
-        self,
-        investigation: Investigation,
-        view: CensusView,
-        growing: Sequence[Holding],
-        position: float,
-        *,
-        last: bool,
-        recorded: bool,
+        self, following: Following, view: CensusView, growing: Sequence[HolderSeen], *, recorded: bool
     ) -> None:
         """Read the details of growing holders, and keep earlier ones that this census cannot give."""
+        present = {group.key for group in view.census().groups}
+        at = {seen.id: key for seen in growing if (key := (seen.device, seen.anchor)) in present}
+        wanted: Mapping[GroupKey, HolderSeen] = {at[seen.id]: seen for seen in growing if seen.id in at}
+        if not wanted:
+            return
         details = view.details(
-            [holding.key for holding in growing],
+            list(wanted),
             self._sites.site_of,
-            {holding.key: holding.path for holding in growing},
+            {key: seen.path for key, seen in wanted.items()},
             self._sites.named,
-            alone=_retention_needed(investigation, growing, last=last),
+            # Once, when growth may be proven.
+            alone=frozenset(
+                key for key, seen in wanted.items() if seen.detail is None or seen.detail.retained is None
+            ),
         )
         for key, detail in details.items():
-            if detail.retained is not None:
-                detail.retained_at = position
-            earlier = investigation.details.get(key)
-            if earlier is None:
-                continue
-            if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
-                detail.allocated_at = earlier.allocated_at  # without recorders few old nodes have a line
-            if detail.retained is None:
-                detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
-                detail.retained_at = earlier.retained_at
-                detail.also_held_by = earlier.also_held_by
-        investigation.details |= details
+            earlier = wanted[key].detail
+            if earlier is not None:
+                if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
+                    detail.allocated_at = earlier.allocated_at  # without recorders few old nodes have a line
+                if detail.retained is None:
+                    detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
+                    detail.also_held_by = earlier.also_held_by
+            wanted[key].detail = detail
 
 
-def _retention_needed(
-    investigation: Investigation, growing: Sequence[Holding], *, last: bool
-) -> frozenset[GroupKey]:
-    """Return the holders whose retained size is to be computed: once, when their growth may be proven.
-
-    Args:
-        investigation: has the details known so far.
-        growing: the holders that grew.
-        last: no census follows this one.
-    """
-    return frozenset(
-        holding.key
-        for holding in growing
-        if (last or len(holding.rising(investigation.period)) > PROOF.intervals)
-        and (holding.key not in investigation.details or investigation.details[holding.key].retained is None)
-    )
+def _apart(before: CensusSeen | None, now: CensusSeen) -> float:
+    """Return steps from one census to the next; without steps backwards, without both seconds."""
+    if before is None:
+        return 1.0
+    steps = now.position.step - before.position.step
+    return steps or (now.position.backwards - before.position.backwards) or now.work_s - before.work_s
 
 
-def _waiting_by_class(point: CensusPoint) -> dict[str, dict[str, int]]:
-    """Return what waits for the cyclic collector at a census, by device and class."""
-    by_class: dict[str, dict[str, int]] = {}
-    for group in point.census.groups:
+def _waiting(census: Census) -> dict[str, dict[str, int]]:
+    """Return what waits for the cyclic collector, by device and class."""
+    waiting: dict[str, Counter[str]] = {}
+    for group in census.groups:
         if has(group.anchor, SegmentKind.GARBAGE_CYCLE):
-            name = group.anchor[0].name
-            for device, nbytes in ((group.device, group.nbytes), ("cpu", group.kept)):
-                classes = by_class.setdefault(device, {})
-                classes[name] = classes.get(name, 0) + nbytes
-    return by_class
+            waiting.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
+            waiting.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
+    return {device: dict(classes) for device, classes in waiting.items()}
 
 
-def _waiting(point: CensusPoint) -> AwaitingCollector:
-    by_class = _waiting_by_class(point)
-    return AwaitingCollector(
-        point.position,
-        {device: sum(classes.values()) for device, classes in by_class.items()},
-        {device: max(classes, key=lambda name: classes[name]) for device, classes in by_class.items()},
-    )
-
-
-def _totals(point: CensusPoint) -> dict[str, int]:
+def _totals(census: Census) -> dict[str, int]:
     """Return bytes by device, as the counters count them, of everything that has a holder."""
     totals: dict[str, int] = {}
-    for storage in point.census.storages:
+    for storage in census.storages:
         if storage.path is not None and not is_native(storage.path):
             on_gpu = storage.device.startswith("cuda:")
             nbytes = -(-storage.nbytes // MIN_BLOCK) * MIN_BLOCK if on_gpu else storage.nbytes
             totals[storage.device] = totals.get(storage.device, 0) + nbytes
-    kept = sum(group.kept for group in point.census.groups if not is_native(group.anchor))
+    kept = sum(group.kept for group in census.groups if not is_native(group.anchor))
     return totals | {"cpu": totals.get("cpu", 0) + kept}

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from types import FrameType
 from typing import Final
 
-from memtriage.diagnose.growth.census_plan import PLANS
-from memtriage.diagnose.growth.holders import HolderGrowth, growths
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.diagnose.growth.marks import (
-    POLICY,
-    Series,
-    period_within_step,
-    policy_for,
-    went_on_within_step,
-)
+from memtriage.diagnose.growth.census_plan import COST
+from memtriage.diagnose.growth.estimate import policy_of
+from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, Comparison, Evidence
+from memtriage.model.census import Census
 from memtriage.model.position import TrainingPosition
-from memtriage.process.stdlib import time
-from memtriage.session.schedule.investigation import Investigation, Investigator
+from memtriage.session.schedule.investigation import Following, Investigator
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +26,16 @@ class WithinStepPolicy:
             show.
         censuses: censuses in one step: three intervals.
         tries: most investigations in a run. Otherwise memory that rises in every step and is freed at its end
-            (a pipeline that fills) would be investigated in each. The first may take any time; another one
-            only begins while censuses are within the budget for a known leak (`CensusPolicy.leak_free_s`).
-        kept: completed investigations that are kept.
+            (a pipeline that fills) would be investigated in each.
+        recent: the last micro-batches of a step that must all rise, if there are that many.
+        longest_period: most backwards that one micro-batch may consist of.
     """
 
     first: int = 4
     censuses: int = 4
     tries: int = 3
-    kept: int = 8
+    recent: int = 12
+    longest_period: int = 8
 
 
 WITHIN_STEP: Final = WithinStepPolicy()
@@ -48,26 +44,29 @@ WITHIN_STEP: Final = WithinStepPolicy()
 class MicrobatchScheduler:
     """Follows counters from backward to backward of one step, and takes four censuses if they rise.
 
-    Attributes:
-        done: completed investigations, latest last.
-
     Args:
+        evidence: gets readings and censuses of the steps that are investigated, and readings of the step
+            after each.
         investigator: takes the censuses.
         report: called whenever what is known to grow may have changed.
     """
 
-    def __init__(self, investigator: Investigator, report: Callable[[], None]) -> None:
-        self.done: list[Investigation] = []
+    def __init__(self, evidence: Evidence, investigator: Investigator, report: Callable[[], None]) -> None:
+        self._evidence = evidence
         self._investigator = investigator
         self._report = report
-        self._current: Investigation | None = None
+        self._current: Following | None = None
+        self._latest = Following(within_step=True)
+        self._known = False  # growth within a step has been found, and goes on
+        self._at_first: Mapping[str, int] = {}
+        self._comparison: Comparison | None = None
         self._due = 0
         self._gap = self._period = 1
-        self._step = 0
-        self._series: dict[str, Series] = {}
+        self._step = self._investigated = -2
+        self._longest = WITHIN_STEP.longest_period * WITHIN_STEP.first + 1
+        self._recent: dict[str, deque[int]] = {}
         self._period_of_last_step: int | None = None
         self._tries = 0
-        self._spent_s = 0.0
 
     @property
     def investigating(self) -> bool:
@@ -80,52 +79,36 @@ class MicrobatchScheduler:
             self._abandon()  # the step ended before its last census
             self._step = position.step
             self._period_of_last_step = self._period_of_rise()
-            self._series.clear()
+            self._known = self._known and self._period_of_last_step is not None
+            self._recent.clear()
+            self._comparison = None
+        values = {counter: value for counter, value in values.items() if counter != CODE}
         for counter, value in values.items():
-            self._series.setdefault(counter, Series()).add(position.microbatch, value)
+            self._recent.setdefault(counter, deque(maxlen=self._longest)).append(value)
+        if position.step == self._investigated + 1:
+            self._comparison = self._evidence.of_step(position.step)
+        if self._comparison is not None:
+            self._comparison.read_all(position.microbatch, values)
+        if self._current is not None and self._fell(values):
+            self._abandon()  # backwards of one micro-batch: the same instant of two is compared
         if self._current is None:
-            self._begin_if_rising(position)
+            self._begin_if_rising(position, values)
         elif position.microbatch >= self._due:
-            if self._fell_since(self._current.taken[0]):
-                self._abandon()  # backwards of one micro-batch: the same instant of two is compared
-                self._begin_if_rising(position)
-            else:
-                self._follow(self._current, position)
+            self._follow(self._current, position)
         else:
             self._investigator.record(self._due - position.microbatch)
 
-    def step_completes(self, position: TrainingPosition) -> None:
-        """Note which growth has stopped, of this step or an earlier one."""
-        for investigation in self.done:
-            same_step = investigation.step == position.step - 1
-            since = investigation.taken[-1] if same_step else POLICY.microbatch_warm_up
-            for growth in self.growths(investigation):
-                series = self._series.get(growth.device)
-                if series is not None and went_on_within_step(series, since, growth.proof.rate) is False:
-                    investigation.stopped.add(growth.holding.key)
-
-    def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> CensusPoint:
+    def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> Census:
         """Take the last census of the current investigation, in the middle of the failing operation."""
-        investigation = self._current
-        assert investigation is not None
+        following = self._current
+        assert following is not None
         self._current = None
-        self.done = [*self.done, investigation][-WITHIN_STEP.kept :]
-        microbatch = max(position.into_step, investigation.taken[-1]) + 1
-        return self._investigator.follow(investigation, microbatch, None, frames, training=position)
+        return self._investigator.follow(following, position, None, frames)
 
-    def growths(self, investigation: Investigation) -> list[HolderGrowth]:
-        """Return what grew in one of `done`. Its counters caused it, so none contradicts."""
-        return growths(
-            investigation.growing(),
-            investigation.counter_of,
-            lambda counter, rate, since: False,
-            investigation.period,
-        )
-
-    def _begin_if_rising(self, position: TrainingPosition) -> None:
-        if self._tries >= WITHIN_STEP.tries or any(done.growing() for done in self.done):
+    def _begin_if_rising(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
+        if self._tries >= WITHIN_STEP.tries or self._known:
             return  # following a known leak again would show nothing new
-        if self._tries and not self._affordable(position.time_s):
+        if self._tries and self._investigator.spent_s > COST.free_s + COST.cost * position.time_s:
             return
         usual, more = position.microbatches_per_step, WITHIN_STEP.censuses - 1
         first, period = WITHIN_STEP.first, 1
@@ -149,48 +132,60 @@ class MicrobatchScheduler:
         # possible, the first interval is twice as long: sites of objects are recorded in it, of nodes later.
         room = not usual or position.microbatch + (more + 1) * period <= usual
         self._period, self._gap = period, (2 if room else 1) * period
-        self._current = Investigation("microbatch", step=position.step, period=period)
+        again = position.step == self._investigated  # all censuses of a step number holders alike
+        earlier = self._latest if again else Following(within_step=True)
+        self._latest = self._current = replace(earlier, taken=0, growing=[], first={})
+        self._investigated, self._at_first = position.step, values
+        self._comparison = self._evidence.of_step(position.step)
         self._follow(self._current, position)
 
-    def _follow(self, investigation: Investigation, position: TrainingPosition) -> None:
-        started = time.thread_time()
-        self._investigator.follow(investigation, position.microbatch, training=position)
-        self._spent_s += time.thread_time() - started
+    def _follow(self, following: Following, position: TrainingPosition) -> None:
+        self._investigator.follow(following, position)
         self._due = position.microbatch + self._gap
         remaining, self._gap = self._gap, self._period
-        if len(investigation.taken) >= WITHIN_STEP.censuses:
-            self._current = None
-            self.done = [*self.done, investigation][-WITHIN_STEP.kept :]
-            if investigation.growing():
+        if following.taken >= WITHIN_STEP.censuses:
+            self._current, self._known = None, bool(following.growing)
+            if self._known:
                 self._report()
         else:
             self._investigator.record(remaining)
-
-    def _affordable(self, elapsed_s: float) -> bool:
-        plan = PLANS["microbatch"]
-        return self._spent_s <= plan.leak_free_s + plan.leak_cost * elapsed_s
 
     def _abandon(self) -> None:
         if self._current is not None:
             self._current = None
             self._investigator.stop()
 
-    def _fell_since(self, microbatch: float) -> bool:
-        """Return whether every counter has fallen below its value at a backward of this step."""
-        fell = []
-        for series in self._series.values():
-            before = [
-                value
-                for position, value in zip(series.positions, series.values, strict=True)
-                if position <= microbatch
-            ]
-            after = series.after(microbatch).values
-            fell.append(min(after, default=0) < before[-1] if before else True)
-        return all(fell)
+    def _fell(self, values: Mapping[str, int]) -> bool:
+        """Return whether every counter of allocated memory is lower than at the first census."""
+        both = values.keys() & self._at_first.keys() - CONFIRMING
+        return bool(both) and all(values[name] < self._at_first[name] for name in both)
 
     def _period_of_rise(self) -> int | None:
         """Return after how many backwards a counter rises each time; None if none does."""
         periods = [
-            period_within_step(series.values, policy_for(counter)) for counter, series in self._series.items()
+            period_of_rise(list(values), policy_of(name).least) for name, values in self._recent.items()
         ]
         return min((period for period in periods if period is not None), default=None)
+
+
+def period_of_rise(values: Sequence[int], least: float) -> int | None:
+    """Return the number of backwards after which a counter is higher each time, within one step; or None.
+
+    1 if every backward ends higher than the one before. More if a micro-batch has several backwards, such as
+    one per pipeline stage or one in the fused forward of a head: then the counter goes up and down within a
+    micro-batch, and only the same instant of each can be compared.
+
+    Args:
+        values: the counter at the ends of backwards of the step. The last few are looked at, never the first
+            one, which allocates gradients.
+        least: bytes of a rise.
+    """
+    for period in range(1, WITHIN_STEP.longest_period + 1):
+        needed = (WITHIN_STEP.first - 1) * period
+        recent = values[max(1, len(values) - max(needed, WITHIN_STEP.recent)) :]
+        if len(recent) < needed:
+            return None
+        later = islice(recent, period, None)
+        if all(after - before >= least for before, after in zip(recent, later, strict=False)):
+            return period
+    return None

@@ -1,76 +1,84 @@
-"""When to take a census: the marks of each kind go to the scheduler of their scale."""
+"""Feed counters to the evidence of a run, and take the censuses that name and prove what grows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Final
 
 from memtriage.account.census import CensusView
-from memtriage.diagnose.growth.counter import CODE, CONFIRMING
-from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.model.position import TrainingPosition
-from memtriage.session.schedule.investigation import Investigator
+from memtriage.diagnose.growth.attribution import attribute, counters_of
+from memtriage.diagnose.growth.census_plan import (
+    COST,
+    PLANS,
+    Suspicion,
+    affordable,
+    next_census,
+    suspicion_of,
+)
+from memtriage.diagnose.growth.evidence import CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
+from memtriage.model.census import Census
+from memtriage.model.position import Scale, TrainingPosition
+from memtriage.process.stdlib import time
+from memtriage.session.schedule.investigation import Following, Investigator
 from memtriage.session.schedule.microbatch import MicrobatchScheduler
-from memtriage.session.schedule.scale import ScaleScheduler
 
-_ENOUGH_MARKS: Final = 12
-"""Marks on a scale from which growth can be judged on it: three of warm-up and nine more."""
+_SCALES: Final[Mapping[str, Scale]] = {"step": "step", "backward": "microbatch", "time": "second"}
+_AGAIN: Final = 1.2
+"""Counters are estimated again when there are this many times as many readings. That takes some ms."""
+_ESTIMATES: Final = 0.25
+"""They may take this part of the time that censuses may take."""
+_LIBRARIES_AFTER: Final = 2
+"""Censuses of certain growth that named no holder, after which libraries are searched for one."""
 
 
 class CensusScheduler:
-    """Passes marks to one scheduler for steps, one for backwards and one for time.
+    """Follows the counters from mark to mark, and decides when a census is worth its time.
 
-    Censuses are taken on the scale of steps; without steps on that of backwards, and without both on that of
-    time.
+    Censuses over the run are taken at the ends of steps; without steps at those of backwards, and without
+    both over time, once what the program does repeats: while it loads and builds, all grows.
 
     Attributes:
         within_steps: follows growth from micro-batch to micro-batch of one step.
 
     Args:
-        investigator, take_ledgers, report: as for `ScaleScheduler`.
+        evidence: gets the readings.
+        investigator: takes the censuses.
+        take_ledgers: called while a census is open.
+        report: called whenever what is known to grow may have changed.
     """
 
     def __init__(
         self,
+        evidence: Evidence,
         investigator: Investigator,
         take_ledgers: Callable[[CensusView], None],
         report: Callable[[], None],
     ) -> None:
-        self._steps = ScaleScheduler("step", investigator, take_ledgers, report)
-        self._backwards = ScaleScheduler("microbatch", investigator, take_ledgers, report)
-        self._time = ScaleScheduler("second", investigator, take_ledgers, report)
-        self.within_steps = MicrobatchScheduler(investigator, report)
-
-    @property
-    def main(self) -> ScaleScheduler:
-        """The scale that growth over the run is judged on: steps if there is one.
-
-        Else backwards or time: the first with enough marks, or the one with more.
-        """
-        if self._steps.marks:
-            return self._steps
-        return self._first_with_enough(self._backwards, self._time) or max(
-            self._time, self._backwards, key=lambda scale: scale.marks
-        )
-
-    @property
-    def judged_on(self) -> ScaleScheduler:
-        """The scale that counters are judged on; for a run of few long steps, its backwards."""
-        return self._first_with_enough(self._steps, self._backwards) or self.main
-
-    def _first_with_enough(self, *scales: ScaleScheduler) -> ScaleScheduler | None:
-        return next((scale for scale in scales if scale.marks >= _ENOUGH_MARKS), None)
+        self.within_steps = MicrobatchScheduler(evidence, investigator, report)
+        self._evidence = evidence
+        self._investigator = investigator
+        self._take_ledgers = take_ledgers
+        self._report = report
+        self._following = Following()
+        self._suspicion = Suspicion()
+        self._comparison: Comparison | None = None
+        self._works = False
+        self._latest: tuple[float, Mapping[str, int]] | None = None
+        self._estimate_at = self._census_due = math.inf
+        self._asks_for_sites = False
+        self._reported_growth = False
+        self._estimated_s = 0.0
+        self._now, self._spacing = 0.0, 1.0
 
     def growing(self) -> dict[str, float]:
         """Return by device how many bytes per step (backward, second) its counter grows so far."""
-        estimates = {
-            name: counter.estimate() for name, counter in self.main.counters.items() if name not in CONFIRMING
-        }
+        counters = counters_of(self._evidence.main)
         return {
-            name: estimate.rate if estimate.state == "growing" else 0.0
-            for name, estimate in estimates.items()
-            if estimate.state != "too_short"
+            name: counter.growth.recent if counter.growth.state == "growing" else 0.0
+            for name, counter in counters.items()
+            if name not in CONFIRMING and counter.growth.state != "too_short"
         }
 
     def at_mark(
@@ -82,22 +90,73 @@ class CensusScheduler:
             name: of the mark.
             position: where training stands.
             values: bytes by counter; what could not be read is left out.
-            works: whether what the program does repeats. Until then counters are followed, without a census.
+            works: whether what the program does repeats. Until then it is followed over time, without a
+                census.
         """
+        if name == "time" and (position.step or position.backwards):
+            return
+        if name == "backward":
+            self.within_steps.at_mark(position, values)
+        comparison = self._evidence.run[_SCALES[name]]
+        at, before = self._at(comparison.scale, position), comparison.now
+        if name == "time" and self._latest is not None:
+            before = self._latest[0]
+        if works and not self._works:
+            self._works, comparison.begins = True, (before or at) if name == "time" else 0.0
         if name == "time":
-            if position.step == 0 and position.backwards == 0:
-                self._time.at_mark(position, values, censuses=works)
-        elif name == "backward":
-            self.within_steps.at_mark(
-                position, {counter: value for counter, value in values.items() if counter != CODE}
-            )
-            censuses = position.step == 0 and not self.within_steps.investigating
-            self._backwards.at_mark(position, values, censuses=censuses)
-        else:
-            self.within_steps.step_completes(position)
-            self._steps.at_mark(position, values)
+            # At the last mark functions may have returned: it says nothing about what they were doing.
+            self._read_latest()
+            self._latest = at, values
+        elif name == "step" or self._evidence.run["step"].marks < ENOUGH_MARKS:  # then only steps are judged
+            comparison.read_all(at, values)
+        if name == "backward" and (position.step > 0 or self.within_steps.investigating):
+            return
+        self._now, self._spacing = at, max(1e-3, at - before)
+        if comparison is not self._comparison or not works:  # the first step comes after some backwards
+            self._comparison, self._suspicion = comparison, Suspicion()
+            began = at if name == "time" else 0.0
+            self._census_due = began + PLANS[comparison.scale].unasked
+            self._estimate_at = max(comparison.marks, PLANS[comparison.scale].first)
+        if works:
+            self._act(comparison, at, position)
 
-    def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
+    def _act(self, comparison: Comparison, at: float, position: TrainingPosition) -> None:
+        affordable = self._affordable(comparison, position.time_s)
+        census = at >= self._census_due and affordable
+        again = comparison.marks >= self._estimate_at and self._estimated_s <= _ESTIMATES * (
+            COST.free_s + COST.cost * position.time_s
+        )
+        if again or (census and not self._asks_for_sites):
+            self._plan_next(comparison)
+        if at >= self._census_due and affordable:
+            self.census(position)
+        asked, self._asks_for_sites = self._asks_for_sites, affordable and self._wants_sites
+        if self._asks_for_sites:
+            remaining = math.ceil((self._census_due - at) / self._spacing)
+            period = self._suspicion.period
+            self._investigator.record(
+                remaining,
+                None if period is None else period / self._spacing,
+                again=self._following.recorded > 0,
+            )
+        elif asked:
+            self._investigator.stop()  # the suspicion is over, or that census is not to be taken
+
+    def _read_latest(self) -> None:
+        if self._latest is not None:
+            self._evidence.run["second"].read_all(*self._latest)
+
+    @property
+    def _wants_sites(self) -> bool:
+        """Whether something is suspected to grow whose allocation site is unknown."""
+        return self._suspicion.open and self._following.lacks_sites
+
+    def _at(self, scale: Scale, position: TrainingPosition) -> float:
+        if scale == "second":
+            return position.time_s - self._investigator.paused_s
+        return position.backwards if scale == "microbatch" else position.step
+
+    def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> Census:
         """Take a census now, whether one is due or not, with the ledger.
 
         Args:
@@ -107,4 +166,56 @@ class CensusScheduler:
         """
         if frames is not None and self.within_steps.investigating:
             return self.within_steps.interrupted(position, frames)
-        return self.main.census(position, frames)
+        self._read_latest()
+        comparison = self._comparison or self._evidence.main
+        at = self._at(comparison.scale, position)
+        self._census_due = 2 * at + PLANS[comparison.scale].gap  # if this one fails
+        census = self._take(position, frames, between=True)
+        self._asks_for_sites = False
+        if frames is None:
+            self._plan_next(comparison)
+            grows = self._suspicion.open or self._suspicion.proven
+            if grows or self._reported_growth:
+                self._report()
+            self._reported_growth = grows
+        return census
+
+    def _take(
+        self, position: TrainingPosition, frames: Sequence[FrameType] | None, *, between: bool
+    ) -> Census:
+        return self._investigator.follow(
+            self._following,
+            position,
+            self._take_ledgers,
+            frames,
+            between=between,
+            libraries=self._suspicion.named_nothing >= _LIBRARIES_AFTER,
+        )
+
+    def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None) -> None:
+        """Take one more census of a program that has ended, if it tells more of what grows.
+
+        Args:
+            position: where training stood.
+            frames: of the exception that ended it, innermost first; None when it completed.
+        """
+        main = self._evidence.main
+        self._plan_next(main)
+        taken = main.positions
+        grows = self._suspicion.open or self._suspicion.proven
+        if grows and (not taken or self._at(main.scale, position) > taken[-1]):
+            self._take(position, frames, between=False)
+
+    def _plan_next(self, comparison: Comparison) -> None:
+        """Decide whether something is suspected to grow, and when the next census is due."""
+        started = time.thread_time()
+        self._estimate_at = max(comparison.marks + 2, comparison.marks * _AGAIN)
+        counters = counters_of(comparison)
+        self._suspicion = suspicion_of(comparison, counters, attribute(comparison, counters))
+        self._census_due = next_census(comparison, self._suspicion)
+        if self._wants_sites and not self._asks_for_sites:  # sites are recorded until then
+            self._census_due = max(self._census_due, self._now + 2 * self._spacing)
+        self._estimated_s += time.thread_time() - started
+
+    def _affordable(self, comparison: Comparison, elapsed_s: float) -> bool:
+        return affordable(comparison, self._suspicion, self._investigator.spent_s, elapsed_s)
