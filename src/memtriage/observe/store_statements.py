@@ -90,8 +90,11 @@ def stores_into(filename: str, target: StoreTarget) -> Iterator[tuple[int, Store
         return
     target = replace(target, getters=frozenset(_getters(tree, target)))
     aliases: dict[ast.AST, frozenset[str]] = {}
+    scopes: dict[tuple[_Function, ...], bool] = {}
     for functions, node in _with_functions(tree, ()):
-        if not _in_scope(functions, target):
+        if functions not in scopes:  # of each function once: this walks through it
+            scopes[functions] = _in_scope(functions, target)
+        if not scopes[functions]:
             continue
         around = functions[-1] if functions else tree
         if around not in aliases:
