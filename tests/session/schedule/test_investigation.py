@@ -190,14 +190,14 @@ def entries(series: list[Sighting[DataSeen]]) -> list[tuple[float, int]]:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
+def program(only_new_objects: None, tmp_path: Path) -> Iterator[Program]:
     made = Program(tmp_path, "program")
     yield made
     made.end()
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+def told(only_new_objects: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """A program after four censuses, two steps apart."""
     made = Program(tmp_path_factory.mktemp("investigation"), "train")
     for at in CENSUSES:
