@@ -183,6 +183,16 @@ def test_much_that_awaits_the_collector_is_noted(nbytes: int, off: bool, note: s
     assert judged.note == note and judged.detection_limit is not None
 
 
+def test_garbage_of_functions_that_have_returned_is_no_note() -> None:
+    at_end = {"between": False, "waiting": {"cpu": {"Model": 30 * MIB}}}
+    assert judge(observed({"cpu": rising(0)}, censuses=CENSUSES, last=at_end)).judged["cpu"].note is None
+
+
+def test_native_growth_is_no_larger_than_what_is_in_use() -> None:
+    evidence = observed({"cpu": rising(MIB)}, censuses=CENSUSES, situation={"used": {"host": 40 * MIB}})
+    assert the(evidence).bytes == 40 * MIB
+
+
 @pytest.mark.parametrize(("waits", "leaks"), [(20 * MIB, 0), (0, 1)])
 def test_native_holders_of_what_awaits_the_collector_are_no_leak(waits: int, leaks: int) -> None:
     native = (PathSegment(SegmentKind.NATIVE, "Tensor"),)
@@ -438,6 +448,22 @@ def test_memory_that_grows_within_a_step_is_a_leak_of_its_micro_batches() -> Non
 def test_what_grows_within_each_step_and_stays_has_a_rate_per_step() -> None:
     finding = next(f for f in judge(within_step(rising(MIB, 24), stays=True)).findings if f.holder_path)
     assert rates(finding) == (24 * MIB, MIB, None)
+
+
+def test_a_program_without_steps_is_compared_from_backward_to_backward_of_the_run() -> None:
+    """The same micro-batches were also followed as those of a first step, which never ended."""
+    evidence = leaking(scale="microbatch")
+    for microbatch in (4, 6, 7, 8):
+        evidence.of_step(0).read("cpu", microbatch, BASE + MIB * microbatch)
+        evidence.add(
+            CensusSeen(
+                position=TrainingPosition(backwards=microbatch, microbatch=microbatch), within_step=True,
+                holders=[held(MIB * microbatch, microbatch)],
+            )
+        )  # fmt: skip
+    finding = the(evidence)
+    assert finding.step is None and rates(finding) == (None, MIB, None)
+    assert any("backwards 15, 30, 45, 60" in line for line in finding.evidence)
 
 
 def test_a_micro_batch_of_several_backwards_is_explained() -> None:

@@ -254,6 +254,7 @@ def test_facts_of_a_run_are_short() -> None:
     context = RunContext(argv=["train.py", "--lr", "1"], duration_s=90.0)
     assert facts(report(steps=1200), context) == ["train.py --lr 1", "1,200 steps", "1 min 30 s"]
     assert facts(report(ranks=(3, 4)), RunContext()) == ["12 steps", "3 of 4 ranks"]
+    assert facts(report(steps=0), context) == ["train.py --lr 1", "1 min 30 s"]
 
 
 def row(name: str, nbytes: int) -> LedgerRow:

@@ -562,10 +562,11 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
     pace = growth.recent / growth.rate if growth.rate > 0 else 1.0
     projection = _projection(basis, device, basis.counters[name], missing * pace)
     span = basis.comparison.now - (growth.onset or 0.0)
+    in_use = basis.evidence.situation.used.get(device, math.inf)
     finding = Finding(
         kind="leak",
         device=device,
-        bytes=round(missing * max(1, span)),
+        bytes=round(min(in_use, missing * max(1, span))),
         certainty="suspected" if open_because else "proven",
         holder=None if seen else CPP_ONLY if covered else NOT_NAMED,
         holder_path=None if seen is None else seen.path,
@@ -734,8 +735,8 @@ def _too_few(readings: int, scale: JudgedScale) -> str:
 
 
 def _collector_note(basis: _Basis, device: str) -> str | None:
-    """Return a note on the most memory that waited for the cyclic collector, if that was much."""
-    censuses = basis.comparison.censuses
+    """Return a note on the most memory that waited for the cyclic collector during the run, if much."""
+    censuses = [census for census in basis.comparison.censuses if census.between]
     most = max(censuses, key=lambda census: sum(census.waiting.get(device, {}).values()), default=None)
     classes = {} if most is None else most.waiting.get(device, {})
     nbytes = sum(classes.values())

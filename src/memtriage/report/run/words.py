@@ -277,7 +277,7 @@ def facts(report: RunReport, context: RunContext) -> list[str]:
     """Return how long a run of what this was, each part short."""
     parts = [
         " ".join(context.argv),
-        count(report.steps, "step"),
+        count(report.steps, "step") if report.steps else "",
         "" if context.duration_s is None else duration(context.duration_s),
         f"{report.ranks.seen:,} of {count(report.ranks.of, 'rank')}" if report.ranks.of > 1 else "",
     ]
