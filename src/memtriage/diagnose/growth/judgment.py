@@ -470,7 +470,7 @@ def _projection(basis: _Basis, device: str, counter: Counter | None, rate: float
     position = situation.position
     if basis.scale == "step":
         return Projection(device=device, limit=limit, step=position.step + left)
-    if basis.comparison.step is not None and position.step:
+    if basis.comparison.step is not None:
         return Projection(device=device, limit=limit, microbatches=position.into_step + left)
     return Projection(device=device, limit=limit, backward=position.backwards + left)
 
