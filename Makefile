@@ -80,11 +80,16 @@ demo: $(DEMO_STAMP)
 LOADS_MUCH := $(addprefix tests/,cases docs integrations planning prediction prove report/monitoring \
   cli/test_plan.py cli/test_predict.py)
 
+# They walk over all modules of their process, which is quick before other tests have imported theirs.
+WALKS := $(addprefix tests/,account/test_group_details.py diagnose/test_mechanisms.py \
+  session/schedule/test_investigation.py)
+
 # One thread for each of the workers' kernels: more only compete on a small machine.
 test: export OMP_NUM_THREADS = 1
 test: lint $(DEEPSPEED)/.installed
 	status=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(LOADS_MUCH)) || status=$$?; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(WALKS) || status=$$?; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(LOADS_MUCH) $(WALKS)) || status=$$?; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LOADS_MUCH) || status=$$?; \
 	exit $$status
 
