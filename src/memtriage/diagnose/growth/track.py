@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -123,15 +122,6 @@ class Track:
             blocks = np.vstack((blocks, (positions / count, values / count, least)))
         at, means, floors = blocks.T.copy()
         return Points(at, means, floors)
-
-    def move(self, to: Callable[[float], float]) -> None:
-        """Replace the position of each reading, by an increasing function."""
-        self._blocks[: self._length, 0] = [to(float(at)) for at in self._blocks[: self._length, 0]]
-        count, positions, values, least = self._open
-        if count:
-            self._open = (count, count * to(positions / count), values, least)
-        if self.last is not None:
-            self.last = (to(self.last[0]), self.last[1])
 
     def extend(self, width: int, blocks: Floats) -> None:
         """Add complete blocks, which another track has made of its readings.
