@@ -79,6 +79,15 @@ def test_two_censuses_prove_nothing_of_a_small_part_of_the_rise() -> None:
     assert (rise.certainty, rise.by_counter) == ("suspected", False)
 
 
+def test_a_list_that_is_emptied_now_and_then_is_not_proven_by_two_censuses() -> None:
+    """Within an epoch of ten steps it grows as the counter does, which shows what another keeps of each."""
+
+    def epoch(at: int) -> Found:
+        return [held(MIB * (at % 10), at % 10)]
+
+    assert the(observed({"cpu": rising(MIB)}, epoch, (31, 35))).certainty == "suspected"
+
+
 def test_two_censuses_prove_what_several_holders_explain_together() -> None:
     def found(at: int) -> Found:
         return [held(MIB * at, at, number=1), held(3 * MIB * at, at, name="other", number=2)]

@@ -328,8 +328,13 @@ def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
         return None  # too small for this counter, or more than it saw
     if not _keeps_up(points, counter, own / risen):
         return None
-    if len(points) == 2 and own + others * apart < POLICY.accounts * risen:
-        return None  # one interval: what else came in it is not known
+    if len(points) == 2:
+        # One interval. What else came in it must be known, and the holder must have what it got before it: a
+        # list that is emptied now and then grows, too.
+        before = points[-1][0] - (growth.onset or float(counter.points.at[0]))
+        known = own + others * apart >= POLICY.accounts * risen
+        if not known or points[-1][1] < POLICY.accounts * own / apart * before:
+            return None
     by_rises = growth.shape in ("periodic", "stairs")  # then most intervals are unlike
     slows = growth.state == "growing" and not by_rises and _slows(_since(points, growth.onset))
     return replace(
