@@ -25,7 +25,7 @@ class StoringPolicy:
         longest_s: most seconds between two marks: as often as the host is sampled.
     """
 
-    dense: int = 1000
+    dense: int = 2000
     sparse_s: float = 0.1
     share: float = 0.01
     longest_s: float = 5.0
