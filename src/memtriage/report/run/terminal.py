@@ -173,8 +173,8 @@ def ledger_blocks(page: Page, report: RunReport, rank: int | None) -> None:
     width = min(widest, max((name.cell_len for name in names), default=0))
     for device, rows in shown.items():
         total = sum(row.bytes for row in report.ledger[device])
-        step = report.ledger_steps.get(device) if report.steps else None
-        page.heading(f"{device}{of}", ledger_summary(total, step, report.steps))
+        summary = ledger_summary(total, report.ledger_steps.get(device), report.steps)
+        page.heading(f"{device}{of}", summary)
         for row in rows:
             _ledger_row(page, row, total, width)
 

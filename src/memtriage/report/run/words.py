@@ -297,9 +297,10 @@ def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
 def ledger_summary(total: int, step: int | None, steps: int = 0) -> str:
     """Return how much a ledger sums to, and when it was taken, of how many steps.
 
-    >>> ledger_summary(3 << 30, 12, 20)
-    '3.0 GiB in use, ledger at step 12 of 20'
+    >>> ledger_summary(3 << 30, 12, 20), ledger_summary(3 << 30, 0)
+    ('3.0 GiB in use, ledger at step 12 of 20', '3.0 GiB in use')
     """
+    step = step if step or steps else None
     of = f" of {steps:,}" if step is not None and step < steps else ""
     return f"{size(total)} in use" + ("" if step is None else f", ledger at step {step:,}{of}")
 
