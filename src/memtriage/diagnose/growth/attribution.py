@@ -153,6 +153,8 @@ def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[R
         comparison: with its censuses.
         counters: as `counters_of` returns them.
     """
+    if len(comparison.censuses) == 1 and comparison.scale == "second":
+        return sorted(_seen_once(comparison, counters), key=lambda rise: -rise.rate)
     found = (_rise_of_holder(series, counters) for series in comparison.holders())
     rises = [rise for rise in found if rise is not None]
     rises += [
@@ -161,9 +163,6 @@ def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[R
         if (rise := _rise_of_data(containers)) is not None
         and (rise.own_rate >= POLICY.data_least or containers[-1].seen.native is not None)
     ]
-    if len(comparison.censuses) == 1 and comparison.scale == "second":
-        rises = _seen_once(comparison, counters)
-        return sorted(rises, key=lambda rise: -rise.rate)
     # Whether growth within a step goes on is seen in the next step.
     now = comparison.now if comparison.step is None else 0.0
     # Pages have room for more than what is in them: their count is no rate of a holder.

@@ -120,6 +120,11 @@ class Comparison:
         at = [census.at(self.scale) for census in self.censuses if census.between]
         return 1 if self.step is None or len(at) < 3 else round(min(b - a for a, b in pairwise(at)))
 
+    @property
+    def while_running(self) -> list[CensusSeen]:
+        """Censuses taken while the program ran: at others, functions may have returned."""
+        return [census for census in self.censuses if census.between]
+
     def holders(self) -> list[list[Sighting[HolderSeen]]]:
         """Return each holder at the successive censuses that found it, up to the last that it may be at."""
         series: dict[int, list[Sighting[HolderSeen]]] = {}

@@ -114,9 +114,9 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
     basis = _Basis(evidence, main, counters_of(main))
     judgment = Judgment(counters=dict(basis.counters), rises=attribute(main, basis.counters))
     held = list(_of_holders(basis, judgment.rises))
-    for within in evidence.steps:
-        if main.scale == "microbatch" and len(main.censuses) > 1:
-            continue  # without steps, the run itself is compared from backward to backward
+    # Without steps, the run itself is compared from backward to backward.
+    within_steps = [] if main.scale == "microbatch" and len(main.censuses) > 1 else evidence.steps
+    for within in within_steps:
         of_step = _Basis(evidence, within, counters_of(within), basis.counters)
         rises = [rise for rise in attribute(within, of_step.counters) if _goes_on(evidence, within, rise)]
         held += _of_holders(of_step, rises)
@@ -540,7 +540,7 @@ def _unnamed(basis: _Basis, name: str, rises: Sequence[Rise], leaks: Sequence[Fi
     assert seen is None or isinstance(seen, DataSeen)
     position = basis.evidence.situation.position
     resident = basis.counters.get(DEVICE_HOST)
-    while_it_ran = [census for census in basis.comparison.censuses if census.between]
+    while_it_ran = basis.comparison.while_running
     open_because = []
     if name == "cpu" and resident is not None and contradicts(resident, missing, growth.onset or 0.0):
         open_because.append("the resident set does not grow with it")
@@ -605,7 +605,7 @@ def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:
     onset, or all of them.
     """
     counter, scale = basis.counters[name], basis.scale
-    taken = [census for census in basis.comparison.censuses if census.between and not census.partial]
+    taken = [census for census in basis.comparison.while_running if not census.partial]
     for since in (counter.growth.onset or 0.0, 0.0):
         later = [census for census in taken if census.at(scale) >= since]
         if len(later) < 2:
@@ -736,7 +736,7 @@ def _too_few(readings: int, scale: JudgedScale) -> str:
 
 def _collector_note(basis: _Basis, device: str) -> str | None:
     """Return a note on the most memory that waited for the cyclic collector during the run, if much."""
-    censuses = [census for census in basis.comparison.censuses if census.between]
+    censuses = basis.comparison.while_running
     most = max(censuses, key=lambda census: sum(census.waiting.get(device, {}).values()), default=None)
     classes = {} if most is None else most.waiting.get(device, {})
     nbytes = sum(classes.values())

@@ -99,16 +99,16 @@ class CensusScheduler:
             self.within_steps.at_mark(position, values)
         comparison = self._evidence.run[_SCALES[name]]
         at, before = self._at(comparison.scale, position), comparison.now
-        if name == "time" and self._latest is not None:
-            before = self._latest[0]
-        if works and not self._works:
-            self._works, comparison.begins = True, (before or at) if name == "time" else 0.0
         if name == "time":
+            before = before if self._latest is None else self._latest[0]
+            if works and not self._works:
+                comparison.begins = before or at
             # At the last mark functions may have returned: it says nothing about what they were doing.
             self._read_latest()
             self._latest = at, values
         elif name == "step" or self._evidence.run["step"].marks < ENOUGH_MARKS:  # then only steps are judged
             comparison.read_all(at, values)
+        self._works |= works
         if name == "backward" and (position.step > 0 or self.within_steps.investigating):
             return
         self._now, self._spacing = at, max(1e-3, at - before)
