@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -129,6 +130,21 @@ def test_one_is_asked_for_at_a_time(program: Program, monkeypatch: pytest.Monkey
     program.now = 2.0
     program.marks.at_wake()
     assert len(asked) == 1
+
+
+def test_a_program_that_imports_is_asked_less_and_less_often(program: Program) -> None:
+    namespace = {"wakes": program.wakes}
+    exec(compile("def importing(): return wakes()", "<frozen importlib._bootstrap>", "exec"), namespace)
+    asked = 0
+    while program.now < 10.0:
+        program.now += namespace["importing"]()
+        asked += 1
+    at_once, growing = 1.0 / 0.03, math.log(10.0) / math.log(1.03)
+    assert asked == pytest.approx(at_once + growing, rel=0.05)
+    assert program.made == []
+    program.now += program.wakes()  # it has imported all
+    assert program.runs(program.now + 0.9)[0] < 10.5
+    assert len(program.made) == pytest.approx(0.9 / 0.03, rel=0.1)
 
 
 # --- where --------------------------------------------------------------------------------------------------

@@ -180,8 +180,10 @@ def children(pid: int | None = None) -> list[ChildSample]:
     """All living descendants of this process (or of `pid`) with their memory.
 
     A process that ends meanwhile, or is a zombie, is left out. For a process of another user only `rss` is
-    known.
+    known. Where the kernel tells, a process without any does not go through all processes of the machine.
     """
+    if pid is None and not has_children():
+        return []
     import psutil
 
     samples = []
