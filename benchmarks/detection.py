@@ -47,9 +47,9 @@ from detection_programs import found, programs, promised, watched
 from memtriage.diagnose.growth.attribution import Counter as WatchedCounter
 from memtriage.diagnose.growth.estimate import detection_limit, grow, policy_of
 from memtriage.diagnose.growth.evidence import WARM_UP
+from memtriage.diagnose.growth.facts import JudgedDevice
 from memtriage.diagnose.growth.judgment import judge_counter
 from memtriage.diagnose.growth.track import Points, Track
-from memtriage.model.judged import Judged
 
 NOISE: Final = Path(__file__).parents[1] / "tests/data/counter_noise.json"
 KIB: Final = 1024
@@ -181,10 +181,10 @@ def word(kept: Points, device: str) -> tuple[str, float]:
     if growth.state == "too_short":
         return "NOT JUDGED", 0.0
     counter = WatchedCounter(device, kept, growth, policy_of(device))
-    judged = judge_counter(counter, Judged(scale="step", points=len(kept.at)), float(kept.at[-1]))
-    if judged.reason is not None:
+    judged = judge_counter(counter, JudgedDevice(scale="step", points=len(kept.at)), float(kept.at[-1]))
+    if judged.obstacle is not None:
         return "NOT JUDGED", growth.rate
-    return "LEAK" if judged.detection_limit is None else "CLEAN", growth.rate
+    return "LEAK" if judged.limit is None else "CLEAN", growth.rate
 
 
 # --- the study --------------------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.account.followed import Contents, FollowedHolders
-from memtriage.diagnose.cells import CellRun, by_device, changes, findings, growing, holders
+from memtriage.diagnose.cells import CellRun, by_device, changes, growing, holders, leaks
 from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.model.evidence import HolderSeen
 from memtriage.model.findings import Finding
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, in_words
+from memtriage.report.growth_words import findings_of
 from support.paths import named
 
 MIB = 1 << 20
@@ -58,7 +59,7 @@ def found(runs: list[CellRun], detail: GroupDetail) -> list[Finding]:
     rises = growing(runs)
     for _, seen in rises:
         seen.detail = detail
-    return findings(runs, [rise for rise, _ in rises])
+    return findings_of(leaks(runs, [rise for rise, _ in rises]))
 
 
 def kept(count: int) -> Held:
@@ -128,7 +129,7 @@ def test_whether_gradients_were_computed_in_another_cell_is_unknown() -> None:
     three = runs((kept(0), kept(1)), (kept(1), kept(2)), (kept(2), kept(3)))
     ((rise, seen),) = growing(three)
     seen.attached = True
-    (finding,) = findings(three, [rise])
+    (finding,) = findings_of(leaks(three, [rise]))
     assert finding.fix is not None and "detach" in finding.fix and "no_grad" not in finding.fix
 
 

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 import memtriage
 from memtriage.account.census import CensusView
 from memtriage.account.followed import Contents, FollowedHolders
-from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.evidence import HolderSeen
 from memtriage.model.findings import Finding
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from support.censuses import census
+from support.judged import judge
 from support.observed import BASE, observed
 from support.own_process import printed_by
 from support.paths import items_of

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.verdict import reasons_not_judged, verdict
+from memtriage.diagnose.verdict import reasons_not_judged, verdict, weakest
 from memtriage.model.findings import Finding, FindingKind
 from memtriage.model.judged import DetectionLimit, Judged
 
@@ -95,3 +95,11 @@ def test_growth_without_a_finding_is_a_reason():
     (reason,) = reasons_not_judged([], {"cpu": GROWS})
     assert reason.startswith("memory grows, and no holder of it was found")
     assert reasons_not_judged([], {"cpu": FLAT}) == []
+
+
+def test_the_weakest_of_several_ranks_says_least():
+    limits = (DetectionLimit(nbytes, "step") for nbytes in (512, 4096))
+    lower, higher = (Judged(scale="step", points=40, detection_limit=limit) for limit in limits)
+    assert weakest([lower, higher, FLAT]) == higher
+    assert weakest([higher, GROWS, lower]) == GROWS
+    assert weakest([higher, SHORT, GROWS]) == SHORT

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from memtriage.diagnose.growth.judgment import judged_again
 from memtriage.integrations.memory_check import GROWTH_STEPS, MemoryCheck, MemoryProbe
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.report import RankCount, RunReport
 from memtriage.observe import cuda
 from memtriage.process import active
+from memtriage.report.growth_words import judged_again
 from memtriage.session.run import Watch
 from memtriage.store.reader import read_run
 from support.censuses import leave_out

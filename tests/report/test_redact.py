@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.judgment import judge
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen
 from memtriage.model.findings import Finding
@@ -19,6 +18,7 @@ from memtriage.model.position import TrainingPosition
 from memtriage.report.redact import _CODES, redacted
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End, Start
+from support.judged import judge
 from support.observed import BASE, held, observed
 from support.rank_records import marks
 

@@ -108,9 +108,8 @@ def _followed(job: Job, rank: int | None = None, censuses: int = _CENSUSES) -> t
 
 def test_a_leak_is_proven_and_its_holder_named(start: Callable[[str], Job]) -> None:
     attached, now = _followed(start("10**9"))
-    judgment = attached.judgment(now)
-    findings = judgment.findings
-    assert verdict(findings, False, judgment.judged) == "leak"
+    findings, judged = attached.judgment(now)
+    assert verdict(findings, False, judged) == "leak"
     assert findings[0].certainty == "proven"
     assert findings[0].holder == "__main__.history[*]"
     rate = _STEPS * _READINGS / _SECONDS * 512 * 64 * 4
@@ -119,9 +118,9 @@ def test_a_leak_is_proven_and_its_holder_named(start: Callable[[str], Job]) -> N
 
 def test_a_list_that_is_bounded_is_no_leak(start: Callable[[str], Job]) -> None:
     attached, now = _followed(start("10"))
-    judgment = attached.judgment(now)
-    assert not [finding for finding in judgment.findings if finding.certainty == "proven"]
-    assert verdict(judgment.findings, False, judgment.judged) in ("clean", "not_judged")
+    findings, judged = attached.judgment(now)
+    assert not [finding for finding in findings if finding.certainty == "proven"]
+    assert verdict(findings, False, judged) in ("clean", "not_judged")
     rows = {row.row for row in attached.ledger()["host"]}
     assert {"anonymous", "library"} <= rows
 
@@ -165,9 +164,8 @@ def test_a_job_that_listens_takes_its_censuses_itself(
         census = attaching._asked(attached)
         assert census is not None
         attached.add(census, now)
-    judgment = attached.judgment(now)
-    findings = judgment.findings
-    assert verdict(findings, False, judgment.judged) == "leak"
+    findings, judged = attached.judgment(now)
+    assert verdict(findings, False, judged) == "leak"
     assert (findings[0].certainty, findings[0].holder) == ("proven", "__main__.history[*]")
     assert main(["attach", str(job.pid), "--for", "1s"]) == 0
     assert "it listens" in capfd.readouterr().out
@@ -185,7 +183,7 @@ def test_a_job_that_takes_its_censuses_itself_is_asked_less_often() -> None:
 def test_too_few_readings_are_not_judged(start: Callable[[str], Job]) -> None:
     attached = Attached(start("10").pid)
     attached.read_counters(0.0)
-    assert "attach for a longer time" in (attached.judgment(0.0).judged["cpu"].reason or "")
+    assert "attach for a longer time" in (attached.judgment(0.0)[1]["cpu"].reason or "")
 
 
 def test_the_memory_of_a_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +218,8 @@ def test_a_gpu_is_judged_by_its_allocator(monkeypatch: pytest.MonkeyPatch) -> No
     attached.find_allocator()
     for second in range(30):
         attached.read_counters(float(second))
-    judgment = attached.judgment(30.0)
-    assert judgment.judged["cuda:0"].points == 30
-    (finding,) = judgment.findings
+    (finding,), judged = attached.judgment(30.0)
+    assert judged["cuda:0"].points == 30
     assert (finding.device, finding.bytes_per_second) == ("cuda:0", 4096)
     rows = {row.row: row.bytes for row in attached.ledger()["cuda:0"]}
     assert sum(rows.values()) == 2 * 10**9
@@ -242,11 +239,10 @@ def test_activations_of_the_moment_hide_no_leak(leak: int) -> None:
         swinging.allocated = int(1.5e9 + leak * 0.15 * step + activations) // 512 * 512
         attached.read_counters(now)
         now += chance.uniform(0.2, 0.25) + 2 * (chance.random() < 0.06)  # a census comes between
-    judgment = attached.judgment(now)
-    found = [finding for finding in judgment.findings if finding.device == "cuda:0"]
+    findings, judged = attached.judgment(now)
+    found = [finding for finding in findings if finding.device == "cuda:0"]
     assert [finding.bytes_per_second for finding in found] == ([pytest.approx(leak, rel=0.1)] if leak else [])
-    judged = judgment.judged["cuda:0"]
-    assert (judged.detection_limit is None) == bool(leak)
+    assert (judged["cuda:0"].detection_limit is None) == bool(leak)
 
 
 def test_the_command_reports_a_job(start: Callable[[str], Job], capfd: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +288,7 @@ def test_a_limit_above_what_must_show_is_no_judgment() -> None:
     attached, chance = Attached(os.getpid()), random.Random(0)
     for reading in range(100):
         attached.seconds.read("cpu", reading / 5, (500 << 20) + chance.randrange(200 << 20))
-    judged = attached.judgment(20.0).judged["cpu"]
+    judged = attached.judgment(20.0)[1]["cpu"]
     assert judged.detection_limit is None
     assert re.fullmatch(
         r"growth of 2.0 MiB per second may not show in 19 s: use --for \d+s", judged.reason or ""
@@ -340,7 +336,7 @@ def _by_censuses(last: int, without: str = "") -> dict[str | None, Any]:
     for second in range(last + 1):
         whole, here = second % 2 == 0, without if second > 8 else ""
         attached.add(_census(second, whole=whole, without=here), float(second), program_only=not whole)
-    return {finding.holder: finding.certainty for finding in attached.judgment(float(last)).findings}
+    return {finding.holder: finding.certainty for finding in attached.judgment(float(last))[0]}
 
 
 def test_what_only_libraries_hold_is_followed_from_one_whole_census_to_the_next() -> None:

@@ -10,28 +10,31 @@ from typing import Any
 
 import pytest
 
+from memtriage.diagnose.growth.facts import JudgedDevice, Leak
 from memtriage.diagnose.growth.judgment import Judgment
 from memtriage.diagnose.host.evidence import HostEvidence, Retention
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.findings import Finding
-from memtriage.model.judged import DetectionLimit, Judged
+from memtriage.model.judged import DetectionLimit
 from memtriage.model.position import TrainingPosition
 from memtriage.observe import cuda
+from memtriage.report.growth_words import findings_of, judged_in_words
 from memtriage.session.conclusion import Conclusion
 from memtriage.session.ends import Terminated
 from memtriage.session.record import SessionRecord
+from support.judged import a_leak
 
 GIB = 1 << 30
-FLAT = Judged(scale="step", points=30, detection_limit=DetectionLimit(1024, "step"))
-SHORT = Judged(scale="step", points=2, reason="2 steps are too few, 12 are needed")
+FLAT = JudgedDevice(scale="step", points=30, limit=DetectionLimit(1024, "step"))
+SHORT = JudgedDevice(scale="step", points=2, obstacle="few")
 
 
 def finding(kind: Any, nbytes: int = 1, **given: Any) -> Finding:
     return Finding(kind=kind, device="cpu", bytes=nbytes, **given)
 
 
-def judgment(*leaks: Finding, cpu: Judged = FLAT) -> Judgment:
-    return Judgment(findings=list(leaks), judged={"cpu": cpu})
+def judgment(*leaks: Leak, cpu: JudgedDevice = FLAT) -> Judgment:
+    return Judgment(leaks=list(leaks), judged={"cpu": cpu})
 
 
 class Watched:
@@ -97,7 +100,7 @@ RETAINED = HostEvidence(retention=Retention(step=5, resident=GIB, trimmable=GIB,
 
 
 def test_findings_come_in_the_order_of_their_parts(watched: Any) -> None:
-    leak = finding("leak", certainty="proven")
+    leak = a_leak(rate=100, nbytes=1)
     run = watched(
         growth=judgment(leak), residue=[finding("residue")], fragmentation=[finding("fragmentation")],
         host=RETAINED, batches=[finding("fragmentation", 2)],
@@ -108,9 +111,9 @@ def test_findings_come_in_the_order_of_their_parts(watched: Any) -> None:
     ]  # fmt: skip
     retention = run.conclusion.findings[3]
     assert (retention.rank, retention.step) == (3, 5)
-    assert run.published == [leak]
+    assert run.published == findings_of([leak], rank=3)
     assert (run.conclusion.verdict, run.conclusion.exception_text) == ("leak", None)
-    assert run.conclusion.judged == {"cpu": FLAT}
+    assert run.conclusion.judged == judged_in_words({"cpu": FLAT})
 
 
 def test_death_by_memory_comes_first_and_is_judged_with_all_others(watched: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from memtriage.diagnose.growth.evidence import CODE, ENOUGH_MARKS, WARM_UP, Evidence
 from memtriage.diagnose.growth.judgment import NO_COUNTER, judge
 from memtriage.model.evidence import CensusSeen, Readings, Situation
+from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.malloc import malloc_info
@@ -257,34 +258,27 @@ def test_limits_are_those_of_the_last_mark_before_the_end(
     assert watch.evidence.situation.used == {"cpu": 5}
 
 
-def test_findings_are_those_of_the_rank(watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_rank", 3)
-    for step in range(1, 40):
-        watch.evidence.run["step"].read("cuda:0", step, step * MIB)
-    (leak,) = watch.judged(limits=False).findings
-    assert (leak.rank, leak.device, leak.bytes_per_step) == (3, "cuda:0", pytest.approx(MIB, rel=0.01))
-
-
 # --- the record ---------------------------------------------------------------------------------------------
 
 
 class Recorded:
     """A watch of the real scheduler, and the lines that it writes; its censuses find nothing."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int | None = None) -> None:
         self.position = TrainingPosition()
         self.lines: list[Any] = []
+        self.reported: list[list[Finding]] = []
         self.censuses = censuses.leave_out(monkeypatch)
         progress: Any = SimpleNamespace(works=True, now=lambda: self.position)
         ledgers: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False)
         self.watch = GrowthWatch(
             CounterReader(), progress, ledgers, script_root=None, say=lambda text: None,
-            report=lambda leaks: None, write=self.lines.append, rank=None, batches_vary=lambda: False,
+            report=self.reported.append, write=self.lines.append, rank=rank, batches_vary=lambda: False,
         )  # fmt: skip
 
-    def mark(self, name: str, **position: Any) -> None:
+    def mark(self, name: str, grown: int = 0, **position: Any) -> None:
         self.position = TrainingPosition(**position)
-        self.watch.at_mark(MarkPoint(name, self.position, [Reading("cuda:0", allocated=MIB)]))
+        self.watch.at_mark(MarkPoint(name, self.position, [Reading("cuda:0", allocated=MIB + grown)]))
 
     def read(self) -> dict[str, list[float]]:
         """Positions of the readings of the device, by scale."""
@@ -293,6 +287,14 @@ class Recorded:
             if isinstance(line, Readings) and line.counter == "cuda:0" and line.step is None:
                 read.setdefault(line.scale, []).extend(line.at)
         return read
+
+
+def test_what_grows_is_reported_as_that_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch, rank=3)
+    for at in range(1, 41):
+        recorded.mark("step", step=at, grown=at * MIB)
+    (leak,) = recorded.reported[-1]
+    assert (leak.rank, leak.device, leak.bytes_per_step) == (3, "cuda:0", pytest.approx(MIB, rel=0.01))
 
 
 def test_readings_are_written_on_the_scale_of_their_marks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.judgment import Judgment, judge
 from memtriage.model.census import HolderGroup
 from memtriage.model.evidence import Situation
 from memtriage.model.findings import Finding
@@ -15,6 +14,7 @@ from memtriage.model.units import MIB
 from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.scheduler import CensusScheduler
 from support.censuses import group
+from support.judged import InWords, judge
 from support.simulated import StandInInvestigator
 
 LOOK: Any = object()  # what the session asks of a view; handed through
@@ -132,7 +132,7 @@ class Loop:
         self.now_s += seconds
         self.scheduler.at_mark("time", self.position, counters, works=works)
 
-    def judged(self) -> Judgment:
+    def judged(self) -> InWords:
         self.evidence.add(Situation(position=self.position, readable=self.readable))
         return judge(self.evidence)
 

@@ -16,7 +16,6 @@ from memtriage.account.followed import Contents, changed
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.estimate import detection_limit, policy_of
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.model.evidence import CensusSeen, DataSeen, Situation
@@ -26,6 +25,7 @@ from memtriage.model.position import TrainingPosition
 from memtriage.session.schedule.investigation import Following, Investigator
 from memtriage.session.schedule.scheduler import CensusScheduler
 from support.censuses import census, group
+from support.judged import judge
 from support.paths import named
 
 Series = NDArray[np.float64]

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from tests.zoo.test_zoo import TRUTH, names_the_leak, within
 
-from memtriage.diagnose.growth.judgment import judged_again
 from memtriage.diagnose.ranks.merge import merge
+from memtriage.report.growth_words import judged_again
 from memtriage.store.reader import read_run
 
 RECORDS = Path(__file__).parent.parent / "data" / "records"
@@ -60,7 +60,7 @@ def test_judging_needs_no_torch() -> None:
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-from memtriage.diagnose.growth.judgment import judged_again
+from memtriage.report.growth_words import judged_again
 from memtriage.store.reader import read_run
 (rank,) = read_run([Path({str(RECORDS / FILES[-1])!r})]).ranks
 print(len(judged_again(rank).findings))

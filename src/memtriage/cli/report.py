@@ -57,8 +57,8 @@ def _report(
     as_recorded: bool,
     bundle: Path | None,
 ) -> int:
-    from memtriage.diagnose.growth.judgment import judged_again
     from memtriage.diagnose.ranks.merge import context, merge
+    from memtriage.report.growth_words import judged_again
     from memtriage.store.locate import RecordError
     from memtriage.store.reader import read_run
 

@@ -1,4 +1,4 @@
-"""One cause, one finding: join findings whose holders have a common holder. Pure.
+"""One cause, one leak: join leaks whose holders have a common holder. Pure.
 
 Two growths have one cause in these cases, which are inferred from the segments of their paths:
 
@@ -18,7 +18,7 @@ Attributes of one object are not one cause: two lines of the program store into 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain, combinations, takewhile
@@ -27,18 +27,19 @@ from typing import Final
 import msgspec
 
 from memtriage.catalogue.growing import GrowingPart, growing_part
-from memtriage.diagnose.mechanisms import Held, mechanism_of
-from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, Projection
-from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, anchor_of, in_words
-from memtriage.model.units import size
+from memtriage.diagnose.growth.facts import Leak, Per
+from memtriage.diagnose.mechanisms import Held
+from memtriage.model.evidence import DataSeen
+from memtriage.model.findings import DEVICE_HOST, Projection
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, anchor_of
 
 
 @dataclass(frozen=True, slots=True)
 class FoldingPolicy:
-    """How findings of one cause are joined.
+    """How leaks of one cause are joined.
 
     Attributes:
-        speaks_for_all: a holder with at least this part of the growth names the whole finding: the others are
+        speaks_for_all: a holder with at least this part of the growth names the whole leak: the others are
             small parts of the same entries, and the folded path would say less.
     """
 
@@ -55,81 +56,62 @@ _ROOTS: Final = frozenset(
 _NAMED: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
 _TELLING: Final = 2
 """Two names keep a common beginning of at least this many letters."""
-_PARTS: Final = 4
-"""Parts of a folded finding that its evidence lists."""
 
 
-def one_a_cause(
-    findings: Sequence[Finding], held: Mapping[HolderPath, Held] | None = None, policy: FoldingPolicy = POLICY
-) -> list[Finding]:
-    """Join growing findings of one cause on one device; the others stay as they are, and come last.
+def one_a_cause(leaks: Sequence[Leak]) -> list[Leak]:
+    """Join leaks of one cause on one device; return them fastest first.
 
     Rates and bytes add up, except for one place seen on two scales. Other host memory that holders of CPU
-    tensors keep belongs to the same finding. The given findings are not changed.
-
-    Args:
-        findings: of one process.
-        held: what the rules of mechanisms look at, by `Finding.holder_path`. Without it the path alone
-            decides on a joined finding's mechanism.
-        policy: thresholds.
-
-    Returns:
-        Growing findings, fastest first, then the others in their order.
+    tensors keep belongs to the same leak.
     """
-    growing = [finding for finding in findings if finding.kind in GROWING]
-    others = [finding for finding in findings if finding.kind not in GROWING]
-    cause = list(range(len(growing)))
-    known = held or {}
-    for first, second in combinations(range(len(growing)), 2):
-        if cause[first] != cause[second] and _one_cause(growing[first], growing[second], known):
+    cause = list(range(len(leaks)))
+    for first, second in combinations(range(len(leaks)), 2):
+        if cause[first] != cause[second] and _one_cause(leaks[first], leaks[second]):
             old, new = cause[second], cause[first]
             cause = [new if number == old else number for number in cause]
-    members = [
-        [growing[at] for at, number in enumerate(cause) if number == cause_number]
-        for cause_number in dict.fromkeys(cause)
+    joined = [
+        _joined([leak for leak, number in zip(leaks, cause, strict=True) if number == each])
+        for each in dict.fromkeys(cause)
     ]
-    folded = [_folded(member, known, policy) for member in members]
-    return [*sorted(folded, key=_speed, reverse=True), *others]
+    return sorted(joined, key=_speed, reverse=True)
 
 
-def with_native_part(leak: Finding, native: Finding) -> Finding:
+def with_native_part(leak: Leak, native: Leak) -> Leak:
     """Add to a container's leak the native memory that its entries keep, which a counter shows."""
     both = (leak, native)
-    return msgspec.structs.replace(
-        max(both, key=rate_of),
-        bytes=_sum([part.bytes for part in both]),
-        bytes_per_step=_sum([part.bytes_per_step for part in both]),
-        bytes_per_microbatch=_sum([part.bytes_per_microbatch for part in both]),
-        bytes_per_second=_sum([part.bytes_per_second for part in both]),
+    return replace(
+        max(both, key=lambda each: each.rate),
+        nbytes=leak.nbytes + native.nbytes,
+        rates=_sum_of_rates(both),
         certainty="proven" if "proven" in (leak.certainty, native.certainty) else native.certainty,
         allocated_at=leak.allocated_at or native.allocated_at,
         stored_at=leak.stored_at or native.stored_at,
         projection=_sooner(both),
-        evidence=[*leak.evidence, *native.evidence],
+        with_native=both,
     )
 
 
-def _speed(finding: Finding) -> tuple[int, int]:
-    return rate_of(finding), finding.bytes or 0
+def _speed(leak: Leak) -> tuple[int, int]:
+    return leak.rate, leak.nbytes
 
 
-def _one_cause(first: Finding, second: Finding, held: Mapping[HolderPath, Held]) -> bool:
-    if first.kind != second.kind or first.rank != second.rank or memory_of(first) != memory_of(second):
+def _one_cause(first: Leak, second: Leak) -> bool:
+    if first.kind != second.kind or memory_of(first) != memory_of(second):
         return False
-    if first.holder_path is None or second.holder_path is None:
-        return first.held_at is not None and first.held_at == second.held_at and first.device == second.device
-    parts = [_library_part(path, held) for path in (first.holder_path, second.holder_path)]
-    anchors = anchor_of(first.holder_path), anchor_of(second.holder_path)
+    if first.path is None or second.path is None:
+        return False
+    parts = [_library_part(leak) for leak in (first, second)]
+    anchors = anchor_of(first.path), anchor_of(second.path)
     return common_holder(*anchors, one_part=parts[0] is not None and parts[0] is parts[1]) is not None
 
 
-def _library_part(path: HolderPath, held: Mapping[HolderPath, Held]) -> GrowingPart | None:
-    return growing_part(held[path].classes) if path in held else None
+def _library_part(leak: Leak) -> GrowingPart | None:
+    return growing_part(leak.cause.classes) if isinstance(leak.cause, Held) else None
 
 
-def memory_of(finding: Finding) -> str:
-    """Return which memory a finding is about: CPU tensors and other memory of the process are the same."""
-    return "cpu" if finding.device == DEVICE_HOST else finding.device
+def memory_of(leak: Leak) -> str:
+    """Return which memory a leak is in: CPU tensors and other memory of the process are the same."""
+    return "cpu" if leak.device == DEVICE_HOST else leak.device
 
 
 def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = False) -> HolderPath | None:
@@ -204,100 +186,71 @@ def _any(segment: PathSegment) -> PathSegment:
     return PathSegment(segment.kind if segment.kind in _PLACES else SegmentKind.ATTRIBUTE, "*")
 
 
-def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy: FoldingPolicy) -> Finding:
-    """Join the findings of one cause."""
-    places: dict[tuple[str, object], Finding] = {}
-    for finding in findings:
-        key = finding.device, finding.held_at
-        places[key] = _on_two_scales(places[key], finding) if key in places else finding
+def _joined(leaks: Sequence[Leak]) -> Leak:
+    """Join the leaks of one cause."""
+    places: dict[tuple[str, object], Leak] = {}
+    for leak in leaks:
+        key = leak.device, leak.path
+        places[key] = _on_two_scales(places[key], leak) if key in places else leak
     parts = sorted(places.values(), key=_speed, reverse=True)
-    if len(parts) == 1:
-        return parts[0]
     first = parts[0]
-    total = msgspec.structs.replace(
+    if len(parts) == 1:
+        return first
+    total = replace(
         first,
         device=next((part.device for part in parts if part.device != DEVICE_HOST), first.device),
-        bytes=_sum([part.bytes for part in parts]),
-        bytes_per_step=_sum([part.bytes_per_step for part in parts]),
-        bytes_per_microbatch=_sum([part.bytes_per_microbatch for part in parts]),
-        bytes_per_second=_sum([part.bytes_per_second for part in parts]),
+        nbytes=sum(part.nbytes for part in parts),
+        rates=_sum_of_rates(parts),
         certainty="proven" if any(part.certainty == "proven" for part in parts) else first.certainty,
-        also_held_by=list(dict.fromkeys(chain.from_iterable(part.also_held_by for part in parts))),
-        also_held_by_paths=list(dict.fromkeys(chain.from_iterable(p.also_held_by_paths for p in parts))),
+        also_held_by=tuple(dict.fromkeys(chain.from_iterable(part.also_held_by for part in parts))),
         allocated_at=next((part.allocated_at for part in parts if part.allocated_at), None),
         stored_at=next((part.stored_at for part in parts if part.stored_at), None),
         projection=_sooner(parts),
+        parts=tuple(parts),
     )
-    projections = {str(part.projection) for part in parts}
-    # The evidence of several parts would be contradictory. So take that of one part with the same certainty.
-    telling = next(part for part in parts if part.certainty == total.certainty)
-    named = [telling, *(part for part in parts if part is not telling)]
-    total.evidence = [
-        "the sum of: " + "; ".join(map(_share, named[:_PARTS])) + _more(len(parts)),
-        *(f"the first of these: {said}" for said in telling.evidence if said not in projections),
-    ]
-    if total.projection is not None:
-        total.evidence.append(str(total.projection))
-    if rate_of(first) >= policy.speaks_for_all * rate_of(total):
-        return total
-    return _renamed(total, parts, held)
+    return total if first.rate >= POLICY.speaks_for_all * total.rate else _renamed(total)
 
 
-def _on_two_scales(first: Finding, second: Finding) -> Finding:
+def _on_two_scales(first: Leak, second: Leak) -> Leak:
     """One place's growth as seen on the coarser scale, with the rate that only the other scale has."""
-    better, worse = (first, second) if first.bytes_per_step is not None else (second, first)
-    return msgspec.structs.replace(
+    better, worse = (first, second) if "step" in first.rates else (second, first)
+    return replace(
         better,
-        bytes_per_microbatch=worse.bytes_per_microbatch or better.bytes_per_microbatch,
-        bytes_per_second=better.bytes_per_second or worse.bytes_per_second,
+        rates={**better.rates, **{per: rate for per, rate in worse.rates.items() if per == "micro-batch"}},
         certainty="proven" if "proven" in (first.certainty, second.certainty) else better.certainty,
         allocated_at=better.allocated_at or worse.allocated_at,
         stored_at=better.stored_at or worse.stored_at,
     )
 
 
-def _renamed(total: Finding, parts: Sequence[Finding], held: Mapping[HolderPath, Held]) -> Finding:
-    """Return the finding with the common path of its parts, and the mechanism of that path."""
-    paths = [part.holder_path for part in parts if part.holder_path is not None]
+def _renamed(total: Leak) -> Leak:
+    """Return the leak with the common path of its parts, of which the cause is then inferred."""
+    paths = {part.path: part.cause for part in total.parts if part.path is not None}
     anchor = reduce(_together, map(anchor_of, paths))
-    telling = next((path for path in paths if anchor_of(path) == anchor), paths[0])
-    path = (*anchor, *telling[len(anchor_of(telling)) :])
-    known = held.get(telling) or Held(telling, anchor_of(telling), path != anchor, owner="")
-    mechanism = mechanism_of(replace(known, path=path, anchor=anchor))
-    return msgspec.structs.replace(
-        total, holder=in_words(path), holder_path=path, mechanism=mechanism.mechanism, fix=mechanism.fix
-    )
+    specific = next((path for path in paths if anchor_of(path) == anchor), next(iter(paths)))
+    path = (*anchor, *specific[len(anchor_of(specific)) :])
+    cause = paths[specific]
+    if isinstance(cause, Held):
+        cause = replace(cause, path=path, anchor=anchor)
+    elif isinstance(cause, DataSeen):
+        cause = msgspec.structs.replace(cause, path=path)
+    return replace(total, path=path, cause=cause)
 
 
 def _together(first: HolderPath, second: HolderPath) -> HolderPath:
     return common_holder(first, second) or _fold(first, second)
 
 
-def rate_of(finding: Finding) -> int:
-    """Return its growth in bytes per step; without steps, per micro-batch or second."""
-    return finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes_per_second or 0
+def _sum_of_rates(leaks: Iterable[Leak]) -> dict[Per, int]:
+    total: dict[Per, int] = {}
+    for leak in leaks:
+        for per, rate in leak.rates.items():
+            total[per] = total.get(per, 0) + rate
+    order: tuple[Per, ...] = ("step", "micro-batch", "second")
+    return {per: total[per] for per in order if per in total}
 
 
-def _share(part: Finding) -> str:
-    return f"{size(rate_of(part))} {_unit(part)} at {part.holder}"
-
-
-def _unit(part: Finding) -> str:
-    if part.bytes_per_step is not None:
-        return "per step"
-    return "per micro-batch" if part.bytes_per_microbatch is not None else "per second"
-
-
-def _more(parts: int) -> str:
-    return f"; {parts - _PARTS} more" if parts > _PARTS else ""
-
-
-def _sum(parts: Sequence[int | None]) -> int | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if known else None
-
-
-def _sooner(parts: Sequence[Finding]) -> Projection | None:
+def _sooner(parts: Sequence[Leak]) -> Projection | None:
     """When memory is full if all parts continue to grow: each uses a part of what is left."""
     ends = [(part.projection, part.step or 0) for part in parts if part.projection is not None]
     by_step = [(end.step - now, end, now) for end, now in ends if end.step is not None and end.step > now]

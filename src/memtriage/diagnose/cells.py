@@ -9,13 +9,13 @@ from typing import Final
 import msgspec
 
 from memtriage.account.followed import changed, grew_most
-from memtriage.diagnose.growth.attribution import Rise, accumulates, attribute
+from memtriage.diagnose.growth.attribution import HolderRise, accumulates, attribute
 from memtriage.diagnose.growth.evidence import Comparison
+from memtriage.diagnose.growth.facts import Leak
 from memtriage.diagnose.growth.judgment import of_censuses
 from memtriage.model.cell import HolderChange
 from memtriage.model.census import Census, HolderGroup
 from memtriage.model.evidence import CensusSeen, HolderSeen
-from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath
 from memtriage.model.position import TrainingPosition
 
@@ -87,7 +87,7 @@ def by_device(census: Census) -> dict[str, int]:
     return total
 
 
-def growing(runs: Sequence[CellRun]) -> list[tuple[Rise, HolderSeen]]:
+def growing(runs: Sequence[CellRun]) -> list[tuple[HolderRise, HolderSeen]]:
     """Return what the last executions added to and what stayed from each to the next, with what it has now.
 
     Only the cell works between its two censuses, and does the same each time. So two rises are enough.
@@ -98,7 +98,9 @@ def growing(runs: Sequence[CellRun]) -> list[tuple[Rise, HolderSeen]]:
     last = runs[-JUDGED_FROM:]
     grown = []
     for rise in attribute(_compared(last), {}):
-        seen = last[-1].after[rise.series[-1].seen.id]
+        if not isinstance(rise, HolderRise):
+            continue
+        seen = last[-1].after[rise.seen.id]
         throughout = len(rise.points) == len(last) and all(run.adds_to(seen.id) for run in last[-2:])
         if throughout and rise.rate >= _LEAST_CHANGE:
             judged = len(last) == JUDGED_FROM and rise.reason == "few"
@@ -106,8 +108,8 @@ def growing(runs: Sequence[CellRun]) -> list[tuple[Rise, HolderSeen]]:
     return grown
 
 
-def findings(runs: Sequence[CellRun], rises: Sequence[Rise]) -> list[Finding]:
-    """Return findings of what grows from run to run; containers with a bound of their own do not.
+def leaks(runs: Sequence[CellRun], rises: Sequence[HolderRise]) -> list[Leak]:
+    """Return the leaks of what grows from run to run; containers with a bound of their own do not.
 
     Args:
         runs: as for `growing`.

@@ -80,3 +80,17 @@ def _suspicion(finding: Finding) -> str:
     per = next(iter(finding.rates), None)
     amount = size(finding.bytes) if per is None else rate(finding.rates[per], per)
     return f"suspected growth of {amount} on {finding.device}; {_SETTLES}"
+
+
+def weakest(judged: Iterable[Judged]) -> Judged:
+    """Return the judgment that proves least: one with a reason, then growth, then the highest limit.
+
+    Args:
+        judged: of the same device on several ranks, at least one.
+    """
+    return max(judged, key=_weakness)
+
+
+def _weakness(judgment: Judged) -> tuple[bool, bool, int]:
+    limit = judgment.detection_limit
+    return (judgment.reason is not None, limit is None, 0 if limit is None else limit.bytes)

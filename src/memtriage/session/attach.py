@@ -21,13 +21,13 @@ import msgspec
 from memtriage.account.followed import Contents, FollowedHolders
 from memtriage.account.process_ledger import gpu_rows
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Comparison, Evidence
-from memtriage.diagnose.growth.judged import weakest
-from memtriage.diagnose.growth.judgment import Judgment, judge
+from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.ranks.merge import RunContext
-from memtriage.diagnose.verdict import verdict
+from memtriage.diagnose.verdict import verdict, weakest
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import Census, HolderGroup
 from memtriage.model.evidence import CensusSeen, Situation
+from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.paths import is_native
@@ -42,6 +42,7 @@ from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, jo
 from memtriage.outside.cuda_allocator import CudaAllocator, allocator_of
 from memtriage.outside.memory import GoneError, OtherBuildError, OutsideError
 from memtriage.process.stdlib import os, time
+from memtriage.report.growth_words import findings_of, judged_in_words
 from memtriage.session.job_ranks import environment_of, rank_of
 from memtriage.session.remote.ask import AskError, ask
 from memtriage.session.remote.socket_path import socket_of
@@ -240,8 +241,8 @@ class Attached:
         in_time = now + POLICY.longer * self.took_s < until
         return in_time and self.censuses >= POLICY.first and now >= self.next_whole
 
-    def judgment(self, now: float) -> Judgment:
-        """Judge what was read so far.
+    def judgment(self, now: float) -> tuple[list[Finding], dict[str, Judged]]:
+        """Return what grows as far as was read, and by device whether growth could be judged.
 
         The host is judged by what the kernel counts, a GPU by what torch's allocator has handed out, or by
         its tensors in the censuses.
@@ -249,21 +250,19 @@ class Attached:
         readable = dict.fromkeys((_CPU, *self.seconds.tracks), True)
         self.evidence.add(Situation(position=TrainingPosition(time_s=now), readable=readable))
         judgment = judge(self.evidence)
-        judgment.findings = [
-            msgspec.structs.replace(finding, rank=self.rank, step=None) for finding in judgment.findings
-        ]
-        for device, judged in judgment.judged.items():
+        by_device = judged_in_words(judgment.judged)
+        for device, judged in by_device.items():
             if judged.points < ENOUGH_MARKS:
                 few = f"{count(judged.points, 'reading')} of {ENOUGH_MARKS}: attach for a longer time"
-                judgment.judged[device] = msgspec.structs.replace(judged, reason=few)
-        cpu, least, needed = judgment.judged[_CPU], _rate_shown(self.resident), _needed_s(self.resident)
+                by_device[device] = msgspec.structs.replace(judged, reason=few)
+        cpu, least, needed = by_device[_CPU], _rate_shown(self.resident), _needed_s(self.resident)
         limit = cpu.detection_limit
         span = 0.0 if limit is None else judgment.counters[_CPU].points.span
         if limit is not None and (limit.bytes > least or span < 0.9 * needed):
             needed = max(needed, 10 * math.ceil(span * limit.bytes / least / 10))
             reason = f"growth of {rate(least, 'second')} may not show in {span:.0f} s: use --for {needed}s"
-            judgment.judged[_CPU] = msgspec.structs.replace(cpu, detection_limit=None, reason=reason)
-        return judgment
+            by_device[_CPU] = msgspec.structs.replace(cpu, detection_limit=None, reason=reason)
+        return findings_of(judgment.leaks, self.rank), by_device
 
     def ledger(self) -> dict[str, list[LedgerRow]]:
         """Return the memory of the process on each GPU by use and owner, and the host's by class."""
@@ -441,11 +440,11 @@ def _asked(job: Attached) -> OutsideCensus | None:
 
 def _report(jobs: Sequence[Attached], of: int, now: float) -> RunReport:
     judgments = [job.judgment(now) for job in jobs]
-    findings = [finding for judgment in judgments for finding in judgment.findings]
+    findings = [finding for found, _ in judgments for finding in found]
     findings.sort(key=lambda finding: (finding.certainty == "suspected", -(finding.bytes or 0)))
     by_device: dict[str, list[Judged]] = {}
-    for judgment in judgments:
-        for device, judged in judgment.judged.items():
+    for _, judged_devices in judgments:
+        for device, judged in judged_devices.items():
             by_device.setdefault(device, []).append(judged)
     judged_by_device = {device: weakest(all_judged) for device, all_judged in by_device.items()}
     return RunReport(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from memtriage.diagnose.growth.judged import with_circumstances
 from memtriage.diagnose.host.findings import host_findings, host_notes
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.observe.host import host_peak
+from memtriage.report.growth_words import findings_of, judged_in_words
 from memtriage.session.batch_watch import BatchWatch
 from memtriage.session.death_watch import DeathWatch
 from memtriage.session.ends import Terminated, allocator_peaks, exception_text
@@ -129,9 +129,9 @@ class Conclusion:
     @never_raises
     def _judge_growth(self, failed: bool) -> None:
         judgment = self._growth.judged()
-        self.findings = judgment.findings
+        self.findings = findings_of(judgment.leaks, self._rank)
         self._live.leaks(self.findings)
-        self.judged = with_circumstances(
+        self.judged = judged_in_words(
             judgment.judged,
             failed=failed,
             steps=self._progress.position.step,

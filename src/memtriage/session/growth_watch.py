@@ -17,6 +17,7 @@ from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.generated_code import generated_code
 from memtriage.observe.host import InUse
 from memtriage.process.stdlib import time
+from memtriage.report.growth_words import findings_of
 from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.marks import MarkPoint
 from memtriage.session.progress import TrainingProgress
@@ -88,7 +89,6 @@ class GrowthWatch:
         self._reader = reader
         self._progress = progress
         self._ledgers = ledgers
-        self._rank = rank
         self._batches_vary = batches_vary
         self._write = write
         self._investigator = Investigator(script_root, say, ledgers.before_census, self._add_census)
@@ -96,7 +96,7 @@ class GrowthWatch:
             self.evidence,
             self._investigator,
             ledgers.take,
-            lambda: report(self.judged(limits=False).findings),
+            lambda: report(findings_of(self.judged(limits=False).leaks, rank)),
         )
         self._written_s = 0.0
         self._own_bytes: dict[str, int] = {}
@@ -149,10 +149,7 @@ class GrowthWatch:
     def judged(self, *, limits: bool = True) -> Judgment:
         """Judge what was observed so far; arguments as `judge` has them."""
         self.evidence.add(self._situation())
-        judgment = judge(self.evidence, limits=limits)
-        for finding in judgment.findings:
-            finding.rank = self._rank
-        return judgment
+        return judge(self.evidence, limits=limits)
 
     def _without_own(self, mark: MarkPoint) -> dict[str, int]:
         """Return bytes by readable counter, without what is known to be the watch's own."""

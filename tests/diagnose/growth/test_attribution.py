@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from memtriage.diagnose.growth.attribution import Rise, attribute, counters_of
+from memtriage.diagnose.growth.attribution import DataRise, HolderRise, attribute, counters_of
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.judgment import judge
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import HolderSeen
+from support.judged import judge
 from support.observed import BASE, Found, data, held, observed
 
 KIB, MIB = 1024, 1024**2
@@ -32,11 +32,11 @@ def keeping(rate: float = MIB, number: int = 1, **more: object) -> Callable[[int
     return lambda at: [held(rate * at, at, number=number, **more)]
 
 
-def rises(evidence: Evidence) -> list[Rise]:
+def rises(evidence: Evidence) -> list[HolderRise | DataRise]:
     return attribute(evidence.main, counters_of(evidence.main))
 
 
-def the(evidence: Evidence) -> Rise:
+def the(evidence: Evidence) -> HolderRise | DataRise:
     (rise,) = rises(evidence)
     return rise
 

@@ -14,15 +14,17 @@ import pytest
 from memtriage.catalogue.growing import PROFILER
 from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.judgment import Judgment, judge, judged_again, worth_reporting
+from memtriage.diagnose.growth.judgment import worth_reporting
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, Situation
 from memtriage.model.findings import Finding
 from memtriage.model.paths import PathSegment, SegmentKind
 from memtriage.model.position import TrainingPosition
 from memtriage.playbook.mechanisms import MECHANISMS
+from memtriage.report.growth_words import judged_again
 from memtriage.store.reader import RankRecord
 from memtriage.store.records import End, Start
+from support.judged import a_leak, judge
 from support.observed import BASE, Found, data, held, items, observed
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -306,11 +308,8 @@ def test_the_fastest_leak_is_first_and_small_suspicions_beside_it_are_left_out()
     ],
 )
 def test_suspicions_are_left_out_beside_much_larger_proven_leaks(rate: int, device: str, kept: bool) -> None:
-    proven = [
-        Finding(kind="leak", device="cpu", certainty="proven", bytes_per_step=each)
-        for each in (600_000, 400_000)
-    ]
-    doubtful = Finding(kind="leak", device=device, certainty="suspected", bytes_per_step=rate)
+    proven = [a_leak(items(name), each) for name, each in (("a", 600_000), ("b", 400_000))]
+    doubtful = a_leak(items("c"), rate, device=device, certainty="suspected")
     assert worth_reporting([*proven, doubtful]) == [*proven, *([doubtful] if kept else [])]
 
 
@@ -596,7 +595,7 @@ def growth_of(record: RankRecord) -> list[Finding]:
 
 @pytest.mark.parametrize("end", [End(verdict="clean", steps=STEPS), None], ids=["ended", "killed"])
 def test_a_record_is_judged_as_the_run_was(end: End | None) -> None:
-    live: Judgment = judge(leaking())
+    live = judge(leaking())
     (leak,) = growth_of(judged_again(recorded(leaking(), end)))
     assert leak.rank == 3
     assert leak == msgspec.structs.replace(live.findings[0], rank=3)
@@ -639,7 +638,7 @@ from memtriage.diagnose.growth.judgment import judge
 evidence = Evidence()
 for at in range(1, 61):
     evidence.run["step"].read("cpu", at, (100 + at) << 20)
-print(judge(evidence).findings[0].kind)
+print(judge(evidence).leaks[0].kind)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "leak\n"

@@ -8,10 +8,18 @@ import pytest
 
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import Certainty, Finding, FindingKind, Projection, Verdict
-from memtriage.model.judged import DetectionLimit, Judged
+from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.report import RankCount, RunReport
-from memtriage.report.run.words import facts, fold, ledger_rows, ledger_summary, notes, sentence
+from memtriage.report.run.words import (
+    facts,
+    fold,
+    ledger_rows,
+    ledger_summary,
+    notes,
+    sentence,
+    stated_limit,
+)
 
 MIB = 1 << 20
 
@@ -282,3 +290,24 @@ def test_a_ledger_has_its_step_where_there_is_one() -> None:
 def test_ranks_without_a_record_come_first_among_the_notes() -> None:
     assert notes(RunContext(notes=["a"])) == ["a"]
     assert notes(RunContext(notes=["a"], missing=[1, 2])) == ["no record of ranks 1, 2", "a"]
+
+
+def flat(limit: int, scale: JudgedScale = "step") -> Judged:
+    return Judged(scale=scale, points=40, detection_limit=DetectionLimit(limit, "step"))
+
+
+def test_a_limit_in_words_rests_on_steps_backwards_or_time() -> None:
+    assert stated_limit({"cpu": flat(1434)}, steps=312, seconds=9.0) == (
+        "no growth above 1.4 KiB per step on cpu in 312 steps"
+    )
+    assert stated_limit({"cpu": flat(1434, "microbatch")}, steps=0, seconds=9.0) == (
+        "no growth above 1.4 KiB per step on cpu in 40 backwards"
+    )
+    slow = Judged(scale="time", points=40, detection_limit=DetectionLimit(2048, "second"))
+    assert stated_limit({"cpu": slow}, steps=0, seconds=64.0) == (
+        "no growth above 2.0 KiB per second on cpu in 1 min 04 s"
+    )
+    assert stated_limit({"cpu": slow}, steps=0, seconds=None) == (
+        "no growth above 2.0 KiB per second on cpu in 40 readings"
+    )
+    assert stated_limit({"cpu": Judged(scale="step", points=3, reason="few")}, steps=3, seconds=9.0) is None

@@ -16,7 +16,7 @@ import pytest
 
 from memtriage.account import retained_sizes
 from memtriage.account.census import CensusView
-from memtriage.diagnose.growth.attribution import Rise, attribute
+from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Rise, attribute
 from memtriage.diagnose.growth.evidence import Evidence, Sighting
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen
@@ -141,7 +141,7 @@ class Program:
         """A census after so many steps."""
         self.investigator.follow(self.following, TrainingPosition(step=at), self.look, **more)
 
-    def growing(self, name: str) -> list[Rise]:
+    def growing(self, name: str) -> list[HolderRise | DataRise]:
         """What grew up to the last census and has such an end of its name."""
         rises = attribute(self.evidence.run["step"], {})
         return [rise for rise in rises if in_words(last(rise).anchor).endswith(name)]
@@ -172,13 +172,10 @@ class Program:
         return f"{self.file.name}:{number} in"
 
 
-def last(rise: Rise) -> HolderSeen:
-    seen = rise.series[-1].seen
-    return (
-        seen
-        if isinstance(seen, HolderSeen)
-        else HolderSeen(id=0, device="host", anchor=seen.path, path=seen.path)
-    )
+def last(rise: HolderRise | DataRise) -> HolderSeen:
+    if isinstance(rise, HolderRise):
+        return rise.seen
+    return HolderSeen(id=0, device="host", anchor=rise.seen.path, path=rise.seen.path)
 
 
 def positions(rise: Rise) -> list[float]:

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.judgment import judge
 from memtriage.model.census import Census, HolderGroup
 from memtriage.model.evidence import Situation
 from memtriage.model.position import TrainingPosition
@@ -17,6 +16,7 @@ from memtriage.model.units import MIB
 from memtriage.session.schedule.investigation import Following, Investigator
 from memtriage.session.schedule.microbatch import MicrobatchScheduler
 from support.censuses import group
+from support.judged import judge
 from support.simulated import StandInInvestigator
 
 LOSSES = "losses[*]"

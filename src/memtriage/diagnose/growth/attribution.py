@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.estimate import Growth, Policy, grow, policy_of, rose
@@ -20,7 +20,9 @@ from memtriage.diagnose.growth.track import Points
 from memtriage.model.evidence import DataSeen, HolderSeen
 from memtriage.model.findings import Certainty
 
-Open = Literal["few", "once", "slows", "fills", "aged", "replaced"]
+Open = Literal[
+    "few", "once", "slows", "fills", "aged", "replaced", "not resident", "new shapes", "not covered"
+]
 """Why growth is only suspected."""
 
 
@@ -61,13 +63,15 @@ class AttributionPolicy:
 POLICY: Final = AttributionPolicy()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rise:
-    """What a holder, or a container of ordinary data, grew by up to the last census.
+    """What something grew by up to the last census.
 
     Attributes:
-        series: all censuses that found it.
-        points: position and bytes at those over which it grew, oldest first.
+        points: position and bytes at the censuses over which it grew, oldest first.
+        until: position of the last census that found it.
+        fell: it was smaller at some census than at the one before.
+        replaced: its entries are replaced by new ones.
         counter: name of the counter that sees its memory.
         certainty: whether its growth is proven; None if it is no growth.
         rate: bytes per position, over all of the time that it grows.
@@ -77,8 +81,10 @@ class Rise:
         share: part of the counter's rise between these censuses.
     """
 
-    series: Sequence[Sighting[HolderSeen]] | Sequence[Sighting[DataSeen]]
     points: tuple[tuple[float, float], ...]
+    until: float
+    fell: bool = False
+    replaced: bool = False
     counter: str
     certainty: Certainty | None = None
     rate: float = 0.0
@@ -103,6 +109,43 @@ class Rise:
     def own_rate(self) -> float:
         """Bytes per position from the first of its points to the last."""
         return self.nbytes / (self.last - self.since)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderRise(Rise):
+    """What a holder of tensors grew by; `series` has all censuses that found it."""
+
+    series: Sequence[Sighting[HolderSeen]]
+
+    @property
+    def seen(self) -> HolderSeen:
+        """As the last census saw it."""
+        return self.series[-1].seen
+
+    @property
+    def grown(self) -> list[HolderSeen]:
+        """As the censuses since its growth began saw it."""
+        return [each.seen for each in self.series if each.at >= self.since]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRise(Rise):
+    """What a container of ordinary data grew by; `series` has all censuses that followed it."""
+
+    series: Sequence[Sighting[DataSeen]]
+
+    @property
+    def seen(self) -> DataSeen:
+        """As the last census saw it."""
+        return self.series[-1].seen
+
+    @property
+    def first(self) -> int:
+        """Entries that it had when its growth began."""
+        return next(each.seen.entries for each in self.series if each.at >= self.since)
+
+
+AnyRise = TypeVar("AnyRise", bound=Rise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +189,7 @@ def counters_of(comparison: Comparison) -> dict[str, Counter]:
     return counters
 
 
-def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[Rise]:
+def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[HolderRise | DataRise]:
     """Return what grew up to the last census, with what that is worth, fastest first.
 
     Args:
@@ -155,14 +198,10 @@ def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[R
     """
     if len(comparison.censuses) == 1 and comparison.scale == "second":
         return sorted(_seen_once(comparison, counters), key=lambda rise: -rise.rate)
-    found = (_rise_of_holder(series, counters) for series in comparison.holders())
+    found: list[HolderRise | DataRise | None] = []
+    found += [_rise_of_holder(series, counters) for series in comparison.holders()]
+    found += [_rise_of_data(series) for series in comparison.data()]
     rises = [rise for rise in found if rise is not None]
-    rises += [
-        rise
-        for containers in comparison.data()
-        if (rise := _rise_of_data(containers)) is not None
-        and (rise.own_rate >= POLICY.data_least or containers[-1].seen.native is not None)
-    ]
     # Whether growth within a step goes on is seen in the next step.
     now = comparison.now if comparison.step is None else 0.0
     # Pages have room for more than what is in them: their count is no rate of a holder.
@@ -180,8 +219,10 @@ def counted(seen: HolderSeen) -> float:
     return float(max(seen.size, blocks))
 
 
-def _rise_of_holder(series: Sequence[Sighting[HolderSeen]], counters: Mapping[str, Counter]) -> Rise | None:
-    grown = _run(series, accumulates)
+def _rise_of_holder(
+    series: Sequence[Sighting[HolderSeen]], counters: Mapping[str, Counter]
+) -> HolderRise | None:
+    grown = _run(series, accumulates, lambda before, after: before.size == after.size and not after.replaced)
     if len(grown) < 2:
         return None
     last = grown[-1].seen
@@ -194,19 +235,37 @@ def _rise_of_holder(series: Sequence[Sighting[HolderSeen]], counters: Mapping[st
         fastest = max((most - least) / (to - since) for (since, least), (to, most) in pairwise(points[:-1]))
         risen = counters[counter].rise(at, end)[0] if counter in counters else 0.0
         points[-1] = end, min(found, before + max(risen, fastest * (end - at)))
-    return Rise(series, tuple(points), counter) if points[-1][1] > points[0][1] else None
+    if points[-1][1] <= points[0][1]:
+        return None
+    return HolderRise(
+        series=series,
+        points=tuple(points),
+        until=series[-1].at,
+        fell=_fell([each.seen.size for each in series if each.between]),
+        replaced=series[-1].seen.replaced,
+        counter=counter,
+    )
 
 
-def _rise_of_data(series: Sequence[Sighting[DataSeen]]) -> Rise | None:
-    grown = _run(series, _gets_entries)
+def _rise_of_data(series: Sequence[Sighting[DataSeen]]) -> DataRise | None:
+    grown = _run(series, _gets_entries, lambda before, after: before.entries == after.entries)
     if len(grown) < 2:
         return None
     entry_bytes = max(1, grown[-1].seen.entry_bytes)
-    return Rise(series, tuple((each.at, float(entry_bytes * each.seen.entries)) for each in grown), "host")
+    rise = DataRise(
+        series=series,
+        points=tuple((each.at, float(entry_bytes * each.seen.entries)) for each in grown),
+        until=series[-1].at,
+        fell=_fell([each.seen.entries for each in series if each.between]),
+        counter="host",
+    )
+    return rise if rise.own_rate >= POLICY.data_least or rise.seen.native is not None else None
 
 
 def _run(
-    series: Sequence[Sighting[Seen]], grows: Callable[[Seen, Seen, float], bool]
+    series: Sequence[Sighting[Seen]],
+    grows: Callable[[Seen, Seen, float], bool],
+    pauses: Callable[[Seen, Seen], bool],
 ) -> list[Sighting[Seen]]:
     """Return the censuses up to the last over which a holder never lost anything, and grew in the first.
 
@@ -218,19 +277,12 @@ def _run(
     run = found[-1:]
     for before in reversed(found[:-1]):
         after = run[0]
-        if not grows(before.seen, after.seen, after.at - before.at) and not _pauses(before.seen, after.seen):
+        if not grows(before.seen, after.seen, after.at - before.at) and not pauses(before.seen, after.seen):
             break
         run.insert(0, before)
-    while len(run) > 1 and _pauses(run[0].seen, run[1].seen):
+    while len(run) > 1 and pauses(run[0].seen, run[1].seen):
         run.pop(0)
     return run
-
-
-def _pauses(before: Seen, after: Seen) -> bool:
-    if isinstance(before, DataSeen) and isinstance(after, DataSeen):
-        return before.entries == after.entries
-    assert isinstance(before, HolderSeen) and isinstance(after, HolderSeen)
-    return before.size == after.size and not after.replaced
 
 
 def _gets_entries(before: DataSeen, after: DataSeen, apart: float) -> bool:
@@ -253,16 +305,11 @@ def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
     return after.continued
 
 
-def _fell(series: Sequence[Sighting[HolderSeen]] | Sequence[Sighting[DataSeen]]) -> bool:
-    sizes = [
-        each.seen.size if isinstance(each.seen, HolderSeen) else each.seen.entries
-        for each in series
-        if each.between
-    ]
+def _fell(sizes: Sequence[int]) -> bool:
     return any(after < before for before, after in pairwise(sizes))
 
 
-def _seen_once(comparison: Comparison, counters: Mapping[str, Counter]) -> list[Rise]:
+def _seen_once(comparison: Comparison, counters: Mapping[str, Counter]) -> list[HolderRise]:
     """Return the holders that, at the only census, keep about as much as their counter has risen by.
 
     If a program makes no step and calls no module in a loop, it has one census, at its end.
@@ -277,8 +324,8 @@ def _seen_once(comparison: Comparison, counters: Mapping[str, Counter]) -> list[
         nbytes, risen = counted(sighting.seen), counter.growth.rate * (end - since)
         if POLICY.accounts * risen <= nbytes <= (2 - POLICY.accounts) * risen:
             rises.append(
-                Rise(
-                    [sighting], ((since, 0.0), (end, nbytes)), counter.name,
+                HolderRise(
+                    series=[sighting], points=((since, 0.0), (end, nbytes)), until=end, counter=counter.name,
                     certainty="suspected", rate=counter.growth.rate, recent=counter.growth.recent,
                     reason="once", by_counter=True, share=nbytes / risen,
                 )
@@ -289,7 +336,7 @@ def _seen_once(comparison: Comparison, counters: Mapping[str, Counter]) -> list[
 # --- what it is worth ---------------------------------------------------------------------------------------
 
 
-def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) -> list[Rise]:
+def _judged(rises: Sequence[AnyRise], counters: Mapping[str, Counter], now: float) -> list[AnyRise]:
     judged = []
     for rise in rises:
         others = sum(each.own_rate for each in rises if each.counter == rise.counter and each is not rise)
@@ -306,7 +353,7 @@ def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) 
     return judged
 
 
-def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
+def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | None:
     """Return what a counter that rises says of a holder's growth; None if it says nothing of it.
 
     Args:
@@ -371,7 +418,7 @@ def _window(
     return None
 
 
-def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) -> list[Rise]:
+def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter]) -> list[AnyRise]:
     """Return growth at the rate that its counter shows, where that is another and the holders explain it.
 
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
@@ -421,13 +468,13 @@ def _slows(points: Sequence[tuple[float, float]]) -> bool:
     return last >= min(earlier) and rates[-1] < POLICY.slows * min(rates[:-1])
 
 
-def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise:
+def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise:
     """Return what the censuses alone say of a holder's growth."""
     points, rate = rise.points, rise.own_rate
     found = replace(rise, rate=rate, recent=rate)
     rises = [(a, b) for a, b in pairwise(points) if b[1] > a[1]]
     grew_until = rises[-1][1][0]
-    if rise.series[-1].at - grew_until >= max(b[0] - a[0] for a, b in rises):
+    if rise.until - grew_until >= max(b[0] - a[0] for a, b in rises):
         return replace(found, certainty=None)  # it grows no more
     if counter is not None and (_ended(counter, rate) or contradicts(counter, rate, rise.since)):
         return replace(found, certainty=None)
@@ -435,11 +482,10 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise:
     if aged and not (counter is not None and _rose_on(counter, rate, grew_until, now)):
         return replace(found, certainty="suspected", reason="aged")
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
-    needed = POLICY.intervals + (2 if _fell(rise.series) else 0)
+    needed = POLICY.intervals + (2 if rise.fell else 0)
     if len(rates) < needed:
         return replace(found, certainty="suspected", reason="few")
-    last = rise.series[-1].seen
-    if isinstance(last, HolderSeen) and last.replaced:
+    if rise.replaced:
         return replace(found, certainty="suspected", reason="replaced")
     if _slows(points) or min(rates) < POLICY.keeps_up * rate:
         return replace(found, certainty="suspected", reason="slows")

@@ -10,10 +10,9 @@ from typing import Final
 
 import msgspec
 
-from memtriage.diagnose.growth.judged import weakest
 from memtriage.diagnose.ranks.killed import Fate, fate, host_limit_finding, killed_note
 from memtriage.diagnose.ranks.outliers import POLICY, RankPolicy, compare_ranks
-from memtriage.diagnose.verdict import verdict
+from memtriage.diagnose.verdict import verdict, weakest
 from memtriage.model.findings import GROWING, Finding, FindingKind, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.ledger import LedgerRow

@@ -39,6 +39,7 @@ from memtriage.model.units import size
 from memtriage.observe import cuda
 from memtriage.observe.host_peak import PeakMeter
 from memtriage.process import active
+from memtriage.report.growth_words import findings_of
 from memtriage.session.death import memory_error
 from memtriage.session.run import Watch, WatchedProgram
 from memtriage.store.layout import identify
@@ -252,7 +253,7 @@ class WatchedCell:
         if growing:
             for key, detail in view.details(list(growing), lambda _: None).items():
                 growing[key].detail = detail
-        found = [finding_in_words(each, self._cell_of) for each in cells.findings(runs, rises)]
+        found = [finding_in_words(each, self._cell_of) for each in findings_of(cells.leaks(runs, rises))]
         return [finding for finding in found if (finding.device, finding.held_at) not in known], notes
 
     def _devices(self, after: Census, resident: int) -> list[DeviceUse]:

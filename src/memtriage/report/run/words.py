@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from memtriage.diagnose.growth.judged import stated_limit
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.findings import GROWING
@@ -26,6 +25,7 @@ from memtriage.report.text import (
 
 if TYPE_CHECKING:
     from memtriage.model.findings import Finding, FindingKind, Verdict
+    from memtriage.model.judged import Judged
     from memtriage.model.ledger import LedgerRow
     from memtriage.model.report import RunReport
 
@@ -216,6 +216,32 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
 def nothing_found(report: RunReport) -> str:
     """Return what a run is said to be free of, where no detection limit is known."""
     return f"no leak, residue or fragmentation found in {count(report.steps, 'step')}"
+
+
+def stated_limit(judged: Mapping[str, Judged], *, steps: int, seconds: float | None) -> str | None:
+    """Return how small a leak would have been detected, and in how long a run; None if nothing was judged.
+
+    Args:
+        judged: what the judgment of growth is based on, by device.
+        steps: optimizer steps of the run.
+        seconds: how long it was watched; None if unknown.
+    """
+    devices: dict[str, list[str]] = {}
+    for device, judgment in judged.items():
+        if judgment.detection_limit is not None:
+            limit = rate(judgment.detection_limit.bytes, judgment.detection_limit.per)
+            devices.setdefault(limit, []).append(device)
+    if not devices:
+        return None
+    limits = " and ".join(f"{limit} on {devices_in_words(names)}" for limit, names in devices.items())
+    first = next(judgment for judgment in judged.values() if judgment.detection_limit is not None)
+    if first.scale == "step":
+        rests_on = count(steps, "step")
+    elif first.scale == "microbatch":
+        rests_on = count(first.points, "backward")
+    else:
+        rests_on = count(first.points, "reading") if seconds is None else duration(seconds)
+    return f"no growth above {limits} in {rests_on}"
 
 
 def _limits(report: RunReport, context: RunContext) -> str:

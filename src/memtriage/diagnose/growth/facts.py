@@ -1,0 +1,125 @@
+"""What a judgment of growth finds: kinds and figures. `report/growth_words.py` makes sentences of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open
+from memtriage.diagnose.mechanisms import Held
+from memtriage.model.evidence import DataSeen
+from memtriage.model.findings import Certainty, Projection
+from memtriage.model.judged import DetectionLimit, JudgedScale
+from memtriage.model.paths import HolderPath
+from memtriage.model.position import Scale
+
+Per = Literal["step", "micro-batch", "second"]
+Unexplained = Literal["not named", "not listed from outside", "profiler", "native code"]
+"""Why nothing is known to hold what grows: no census covers it, or it is memory of C++ alone."""
+Obstacle = Literal["no counter", "few", "may end", "short", "unread", "restless"]
+"""Why growth on a device could not be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Growth of a counter that no holder accounts for.
+
+    Attributes:
+        counter: its name.
+        rate: bytes per position.
+        low, high: interval of the rate.
+        named: what censuses name of it.
+        covered: whether censuses cover the time in which it grew.
+    """
+
+    counter: str
+    rate: float
+    low: float
+    high: float
+    named: float
+    covered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """What grows.
+
+    Attributes:
+        kind: of its finding.
+        device: as a finding has it.
+        scale: what growth was counted in.
+        shown_by: what grew, by how much and when.
+        cause: why it grows: what the rules of mechanisms look at, objects of C++ in a container, or nothing
+            that is known.
+        certainty: whether it is proven.
+        reasons: why it is only suspected.
+        rates: bytes of growth, the most telling unit first.
+        nbytes: its size at the end.
+        nbytes_step: step of the census that saw it.
+        path: to its holder; None if no object is known.
+        also_held_by: other holders.
+        allocated_at, stored_at: lines of the program.
+        step: the step at which it was found.
+        projection: when memory runs out.
+        period: backwards of each micro-batch of the program's own.
+        on_host: bytes of host memory that the same holder keeps, for a leak on a GPU.
+        parts: leaks of this one cause, if they are several.
+        with_native: a container's leak, and the native memory of its entries that only a counter shows.
+    """
+
+    kind: Literal["leak", "garbage_cycle"] = "leak"
+    device: str
+    scale: Scale
+    shown_by: HolderRise | DataRise | Counted
+    cause: Held | DataSeen | Unexplained
+    certainty: Certainty
+    reasons: tuple[Open, ...] = ()
+    rates: Mapping[Per, int]
+    nbytes: int
+    nbytes_step: int | None = None
+    path: HolderPath | None = None
+    also_held_by: tuple[HolderPath, ...] = ()
+    allocated_at: str | None = None
+    stored_at: str | None = None
+    step: int | None = None
+    projection: Projection | None = None
+    period: int = 1
+    on_host: int = 0
+    parts: tuple[Leak, ...] = ()
+    with_native: tuple[Leak, Leak] | None = None
+
+    @property
+    def rate(self) -> int:
+        """Bytes of growth per step; without steps, per micro-batch or second."""
+        return next(filter(None, self.rates.values()), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The most memory that waited for the cyclic collector at a census, and the class of most of it."""
+
+    nbytes: int
+    most: str
+    at: float
+    scale: Scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedDevice:
+    """Whether growth on a device could be judged, and how small a leak would have been found.
+
+    Attributes:
+        scale, points, limit: as `model.judged.Judged` has them.
+        obstacle: why growth was not judged.
+        figure: of the obstacle: a rate (`may end`), seconds of readings (`short`), the last position at which
+            the counter was read (`unread`).
+        waiting: memory that explains why the counter goes up and down.
+    """
+
+    scale: JudgedScale | None = None
+    points: int = 0
+    limit: DetectionLimit | None = None
+    obstacle: Obstacle | None = None
+    figure: float = 0.0
+    waiting: Waiting | None = None

@@ -1,0 +1,280 @@
+"""Put growth in words: findings of what leaks, and why growth could not be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from memtriage.catalogue.growing import ONEDNN, PROFILER, growing_part
+from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open, counted
+from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Evidence
+from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Waiting
+from memtriage.diagnose.growth.judgment import POLICY, judge
+from memtriage.diagnose.mechanisms import mechanism_of
+from memtriage.model.evidence import DataSeen
+from memtriage.model.findings import GROWING, Finding
+from memtriage.model.judged import Judged
+from memtriage.model.paths import in_words
+from memtriage.model.position import Scale
+from memtriage.model.units import count, rate, size
+from memtriage.playbook.entries import LEAKS
+from memtriage.playbook.mechanisms import MECHANISMS, MechanismText
+from memtriage.store.reader import RankRecord
+
+NOT_NAMED: Final = "not named"
+"""Holder of growth that no census covers."""
+CPP_ONLY: Final = "C++ only (nothing that a census lists explains it)"
+_SPANS: Final[Mapping[Scale, str]] = {
+    "step": "steps", "microbatch": "backwards", "second": "seconds", "run": "runs",
+}  # fmt: skip
+_WHY: Final[Mapping[Open, str]] = {
+    "few": "it was seen to grow too seldom, or too irregularly, to be certain",
+    "once": "it was only seen at the end: the program makes no step and calls no module in a loop",
+    "slows": "it grows more and more slowly, or unevenly",
+    "fills": "it grows more and more slowly, as a cache does that fills to its bound",
+    "aged": "it may have stopped since the last census",
+    "replaced": "its entries are replaced by new ones, and no counter shows that memory grows",
+    "not resident": "the resident set does not grow with it",
+    "new shapes": "a cache with an entry for each shape of the input may still be filling",
+    "not covered": "the censuses since then do not show what holds it",
+}
+_PARTS: Final = 4
+"""Parts of a leak that its evidence lists."""
+
+
+def findings_of(leaks: Iterable[Leak], rank: int | None = None) -> list[Finding]:
+    """Return the findings of leaks on a rank."""
+    return [_finding(leak, rank) for leak in leaks]
+
+
+def _finding(leak: Leak, rank: int | None) -> Finding:
+    why = _mechanism(leak)
+    return Finding(
+        kind=leak.kind,
+        device=leak.device,
+        rank=rank,
+        bytes=leak.nbytes,
+        bytes_step=leak.nbytes_step,
+        bytes_per_step=leak.rates.get("step"),
+        bytes_per_microbatch=leak.rates.get("micro-batch"),
+        bytes_per_second=leak.rates.get("second"),
+        certainty=leak.certainty,
+        holder=_holder(leak),
+        holder_path=leak.path,
+        also_held_by_paths=list(leak.also_held_by),
+        allocated_at=leak.allocated_at,
+        stored_at=leak.stored_at,
+        mechanism=why.mechanism,
+        fix=why.fix,
+        playbook=LEAKS,
+        step=leak.step,
+        projection=leak.projection,
+        evidence=list(_evidence(leak)),
+    )
+
+
+def _holder(leak: Leak) -> str:
+    if leak.path is not None:
+        return in_words(leak.path)
+    return CPP_ONLY if isinstance(leak.shown_by, Counted) and leak.shown_by.covered else NOT_NAMED
+
+
+def _mechanism(leak: Leak) -> MechanismText:
+    """Return why something grows, and what to change."""
+    cause = leak.cause
+    if isinstance(cause, DataSeen):
+        return _objects(cause)
+    if cause == "profiler":
+        return MechanismText(PROFILER.why, PROFILER.fix)
+    if cause == "native code":
+        return MECHANISMS[cause].filled({"shapes": f"{ONEDNN.why}; {ONEDNN.fix}"})
+    if isinstance(cause, str):
+        return MECHANISMS[cause]
+    why = mechanism_of(cause)
+    if leak.scale == "run" and isinstance(leak.shown_by, HolderRise):
+        more = f"{size(round(leak.shown_by.rate))} more with every run of this cell"
+        return MechanismText(f"{why.mechanism}: {more}", why.fix)
+    return why
+
+
+def _objects(seen: DataSeen) -> MechanismText:
+    """Say why objects of C++ pile up in a container."""
+    path, part, kind = in_words(seen.path), growing_part(seen.classes), seen.native or ""
+    if part is not None:
+        return MechanismText(f"{path} gets new objects of type {kind}: {part.why}", part.fix)
+    if "ProcessGroup" in kind or seen.path[0].name.startswith("torch.distributed"):
+        return MECHANISMS["process groups"]
+    return MECHANISMS["objects of C++"].filled({"subject": path, "type": kind})
+
+
+# --- what a finding rests on --------------------------------------------------------------------------------
+
+
+def _evidence(leak: Leak) -> Iterator[str]:
+    if leak.with_native is not None:
+        for part in leak.with_native:
+            yield from _evidence(part)
+        return
+    if leak.parts:
+        # The evidence of several parts would be contradictory. So give that of one with the same certainty.
+        first = next(part for part in leak.parts if part.certainty == leak.certainty)
+        named = [first, *(part for part in leak.parts if part is not first)]
+        more = f"; {len(named) - _PARTS} more" if len(named) > _PARTS else ""
+        yield f"the sum of: {'; '.join(map(_share, named[:_PARTS]))}{more}"
+        yield from (f"the first of these: {line}" for line in _evidence(replace(first, projection=None)))
+    else:
+        yield _shown_by(leak)
+        yield from (f"suspected only: {_WHY[reason]}" for reason in leak.reasons)
+        if isinstance(leak.shown_by, HolderRise):
+            yield from _of_holder(leak, leak.shown_by)
+    if leak.projection is not None:
+        yield str(leak.projection)
+    if leak.on_host:
+        yield f"in addition {size(leak.on_host)} of host memory: nodes of the autograd graph"
+
+
+def _share(part: Leak) -> str:
+    per = next(iter(part.rates), "step")
+    return f"{size(part.rate)} per {per} at {_holder(part)}"
+
+
+def _shown_by(leak: Leak) -> str:
+    shown = leak.shown_by
+    if isinstance(shown, HolderRise):
+        return _sizes(shown, leak.scale)
+    if isinstance(shown, DataRise):
+        return _entries(shown, leak.scale)
+    per = _SPANS[leak.scale].removesuffix("s")
+    return (
+        f"the counter of {shown.counter} rises by {size(round(shown.rate))} per {per} "
+        f"({size(round(shown.low))} to {size(round(shown.high))}); "
+        f"censuses name {size(round(shown.named))} of it"
+    )
+
+
+def _sizes(rise: HolderRise, scale: Scale) -> str:
+    """`3 censuses, at steps 3, 6, 12: 1.0, 4.0, 10.0 MiB at the same place; 9 more storages`."""
+    grown = rise.grown
+    at = ", ".join(f"{position:.4g}" for position, _ in rise.points)
+    held = ", ".join(size(round(counted(seen))) for seen, _ in zip(grown, rise.points, strict=False))
+    more, nodes = grown[-1].storages - grown[0].storages, grown[-1].nodes - grown[0].nodes
+    storages = f"; {more:,} more storages" if more else ""
+    graph = f"; {nodes:,} more autograd nodes" if nodes > 0 else ""
+    censuses = f"{len(rise.points)} censuses, at {_SPANS[scale]} {at}"
+    return f"{censuses}: {held} at the same place{storages}{graph}"
+
+
+def _entries(rise: DataRise, scale: Scale) -> str:
+    seen, between = rise.seen, f"between {_SPANS[scale]} {rise.since:.4g} and {rise.last:.4g}"
+    if seen.lengthens:
+        return f"from {size(rise.first)} to {size(seen.entries)} {between}, with the same beginning or end"
+    more = f"{seen.entries - rise.first:,} more entries of about {size(seen.entry_bytes)}"
+    return f"{more} {between}, tensors not counted"
+
+
+def _of_holder(leak: Leak, rise: HolderRise) -> Iterator[str]:
+    """Yield what else the censuses say of a holder."""
+    if leak.period > 1:
+        yield (
+            f"the program runs {leak.period} backwards for each micro-batch of its own, and keeps "
+            f"{size(round(rise.rate * leak.period))} of each; rates here are for one backward"
+        )
+    detail = rise.seen.detail
+    if detail is None:
+        return
+    if detail.retained and detail.retained_of is not None:
+        kind = f" ({detail.holder_kind})" if detail.holder_kind else ""
+        retained, whole = size(detail.retained), size(detail.retained_of)
+        yield f"the holding object{kind} alone retained {retained} of {whole}"
+    if detail.saved_by:
+        yield f"the largest storage is kept for backward by {detail.saved_by}"
+
+
+# --- what the judgment of a device rests on -----------------------------------------------------------------
+
+
+def judged_in_words(
+    judged: Mapping[str, JudgedDevice], *, failed: bool = False, steps: int = 0, torch: bool = True
+) -> dict[str, Judged]:
+    """Say by device why growth could not be judged.
+
+    Args:
+        judged: by device.
+        failed: whether an exception ended the program.
+        steps: its optimizer steps.
+        torch: whether it imported torch.
+    """
+    why = None
+    if failed:
+        why = f"the script failed after {count(steps, 'step')}" if steps else "the script failed at once"
+    elif not torch and not steps:
+        why = "torch was not imported"
+    return {device: _judged(each, why) for device, each in judged.items()}
+
+
+def _judged(judged: JudgedDevice, why: str | None) -> Judged:
+    reason = _reason(judged)
+    if why is not None and judged.scale is not None and judged.points < ENOUGH_MARKS:
+        reason = f"{why}: {reason}"
+    return Judged(
+        scale=judged.scale,
+        points=judged.points,
+        detection_limit=judged.limit,
+        reason=reason,
+        note=None if judged.waiting is None else _note(judged.waiting),
+    )
+
+
+def _reason(judged: JudgedDevice) -> str | None:
+    unit = {"step": "step", "microbatch": "backward"}.get(judged.scale or "", "second")
+    match judged.obstacle:
+        case None:
+            return None
+        case "no counter":
+            return "no counter of it can be read"
+        case "few" if unit == "second":
+            enough = f"{ENOUGH_MARKS} steps, or {POLICY.seconds:.0f} s without any"
+            return f"no step was seen; {enough}, are needed"
+        case "few":
+            few = f"{count(judged.points, unit)} {'is' if judged.points == 1 else 'are'} too few"
+            return f"{few}, {ENOUGH_MARKS} are needed"
+        case "may end":
+            grows = f"suspected growth of {rate(round(judged.figure), unit)}"
+            return f"{grows}, which may end by itself; run longer to confirm"
+        case "short":
+            return f"{judged.figure:.1f} s of readings; {POLICY.seconds:.0f} s are needed"
+        case "unread":
+            return f"its counter was not read after {unit} {judged.figure:.4g}"
+        case "restless":
+            return "the counter moves too much: no growth of any size would show"
+
+
+def _note(waiting: Waiting) -> str:
+    when = f"{_SPANS[waiting.scale].removesuffix('s')} {waiting.at:.4g}"
+    return f"{size(waiting.nbytes)} in garbage cycles of {waiting.most} awaited the collector at {when}"
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+def judged_again(rank: RankRecord) -> RankRecord:
+    """Return a rank's record with the growth that its evidence shows, instead of what was found when it ran.
+
+    A record without evidence (of schema 1) stays as it is, and so do findings of other kinds. A process that
+    was killed is judged from what is there.
+    """
+    if not rank.evidence:
+        return rank
+    judgment = judge(Evidence.of(rank.evidence))
+    growing = findings_of(judgment.leaks, rank.start.rank)
+    kept = [finding for finding in rank.findings if finding.kind not in GROWING]
+    deaths = [finding for finding in kept if finding.kind == "out_of_memory" and not finding.ahead]
+    findings = [*deaths, *growing, *(finding for finding in kept if finding not in deaths)]
+    if rank.end is None:
+        return replace(rank, interim_findings=findings)
+    failed = rank.end.exception is not None
+    judged = judged_in_words(judgment.judged, failed=failed, steps=rank.end.steps)
+    return replace(rank, final_findings=findings, end=msgspec.structs.replace(rank.end, judged=judged))

@@ -1,0 +1,84 @@
+"""Growth in words: what evidence says of parts, and why a run was too short."""
+
+from __future__ import annotations
+
+import pytest
+
+from memtriage.diagnose.causes import one_a_cause, with_native_part
+from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak
+from memtriage.model.findings import Projection
+from memtriage.model.judged import DetectionLimit, Judged
+from memtriage.report.growth_words import findings_of, judged_in_words
+from support.judged import a_leak
+from support.paths import item, of_module
+
+PARAMS = of_module("train", "params")
+SHORT = JudgedDevice(scale="step", points=3, obstacle="few")
+FLAT = JudgedDevice(scale="step", points=40, limit=DetectionLimit(512, "step"))
+
+
+def part(number: int, **facts: object) -> Leak:
+    return a_leak((*PARAMS, item(f"'{number}'")), **facts)  # type: ignore[arg-type]
+
+
+def evidence(leak: Leak) -> list[str]:
+    (finding,) = findings_of([leak])
+    return finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [pytest.param(4, "", id="all are listed"), pytest.param(6, "; 2 more", id="some")]
+)
+def test_evidence_lists_the_fastest_parts_and_counts_the_others(count: int, more: str) -> None:
+    (leak,) = one_a_cause([part(n, rates={"second": 9 - n}) for n in range(count)])
+    first = "; ".join(f"{9 - n} B per second at train.params['{n}']" for n in range(4))
+    assert evidence(leak)[0] == f"the sum of: {first}{more}"
+
+
+def test_the_evidence_of_one_part_that_is_as_certain_is_given() -> None:
+    of = {n: Counted(f"counter {n}", 0, 0, 0, 0, covered=True) for n in range(3)}
+    parts = [
+        part(0, rate=50, certainty="suspected", reasons=("few",), shown_by=of[0]),
+        part(1, rate=40, certainty="proven", shown_by=of[1]),
+        part(2, rate=30, certainty="suspected", reasons=("few",), shown_by=of[2]),
+    ]
+    (leak,) = one_a_cause(parts)
+    first, shown = evidence(leak)
+    assert first.startswith("the sum of: 40 B per step at train.params['1']; 50 B per step at")
+    assert shown.startswith("the first of these: the counter of counter 1 rises")
+
+
+def test_memory_of_several_parts_is_full_once() -> None:
+    ends = Projection(device="cpu", limit=1000, step=300)
+    (leak,) = one_a_cause([part(n, rate=10, step=100, projection=ends) for n in range(2)])
+    assert [line for line in evidence(leak) if "is full" in line] == [str(leak.projection)]
+
+
+def test_native_memory_of_entries_adds_its_evidence() -> None:
+    entries, native = part(1, rate=9), a_leak(rate=70, shown_by=Counted("cuda:0", 1, 1, 1, 0, covered=True))
+    assert evidence(with_native_part(entries, native)) == [*evidence(entries), *evidence(native)]
+
+
+@pytest.mark.parametrize(
+    ("failed", "steps", "torch", "expected"),
+    [
+        (True, 0, True, "the script failed at once: 3 steps"),
+        (True, 3, True, "the script failed after 3 steps: 3 steps"),
+        (False, 0, False, "torch was not imported: 3 steps"),
+        (False, 3, True, "3 steps"),
+        (False, 3, False, "3 steps"),  # counted by `memtriage.step()`
+    ],
+)
+def test_a_short_run_says_how_it_came_to_be_short(
+    failed: bool, steps: int, torch: bool, expected: str
+) -> None:
+    judged = {"cpu": SHORT, "cuda:0": FLAT}
+    said = judged_in_words(judged, failed=failed, steps=steps, torch=torch)
+    assert said["cpu"].reason == f"{expected} are too few, 12 are needed"
+    assert said["cuda:0"] == Judged(scale="step", points=40, detection_limit=DetectionLimit(512, "step"))
+
+
+def test_what_was_long_enough_keeps_its_reason() -> None:
+    restless = JudgedDevice(scale="step", points=30, obstacle="restless")
+    judged = {"cpu": restless, "cuda:0": JudgedDevice(obstacle="no counter")}
+    assert judged_in_words(judged, failed=True, steps=30, torch=False) == judged_in_words(judged)

@@ -1,0 +1,40 @@
+"""Growth judged and put in words, as a report has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memtriage.diagnose.growth import judgment
+from memtriage.diagnose.growth.attribution import Counter, DataRise, HolderRise
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.facts import Counted, Leak
+from memtriage.diagnose.mechanisms import Held
+from memtriage.model.findings import Finding
+from memtriage.model.judged import Judged
+from memtriage.model.paths import HolderPath, anchor_of
+from memtriage.report.growth_words import findings_of, judged_in_words
+
+
+@dataclass(frozen=True)
+class InWords:
+    findings: list[Finding]
+    judged: dict[str, Judged]
+    counters: Mapping[str, Counter]
+    rises: list[HolderRise | DataRise]
+
+
+def judge(evidence: Evidence, *, limits: bool = True) -> InWords:
+    found = judgment.judge(evidence, limits=limits)
+    return InWords(findings_of(found.leaks), judged_in_words(found.judged), found.counters, found.rises)
+
+
+def a_leak(path: HolderPath | None = None, rate: int | None = None, **facts: object) -> Leak:
+    """A leak that a counter shows, of so many bytes per step."""
+    anchor = () if path is None else anchor_of(path)
+    known: dict[str, object] = {
+        "device": "cpu", "scale": "step", "certainty": "proven", "nbytes": 10 * (rate or 0), "path": path,
+        "rates": {} if rate is None else {"step": rate}, "shown_by": Counted("cpu", 0, 0, 0, 0, covered=True),
+        "cause": "native code" if path is None else Held(path, anchor, path != anchor, "variable"),
+    }  # fmt: skip
+    return Leak(**{**known, **facts})  # type: ignore[arg-type]
