@@ -109,6 +109,11 @@ def test_keys_that_are_nothing_but_a_number_are_places():
     assert labels_of([None, "a"]) == [ANY_ITEM, item_segment("'a'")]
 
 
+def test_a_text_is_no_name():
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+    assert labels_of([name, f"please summarize: {name} {name}"]) == [item_segment(repr(name)), ANY_ITEM]
+
+
 def test_the_first_key_of_a_value_names_it():
     assert key_labels([("a", 7), ("b", 7)], False) == {7: item_segment("'a'")}
 

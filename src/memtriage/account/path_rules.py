@@ -31,6 +31,8 @@ CYCLE_SEARCHED: Final = 200
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_DICT_KEYS = 32
 """A dict with at most this many entries is a record with names; with more, its keys are data, and fold."""
+_LONGEST_NAME = 100
+"""A longer key is a text: data, which folds. The longest names are those of a model's parameters."""
 _ENOUGH = 3
 """Keys that only differ in numbers fold if there are at least this many: `w1` and `w2` may be a pair."""
 _ENOUGH_VARIABLES = 8
@@ -120,8 +122,8 @@ def attribute_segment(name: str) -> PathSegment:
 def key_labels(keys: Sequence[tuple[str | None, int]], namespace: bool) -> dict[int, PathSegment]:
     """Return the segment of every key of a dict, by what identifies the key's value.
 
-    Keys that are not strings fold (`[*]`). String keys that only differ in numbers fold if there are enough
-    of them. A dict with many keys is a table, not a record.
+    Keys that are not strings fold (`[*]`), and so do texts. String keys that only differ in numbers fold if
+    there are enough of them. A dict with many keys is a table, not a record.
 
     Args:
         keys: (text of the key, None if it is not a string; what identifies the value).
@@ -132,7 +134,7 @@ def key_labels(keys: Sequence[tuple[str | None, int]], namespace: bool) -> dict[
     many = not namespace and len(patterns) > _MAX_DICT_KEYS
     labels: dict[int, PathSegment] = {}
     for text, value_id in keys:
-        if text is None or many:
+        if text is None or many or len(text) > _LONGEST_NAME:
             label = ANY_ITEM
         else:
             pattern = _NUMBERS.sub("*", text)
