@@ -97,7 +97,7 @@ def growing(runs: Sequence[CellRun]) -> list[tuple[HolderRise, HolderSeen]]:
     """
     last = runs[-JUDGED_FROM:]
     grown = []
-    for rise in attribute(_compared(last), {}):
+    for rise in attribute(_compared(last)):
         if not isinstance(rise, HolderRise):
             continue
         seen = last[-1].after[rise.seen.id]

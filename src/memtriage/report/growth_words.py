@@ -183,13 +183,7 @@ def _of_holder(leak: Leak, rise: HolderRise) -> Iterator[str]:
             f"{size(round(rise.rate * leak.period))} of each; rates here are for one backward"
         )
     detail = rise.seen.detail
-    if detail is None:
-        return
-    if detail.retained and detail.retained_of is not None:
-        kind = f" ({detail.holder_kind})" if detail.holder_kind else ""
-        retained, whole = size(detail.retained), size(detail.retained_of)
-        yield f"the holding object{kind} alone retained {retained} of {whole}"
-    if detail.saved_by:
+    if detail is not None and detail.saved_by:
         yield f"the largest storage is kept for backward by {detail.saved_by}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from memtriage.diagnose.growth.attribution import DataRise, HolderRise, attribute, counters_of
+from memtriage.diagnose.growth.attribution import DataRise, HolderRise, attribute
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import HolderSeen
@@ -33,7 +33,7 @@ def keeping(rate: float = MIB, number: int = 1, **more: object) -> Callable[[int
 
 
 def rises(evidence: Evidence) -> list[HolderRise | DataRise]:
-    return attribute(evidence.main, counters_of(evidence.main))
+    return attribute(evidence.main)
 
 
 def the(evidence: Evidence) -> HolderRise | DataRise:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
-from memtriage.diagnose.growth.attribution import attribute, counters_of
+from memtriage.diagnose.growth.attribution import attribute
 from memtriage.diagnose.growth.census_plan import (
     COST,
     PLANS,
@@ -177,8 +177,7 @@ def suspicion(
     counters: dict[str, list[float]], found: Any = lambda at: (), censuses: Sequence[int] = ()
 ) -> Suspicion:
     comparison = observed(counters, found, censuses).main
-    known = counters_of(comparison)
-    return suspicion_of(comparison, known, attribute(comparison, known))
+    return suspicion_of(comparison, attribute(comparison))
 
 
 def test_a_counter_that_rises_is_suspect_until_holders_explain_most_of_it() -> None:

@@ -143,7 +143,7 @@ class Program:
 
     def growing(self, name: str) -> list[HolderRise | DataRise]:
         """What grew up to the last census and has such an end of its name."""
-        rises = attribute(self.evidence.run["step"], {})
+        rises = attribute(self.evidence.run["step"])
         return [rise for rise in rises if in_words(last(rise).anchor).endswith(name)]
 
     def holders(self) -> dict[str, list[Sighting[HolderSeen]]]:

@@ -14,9 +14,8 @@ from itertools import pairwise
 from typing import Final, Literal, TypeVar
 
 from memtriage.allocator.settings import MIN_BLOCK
-from memtriage.diagnose.growth.estimate import Growth, Policy, grow, policy_of, rose
-from memtriage.diagnose.growth.evidence import Comparison, Seen, Sighting
-from memtriage.diagnose.growth.track import Points
+from memtriage.diagnose.growth.estimate import grow
+from memtriage.diagnose.growth.evidence import Comparison, Counter, Seen, Sighting
 from memtriage.model.evidence import DataSeen, HolderSeen
 from memtriage.model.findings import Certainty
 
@@ -73,7 +72,7 @@ class Rise:
         fell: it was smaller at some census than at the one before.
         replaced: its entries are replaced by new ones.
         counter: name of the counter that sees its memory.
-        certainty: whether its growth is proven; None if it is no growth.
+        certainty: whether its growth is proven.
         rate: bytes per position, over all of the time that it grows.
         recent: the same for the latest part of that time.
         reason: why it is only suspected.
@@ -86,7 +85,7 @@ class Rise:
     fell: bool = False
     replaced: bool = False
     counter: str
-    certainty: Certainty | None = None
+    certainty: Certainty = "suspected"
     rate: float = 0.0
     recent: float = 0.0
     reason: Open | None = None
@@ -148,54 +147,9 @@ class DataRise(Rise):
 AnyRise = TypeVar("AnyRise", bound=Rise)
 
 
-@dataclass(frozen=True, slots=True)
-class Counter:
-    """A counter's readings, and how they grow."""
-
-    name: str
-    points: Points
-    growth: Growth
-    policy: Policy
-
-    @property
-    def rises(self) -> bool:
-        return self.growth.state in ("growing", "filling", "uncertain")
-
-    def rise(self, start: float, end: float, *, even: bool = False) -> tuple[float, float]:
-        """Return by how many bytes it rose between two positions, without single jumps, and the error.
-
-        Where it was not read at their ends, it is taken to rise as between the readings next to them; `even`
-        as for `rose`.
-        """
-        found = rose(self.points, start, end, even=even)
-        if found is None:
-            return 0.0, float("inf")
-        read = min(end, float(self.points.at[-1])) - max(start, float(self.points.at[0]))
-        more = (end - start) / read
-        return (found[0] - self.jumped(start, end)) * more, found[1] * more
-
-    def jumped(self, start: float, end: float) -> float:
-        """Return the bytes of the single jumps between two positions."""
-        return sum(nbytes for at, nbytes in self.growth.jumps if start < at <= end)
-
-
-def counters_of(comparison: Comparison) -> dict[str, Counter]:
-    """Return the counters of a comparison with their growth."""
-    counters = {}
-    for name, track in comparison.tracks.items():
-        points = track.points().since(comparison.begins)
-        policy = policy_of("host" if name == "cpu" and comparison.outside else name)
-        counters[name] = Counter(name, points, grow(points, policy), policy)
-    return counters
-
-
-def attribute(comparison: Comparison, counters: Mapping[str, Counter]) -> list[HolderRise | DataRise]:
-    """Return what grew up to the last census, with what that is worth, fastest first.
-
-    Args:
-        comparison: with its censuses.
-        counters: as `counters_of` returns them.
-    """
+def attribute(comparison: Comparison) -> list[HolderRise | DataRise]:
+    """Return what grew up to the last census, with what that is worth, fastest first."""
+    counters = comparison.counters
     if len(comparison.censuses) == 1 and comparison.scale == "second":
         return sorted(_seen_once(comparison, counters), key=lambda rise: -rise.rate)
     found: list[HolderRise | DataRise | None] = []
@@ -347,8 +301,9 @@ def _judged(rises: Sequence[AnyRise], counters: Mapping[str, Counter], now: floa
         found = next((each for each in by_counter if each is not None), None)
         if found is None or found.reason == "few":  # censuses may prove what the counter shows uncertainly
             alone = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
-            found = alone if found is None or alone.certainty == "proven" else found
-        if found.certainty is not None:
+            if found is None or (alone is not None and alone.certainty == "proven"):
+                found = alone
+        if found is not None:
             judged.append(found)
     return judged
 
@@ -468,16 +423,16 @@ def _slows(points: Sequence[tuple[float, float]]) -> bool:
     return last >= min(earlier) and rates[-1] < POLICY.slows * min(rates[:-1])
 
 
-def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise:
-    """Return what the censuses alone say of a holder's growth."""
+def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise | None:
+    """Return what the censuses alone say of a holder's growth; None if it grows no more."""
     points, rate = rise.points, rise.own_rate
     found = replace(rise, rate=rate, recent=rate)
     rises = [(a, b) for a, b in pairwise(points) if b[1] > a[1]]
     grew_until = rises[-1][1][0]
     if rise.until - grew_until >= max(b[0] - a[0] for a, b in rises):
-        return replace(found, certainty=None)  # it grows no more
+        return None
     if counter is not None and (_ended(counter, rate) or contradicts(counter, rate, rise.since)):
-        return replace(found, certainty=None)
+        return None
     aged = now - grew_until > POLICY.ages * (grew_until - rise.since)
     if aged and not (counter is not None and _rose_on(counter, rate, grew_until, now)):
         return replace(found, certainty="suspected", reason="aged")

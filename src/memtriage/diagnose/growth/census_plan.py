@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
-from memtriage.diagnose.growth.attribution import Counter, Rise
+from memtriage.diagnose.growth.attribution import Rise
 from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
 from memtriage.model.position import Scale
 
@@ -87,7 +87,7 @@ class Suspicion:
     named_nothing: int = 0
 
 
-def suspicion_of(comparison: Comparison, counters: Mapping[str, Counter], rises: Sequence[Rise]) -> Suspicion:
+def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
     """Return what a comparison makes suspect so far.
 
     A counter is suspect as long as proven holders explain less than most of its growth. The resident set
@@ -99,7 +99,7 @@ def suspicion_of(comparison: Comparison, counters: Mapping[str, Counter], rises:
         if rise.certainty == "proven":
             name = "cpu" if rise.counter == "host" else rise.counter
             known[name] = known.get(name, 0.0) + rise.rate
-    suspects = []
+    suspects, counters = [], comparison.counters
     for name, counter in counters.items():
         if name in CONFIRMING or not counter.rises:
             continue

@@ -10,7 +10,8 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from memtriage.diagnose.growth.track import Track
+from memtriage.diagnose.growth.estimate import Growth, Policy, grow, policy_of, rose
+from memtriage.diagnose.growth.track import Points, Track
 from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Situation
 from memtriage.model.position import Scale, TrainingPosition
 
@@ -41,6 +42,37 @@ class Sighting(Generic[Seen]):
     between: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A counter's readings, and how they grow."""
+
+    name: str
+    points: Points
+    growth: Growth
+    policy: Policy
+
+    @property
+    def rises(self) -> bool:
+        return self.growth.state in ("growing", "filling", "uncertain")
+
+    def rise(self, start: float, end: float, *, even: bool = False) -> tuple[float, float]:
+        """Return by how many bytes it rose between two positions, without single jumps, and the error.
+
+        Where it was not read at their ends, it is taken to rise as between the readings next to them; `even`
+        as for `rose`.
+        """
+        found = rose(self.points, start, end, even=even)
+        if found is None:
+            return 0.0, float("inf")
+        read = min(end, float(self.points.at[-1])) - max(start, float(self.points.at[0]))
+        more = (end - start) / read
+        return (found[0] - self.jumped(start, end)) * more, found[1] * more
+
+    def jumped(self, start: float, end: float) -> float:
+        """Return the bytes of the single jumps between two positions."""
+        return sum(nbytes for at, nbytes in self.growth.jumps if start < at <= end)
+
+
 @dataclass(slots=True)
 class Comparison:
     """Counters and censuses on one scale: over the run, or from micro-batch to micro-batch of one step.
@@ -63,6 +95,18 @@ class Comparison:
     begins: float = 0.0
     now: float = 0.0
     outside: bool = False
+    _estimated: dict[str, tuple[tuple[int, float], Counter]] = field(default_factory=dict)
+
+    @property
+    def counters(self) -> dict[str, Counter]:
+        """Its counters with their growth. Only those that have new readings are estimated again."""
+        for name, track in self.tracks.items():
+            read = track.readings, self.begins
+            if name not in self._estimated or self._estimated[name][0] != read:
+                points = track.points().since(self.begins)
+                policy = policy_of("host" if name == "cpu" and self.outside else name)
+                self._estimated[name] = read, Counter(name, points, grow(points, policy), policy)
+        return {name: counter for name, (_, counter) in self._estimated.items()}
 
     def read(self, counter: str, at: float, value: int) -> None:
         """Add a reading."""

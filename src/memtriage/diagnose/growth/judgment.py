@@ -19,16 +19,21 @@ from memtriage.diagnose.growth.attribution import (
     POLICY as ATTRIBUTION,
 )
 from memtriage.diagnose.growth.attribution import (
-    Counter,
     DataRise,
     HolderRise,
     Open,
     attribute,
     contradicts,
-    counters_of,
 )
 from memtriage.diagnose.growth.estimate import detection_limit, grow
-from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
+from memtriage.diagnose.growth.evidence import (
+    CODE,
+    CONFIRMING,
+    ENOUGH_MARKS,
+    Comparison,
+    Counter,
+    Evidence,
+)
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
 from memtriage.diagnose.mechanisms import Held
 from memtriage.model.census import GroupDetail
@@ -100,14 +105,14 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
         limits: state how small a leak would have been found, which takes 20 ms per device.
     """
     main = evidence.main
-    basis = _Basis(evidence, main, counters_of(main))
-    judgment = Judgment(counters=dict(basis.counters), rises=attribute(main, basis.counters))
+    basis = _Basis(evidence, main)
+    judgment = Judgment(counters=dict(basis.counters), rises=attribute(main))
     found = list(_of_holders(basis, judgment.rises))
     # Without steps, the run itself is compared from backward to backward.
     within_steps = [] if main.scale == "microbatch" and len(main.censuses) > 1 else evidence.steps
     for within in within_steps:
-        of_step = _Basis(evidence, within, counters_of(within), basis.counters)
-        rises = [rise for rise in attribute(within, of_step.counters) if _goes_on(evidence, within, rise)]
+        of_step = _Basis(evidence, within, basis.counters)
+        rises = [rise for rise in attribute(within) if _goes_on(evidence, within, rise)]
         found += _of_holders(of_step, rises)
     leaks = one_a_cause([*join_host_part(found), *_of_data(basis, judgment.rises)])
     for name in sorted(basis.counters):
@@ -130,8 +135,11 @@ class _Basis:
 
     evidence: Evidence
     comparison: Comparison
-    counters: Mapping[str, Counter]
     run: Mapping[str, Counter] = field(default_factory=dict)
+
+    @property
+    def counters(self) -> Mapping[str, Counter]:
+        return self.comparison.counters
 
     @property
     def scale(self) -> Scale:
@@ -207,7 +215,7 @@ def _of_holders(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterat
 def of_censuses(comparison: Comparison, rises: Iterable[HolderRise | DataRise]) -> list[Leak]:
     """Return the leaks of holders that grew between censuses without counters, as those of notebook cells."""
     evidence = Evidence.of([Situation(position=comparison.censuses[-1].position)])
-    return join_host_part(list(_of_holders(_Basis(evidence, comparison, {}), rises)))
+    return join_host_part(list(_of_holders(_Basis(evidence, comparison), rises)))
 
 
 def is_bounded(seen: HolderSeen) -> bool:
@@ -286,7 +294,6 @@ def _leak(
     basis: _Basis, rise: HolderRise | DataRise, device: str, nbytes: int, cause: Held | DataSeen
 ) -> Leak:
     """Make the leak of what grows, without its holder and lines; `nbytes` as of the last census."""
-    assert rise.certainty is not None
     last = basis.comparison.censuses[-1]
     return Leak(
         device=device,
@@ -508,7 +515,7 @@ def _judged(evidence: Evidence, judgment: Judgment) -> dict[str, JudgedDevice]:
     that the limit would mean nothing.
     """
     comparison = evidence.judged_on
-    basis = _Basis(evidence, comparison, counters_of(comparison))
+    basis = _Basis(evidence, comparison)
     judged = {}
     for device, readable in evidence.situation.readable.items():
         of = NO_COUNTER if not readable else _of_counter(basis, device, judgment.leaks)

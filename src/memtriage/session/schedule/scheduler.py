@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Final
 
 from memtriage.account.census import CensusView
-from memtriage.diagnose.growth.attribution import attribute, counters_of
+from memtriage.diagnose.growth.attribution import attribute
 from memtriage.diagnose.growth.census_plan import (
     COST,
     PLANS,
@@ -74,10 +74,9 @@ class CensusScheduler:
 
     def growing(self) -> dict[str, float]:
         """Return by device how many bytes per step (backward, second) its counter grows so far."""
-        counters = counters_of(self._evidence.main)
         return {
             name: counter.growth.recent if counter.growth.state == "growing" else 0.0
-            for name, counter in counters.items()
+            for name, counter in self._evidence.main.counters.items()
             if name not in CONFIRMING and counter.growth.state != "too_short"
         }
 
@@ -210,8 +209,7 @@ class CensusScheduler:
         """Decide whether something is suspected to grow, and when the next census is due."""
         started = time.thread_time()
         self._estimate_at = max(comparison.marks + 2, comparison.marks * _AGAIN)
-        counters = counters_of(comparison)
-        self._suspicion = suspicion_of(comparison, counters, attribute(comparison, counters))
+        self._suspicion = suspicion_of(comparison, attribute(comparison))
         self._census_due = next_census(comparison, self._suspicion)
         if self._wants_sites and not self._asks_for_sites:  # sites are recorded until then
             self._census_due = max(self._census_due, self._now + 2 * self._spacing)
