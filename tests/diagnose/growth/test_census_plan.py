@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
 from memtriage.diagnose.growth.attribution import attribute
 from memtriage.diagnose.growth.census_plan import (
     COST,
     PLANS,
+    TO_PROVE,
     Suspicion,
     affordable,
     next_census,
     suspicion_of,
 )
+from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.evidence import Comparison
 from memtriage.model.evidence import CensusSeen
 from memtriage.model.position import Scale
@@ -107,7 +108,7 @@ def test_a_proven_leak_that_its_counter_shows_is_looked_at_as_seldom_as_what_doe
 
 def test_unseen_proven_leak_gets_a_census_before_it_ages() -> None:
     comparison = taken([10, 20, 40, 80, 160])
-    assert next_census(comparison, proven(10, unseen=True)) == 190 < 160 + ATTRIBUTION.ages * 150
+    assert next_census(comparison, proven(10, unseen=True)) == 190 < 160 + ESTIMATE.share * 150
     assert next_census(comparison, proven(10)) == 640
 
 
@@ -157,7 +158,7 @@ def test_censuses_stay_within_their_budget(
         due = step >= next_census(comparison, suspicion)
         if due and affordable(comparison, suspicion, spent_s, step * step_s):
             comparison.censuses += taken([step]).censuses
-    free = 2 + (COST.to_prove if suspicion.open else 0)
+    free = 2 + (TO_PROVE if suspicion.open else 0)
     budget = COST.free_s + COST.cost * steps * step_s
     assert census_s * max(0, len(comparison.censuses) - free) <= budget + 1e-6
 

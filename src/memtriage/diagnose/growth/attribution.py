@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Final, Literal, TypeVar
 
 from memtriage.allocator.settings import MIN_BLOCK
+from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import grow
 from memtriage.diagnose.growth.evidence import Comparison, Counter, Seen, Sighting
 from memtriage.model.evidence import DataSeen, HolderSeen
@@ -33,30 +34,25 @@ class AttributionPolicy:
         accounts: a holder accounts for a counter's rise between two censuses if its own is at least this part
             of it; several may together. Less than all: malloc rounds up, and others grow meanwhile.
         pace: holders get their counter's rate if theirs together differs by more than this part of it.
-        minor: a holder that grew by less than this part of its counter's rise is too small for the counter to
-            prove: the censuses alone must.
-        keeps_up: in each interval a holder must grow by at least this part of what its counter's rise lets
-            expect; without a counter, of its own rate.
+        minor: what is less than this part of a proven rise is not seen in it: a holder is then proven by the
+            censuses alone, and a suspicion is not reported.
         intervals: without a counter, a holder must have grown in this many intervals up to the last census; a
             holder that was ever smaller again, in two more.
-        slows: growth may be ending if the last interval is slower than this part of all those before.
-        ages: without a counter, growth counts for as long after the last census as this part of the time over
-            which it was seen.
         least: growth below this many bytes per position is the program's own bookkeeping.
-        log_entry: storages of up to this size without a graph are log entries: a detached loss.
-        data_least: the same as `least` for containers of ordinary data.
+        data_least: the same for containers of ordinary data.
     """
 
     accounts: float = 0.7
-    minor: float = 0.1
     pace: float = 0.15
-    keeps_up: float = 0.3
+    minor: float = 0.1
     intervals: int = 3
-    slows: float = 0.7
-    ages: float = 0.25
     least: int = 256
-    log_entry: int = 512
     data_least: int = 4096
+
+    @property
+    def open(self) -> float:
+        """This part of a rise may stay unexplained."""
+        return 1 - self.accounts
 
 
 POLICY: Final = AttributionPolicy()
@@ -247,7 +243,7 @@ def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
     """Whether a holder grew in a way that may never end.
 
     It has more storages or nodes, or as many that begin or end with the same content. A graph without any old
-    node does not count.
+    node does not count, nor do log entries: detached losses, each of one block of an allocator.
     """
     more, count = after.size - before.size, after.storages - before.storages
     if after.renewed or more <= 0 or count < 0 or more < POLICY.least * apart:
@@ -255,7 +251,7 @@ def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
     if after.nodes > before.nodes:
         return True
     if count > 0:
-        return after.attached or after.nbytes - before.nbytes > POLICY.log_entry * count
+        return after.attached or after.nbytes - before.nbytes > MIN_BLOCK * count
     return after.continued
 
 
@@ -406,7 +402,7 @@ def _keeps_up(points: Sequence[tuple[float, float]], counter: Counter, share: fl
     for (start, least), (end, most) in pairwise(points):
         risen, error = counter.rise(start, end)
         expected = share * (risen - 2 * error)
-        if expected > 0 and most - least < POLICY.keeps_up * expected:
+        if expected > 0 and most - least < POLICY.open * expected:
             return False
     return True
 
@@ -420,7 +416,7 @@ def _slows(points: Sequence[tuple[float, float]]) -> bool:
     if len(rates) < POLICY.intervals:
         return False
     *earlier, last = [end - start for (start, _), (end, _) in pairwise(points)]
-    return last >= min(earlier) and rates[-1] < POLICY.slows * min(rates[:-1])
+    return last >= min(earlier) and rates[-1] < ESTIMATE.slows * min(rates[:-1])
 
 
 def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise | None:
@@ -433,7 +429,7 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
         return None
     if counter is not None and (_ended(counter, rate) or contradicts(counter, rate, rise.since)):
         return None
-    aged = now - grew_until > POLICY.ages * (grew_until - rise.since)
+    aged = now - grew_until > ESTIMATE.share * (grew_until - rise.since)
     if aged and not (counter is not None and _rose_on(counter, rate, grew_until, now)):
         return replace(found, certainty="suspected", reason="aged")
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
@@ -442,7 +438,7 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
         return replace(found, certainty="suspected", reason="few")
     if rise.replaced:
         return replace(found, certainty="suspected", reason="replaced")
-    if _slows(points) or min(rates) < POLICY.keeps_up * rate:
+    if _slows(points) or min(rates) < POLICY.open * rate:
         return replace(found, certainty="suspected", reason="slows")
     return replace(found, certainty="proven")
 

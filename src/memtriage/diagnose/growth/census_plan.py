@@ -44,24 +44,21 @@ class CostPolicy:
     Attributes:
         widens: while nothing is open, each census is at so many times the position of the one before: four
             censuses in a run of 1,000 steps, eight in one of 300,000.
-        share: under suspicion, the longest distance is this part of the time since growth began, so that
-            three intervals fit into as long a time again.
         goes_on: the distance between censuses of a proven leak that no counter shows is this part of the time
-            over which it was seen to grow: less than `AttributionPolicy.ages`.
+            over which it was seen to grow: less than that after which it would be too old to count.
         free_s: seconds of the processor that all censuses together may take in any run.
         cost: part of the time that they may take beyond that.
-        to_prove: censuses that are taken at any cost since a suspicion began: three intervals take four.
     """
 
     widens: float = 4.0
-    share: float = 1 / 3
     goes_on: float = 0.2
     free_s: float = 1.0
     cost: float = 0.02
-    to_prove: int = 4
 
 
 COST: Final = CostPolicy()
+TO_PROVE: Final = ATTRIBUTION.intervals + 1
+"""Censuses that are taken at any cost since a suspicion began: so many intervals prove growth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +133,10 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     """Return the position from which on the next census is due; it may be in the past.
 
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
-    over several intervals. Under suspicion the first follows soon, and each distance doubles. What is
-    periodic is compared whole periods apart. Once growth is explained, its counter shows whether it goes on,
-    and distances grow with the run again.
+    over several intervals. Under suspicion the first follows soon, and each distance doubles, up to a third
+    of the time since growth began: three intervals fit into as long a time again. What is periodic is
+    compared whole periods apart. Once growth is explained, its counter shows whether it goes on, and
+    distances grow with the run again.
 
     Args:
         comparison: with its censuses.
@@ -151,7 +149,7 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     if suspicion.open:
         since = sum(position >= suspicion.since for position in taken)
         doubled = plan.gap * 2.0 ** max(0, since - 1)
-        distance = max(plan.gap, min(doubled, COST.share * max(0.0, last - suspicion.since)))
+        distance = max(plan.gap, min(doubled, (last - suspicion.since) / ATTRIBUTION.intervals))
         if suspicion.period is not None:
             distance = max(1.0, round(distance / suspicion.period)) * suspicion.period
         return last + distance
@@ -173,6 +171,6 @@ def affordable(comparison: Comparison, suspicion: Suspicion, spent_s: float, ela
     if len(taken) < 2:
         return True
     since = sum(position >= suspicion.since for position in taken)
-    if suspicion.open and since < COST.to_prove:
+    if suspicion.open and since < TO_PROVE:
         return True
     return spent_s * (1 + 1 / len(taken)) <= COST.free_s + COST.cost * elapsed_s

@@ -33,8 +33,7 @@ class Policy:
     Attributes:
         least: bytes per position below which growth is the program's own bookkeeping: a log, losses.
         settles: bytes that caches of libraries and of malloc take altogether until they are full.
-        warm_up: first readings that a track leaves out: optimizer state, workspaces, compilation.
-        points: readings needed after these.
+        points: readings needed after the warm-up.
         windows: levels that pieces are fitted to; rates need no more, and 24 average out most noise.
         bend: a knot or step must reduce the misfit by this many times the mean square that is left.
         jump: standard deviations by which a single change must exceed the usual ones.
@@ -55,7 +54,6 @@ class Policy:
 
     least: float = 1024
     settles: float = MIB / 2
-    warm_up: int = 3
     points: int = 9
     windows: int = 24
     bend: float = 20.0
@@ -71,8 +69,9 @@ class Policy:
     margin: float = 1.3
 
 
+POLICY: Final = Policy()
 _COUNTERS: Final = {
-    "cpu": Policy(),
+    "cpu": POLICY,
     "shared": Policy(least=16 * 1024, settles=4 * MIB),
     "host": Policy(least=16 * 1024, settles=16 * MIB),
 }
@@ -115,7 +114,7 @@ class Growth:
     jumps: tuple[tuple[float, float], ...] = ()
 
 
-def grow(points: Points, policy: Policy = Policy()) -> Growth:
+def grow(points: Points, policy: Policy = POLICY) -> Growth:
     """Judge a series. Takes about a millisecond."""
     if len(points.at) < policy.points or points.span <= 0:
         return Growth("too_short")
@@ -125,7 +124,7 @@ def grow(points: Points, policy: Policy = Policy()) -> Growth:
     )
 
 
-def detection_limit(points: Points, policy: Policy = Policy()) -> float | None:
+def detection_limit(points: Points, policy: Policy = POLICY) -> float | None:
     """Return the smallest growth that would have been found, in bytes per position; None if too short.
 
     Leaks are added to this very series, less its own growth: a steady one and, where readings are dense

@@ -25,6 +25,7 @@ from memtriage.diagnose.growth.attribution import (
     attribute,
     contradicts,
 )
+from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit, grow
 from memtriage.diagnose.growth.evidence import (
     CODE,
@@ -50,27 +51,16 @@ class JudgePolicy:
     """Thresholds between what grew and what is reported.
 
     Attributes:
-        unnamed: this part of a counter's rate may stay unexplained: malloc rounds up, a census counts the
-            bytes that were asked for.
-        beside: a suspicion is not reported if it is less than this part of what is proven to grow in the same
-            memory: the proven rate is not known more exactly.
-        collected: part of a counter's growth that objects awaiting the cyclic collector explain. It is a
-            part, since what they keep in native memory is not seen.
         collected_within: positions after which a census sees most of what awaits the collector.
-        unread: a counter that was not read in this part of the run, at its end, gets no detection limit.
         meaningful: a limit means nothing if a leak at the limit would add more than this many times the
             memory in use during the run,
         small: and more than these bytes.
         seconds: after so many seconds, readings over time are enough.
     """
 
-    unnamed: float = 0.3
-    beside: float = 0.1
-    unread: float = 0.25
     meaningful: float = 8.0
     small: int = 256 * MIB
     seconds: float = 3.0
-    collected: float = 0.25
     collected_within: int = 20
 
 
@@ -161,7 +151,7 @@ def worth_reporting(leaks: Sequence[Leak]) -> list[Leak]:
     return [
         leak
         for leak in leaks
-        if leak.certainty == "proven" or leak.rate >= POLICY.beside * proven.get(memory_of(leak), 0)
+        if leak.certainty == "proven" or leak.rate >= ATTRIBUTION.minor * proven.get(memory_of(leak), 0)
     ]
 
 
@@ -175,7 +165,7 @@ def _goes_on(evidence: Evidence, within: Comparison, rise: HolderRise | DataRise
     if track is None or len(points := track.points().at) < 3:
         return True
     floors = track.points().floors
-    return float(floors[-1] - floors[0]) >= POLICY.unnamed * rise.rate * float(points[-1] - points[0])
+    return float(floors[-1] - floors[0]) >= ATTRIBUTION.open * rise.rate * float(points[-1] - points[0])
 
 
 # --- growth that has a holder -------------------------------------------------------------------------------
@@ -407,7 +397,7 @@ def _unnamed(
     by_counter = sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name)
     known = max(known, held + of_data, by_counter)
     missing = growth.rate - known
-    if growth.low - known < basis.counters[name].policy.least or missing < POLICY.unnamed * growth.rate:
+    if growth.low - known < basis.counters[name].policy.least or missing < ATTRIBUTION.open * growth.rate:
         return None
     holder = native
     if holder is None and name == "cpu":
@@ -500,7 +490,7 @@ def _awaits_collector(basis: _Basis, device: str, rate: float) -> bool:
         return False
     span = censuses[-1].at(basis.scale) - censuses[0].at(basis.scale)
     most = max(sum(census.waiting.get(device, {}).values()) for census in censuses)
-    return most >= POLICY.collected * rate * min(span, POLICY.collected_within) > 0
+    return most >= ESTIMATE.share * rate * min(span, POLICY.collected_within) > 0
 
 
 # --- how small a leak would have been found -----------------------------------------------------------------
@@ -552,14 +542,14 @@ def judge_counter(
     growth, points, policy = counter.growth, counter.points, counter.policy
     by_time, last = judged.scale == "time", float(points.at[-1])
     open_rate = growth.rate - harmless if counter.rises and growth.low - harmless >= policy.least else 0.0
-    if not ends and open_rate > 0 and open_rate >= POLICY.unnamed * growth.rate:
+    if not ends and open_rate > 0 and open_rate >= ATTRIBUTION.open * growth.rate:
         if growth.state == "growing":
             return judged
         return replace(judged, obstacle="may end", figure=growth.rate)
     restless = replace(policy, settles=0.0)  # in so short a time, a leak adds no more than caches that fill
     if by_time and points.span < POLICY.seconds and grow(points, restless).state != "flat":
         return replace(judged, obstacle="short", figure=points.span)
-    if not by_time and now - last > max(ENOUGH_MARKS, POLICY.unread * now):
+    if not by_time and now - last > max(ENOUGH_MARKS, ESTIMATE.share * now):
         return replace(judged, obstacle="unread", figure=last)
     limit = growth.high if counter.rises else detection_limit(points, policy)
     if limit is None or limit * points.span > max(POLICY.small, POLICY.meaningful * points.means.max()):

@@ -9,9 +9,9 @@ from itertools import islice
 from types import FrameType
 from typing import Final
 
-from memtriage.diagnose.growth.census_plan import COST
+from memtriage.diagnose.growth.census_plan import COST, TO_PROVE
 from memtriage.diagnose.growth.estimate import policy_of
-from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, Comparison, Evidence
+from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
 from memtriage.model.census import Census
 from memtriage.model.position import TrainingPosition
 from memtriage.session.schedule.investigation import Following, Investigator
@@ -22,19 +22,12 @@ class WithinStepPolicy:
     """When censuses are taken from micro-batch to micro-batch.
 
     Attributes:
-        first: micro-batch of the first census, if the step is long enough: gradients exist, and three rises
-            show.
-        censuses: censuses in one step: three intervals.
         tries: most investigations in a run. Otherwise memory that rises in every step and is freed at its end
             (a pipeline that fills) would be investigated in each.
-        recent: the last micro-batches of a step that must all rise, if there are that many.
         longest_period: most backwards that one micro-batch may consist of.
     """
 
-    first: int = 4
-    censuses: int = 4
     tries: int = 3
-    recent: int = 12
     longest_period: int = 8
 
 
@@ -43,6 +36,8 @@ WITHIN_STEP: Final = WithinStepPolicy()
 
 class MicrobatchScheduler:
     """Follows counters from backward to backward of one step, and takes four censuses if they rise.
+
+    The first is at the fourth micro-batch if the step is long enough: gradients exist, and three rises show.
 
     Args:
         evidence: gets readings and censuses of the steps that are investigated, and readings of the step
@@ -63,7 +58,7 @@ class MicrobatchScheduler:
         self._due = 0
         self._gap = self._period = 1
         self._step = self._investigated = -2
-        self._longest = WITHIN_STEP.longest_period * WITHIN_STEP.first + 1
+        self._longest = WITHIN_STEP.longest_period * TO_PROVE + 1
         self._recent: dict[str, deque[int]] = {}
         self._period_of_last_step: int | None = None
         self._tries = 0
@@ -110,8 +105,8 @@ class MicrobatchScheduler:
             return  # following a known leak again would show nothing new
         if self._tries and self._investigator.spent_s > COST.free_s + COST.cost * position.time_s:
             return
-        usual, more = position.microbatches_per_step, WITHIN_STEP.censuses - 1
-        first, period = WITHIN_STEP.first, 1
+        usual, more = position.microbatches_per_step, TO_PROVE - 1
+        first, period = TO_PROVE, 1
         if 0 < usual < first + more:
             # A step that is too short for a rise and all censuses is judged by the step before it.
             period = self._period_of_last_step or 1
@@ -120,7 +115,7 @@ class MicrobatchScheduler:
                 return
         if position.microbatch < first:
             return
-        if first >= WITHIN_STEP.first:
+        if first >= TO_PROVE:
             risen = self._period_of_rise()
             if risen is None:
                 return
@@ -143,7 +138,7 @@ class MicrobatchScheduler:
         self._investigator.follow(following, position)
         self._due = position.microbatch + self._gap
         remaining, self._gap = self._gap, self._period
-        if following.taken >= WITHIN_STEP.censuses:
+        if following.taken >= TO_PROVE:
             self._current, self._known = None, bool(following.growing)
             if self._known:
                 self._report()
@@ -181,8 +176,8 @@ def period_of_rise(values: Sequence[int], least: float) -> int | None:
         least: bytes of a rise.
     """
     for period in range(1, WITHIN_STEP.longest_period + 1):
-        needed = (WITHIN_STEP.first - 1) * period
-        recent = values[max(1, len(values) - max(needed, WITHIN_STEP.recent)) :]
+        needed = (TO_PROVE - 1) * period
+        recent = values[max(1, len(values) - max(needed, ENOUGH_MARKS)) :]
         if len(recent) < needed:
             return None
         later = islice(recent, period, None)

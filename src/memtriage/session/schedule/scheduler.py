@@ -10,7 +10,6 @@ from typing import Final
 from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.attribution import attribute
 from memtriage.diagnose.growth.census_plan import (
-    COST,
     PLANS,
     Suspicion,
     affordable,
@@ -20,15 +19,12 @@ from memtriage.diagnose.growth.census_plan import (
 from memtriage.diagnose.growth.evidence import CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
 from memtriage.model.census import Census
 from memtriage.model.position import Scale, TrainingPosition
-from memtriage.process.stdlib import time
 from memtriage.session.schedule.investigation import Following, Investigator
 from memtriage.session.schedule.microbatch import MicrobatchScheduler
 
 _SCALES: Final[Mapping[str, Scale]] = {"step": "step", "backward": "microbatch", "time": "second"}
 _AGAIN: Final = 1.2
 """Counters are estimated again when there are this many times as many readings. That takes some ms."""
-_ESTIMATES: Final = 0.25
-"""They may take this part of the time that censuses may take."""
 _LIBRARIES_AFTER: Final = 2
 """Censuses of certain growth that named no holder, after which libraries are searched for one."""
 
@@ -69,7 +65,6 @@ class CensusScheduler:
         self._estimate_at = self._census_due = math.inf
         self._asks_for_sites = False
         self._reported_growth = False
-        self._estimated_s = 0.0
         self._now, self._spacing = 0.0, 1.0
 
     def growing(self) -> dict[str, float]:
@@ -122,10 +117,7 @@ class CensusScheduler:
     def _act(self, comparison: Comparison, at: float, position: TrainingPosition) -> None:
         affordable = self._affordable(comparison, position.time_s)
         census = at >= self._census_due and affordable
-        again = comparison.marks >= self._estimate_at and self._estimated_s <= _ESTIMATES * (
-            COST.free_s + COST.cost * position.time_s
-        )
-        if again or (census and not self._asks_for_sites):
+        if comparison.marks >= self._estimate_at or (census and not self._asks_for_sites):
             self._plan_next(comparison)
         if at >= self._census_due and affordable:
             self.census(position)
@@ -207,13 +199,11 @@ class CensusScheduler:
 
     def _plan_next(self, comparison: Comparison) -> None:
         """Decide whether something is suspected to grow, and when the next census is due."""
-        started = time.thread_time()
         self._estimate_at = max(comparison.marks + 2, comparison.marks * _AGAIN)
         self._suspicion = suspicion_of(comparison, attribute(comparison))
         self._census_due = next_census(comparison, self._suspicion)
         if self._wants_sites and not self._asks_for_sites:  # sites are recorded until then
             self._census_due = max(self._census_due, self._now + 2 * self._spacing)
-        self._estimated_s += time.thread_time() - started
 
     def _affordable(self, comparison: Comparison, elapsed_s: float) -> bool:
         return affordable(comparison, self._suspicion, self._investigator.spent_s, elapsed_s)
