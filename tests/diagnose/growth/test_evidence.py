@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, WARM_UP, Comparison, Evidence
@@ -42,6 +42,7 @@ def both(values: Sequence[int], writes: set[int], *, last: bool) -> tuple[Compar
 
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.integers(0, 99), st.sets(st.integers(1, 5000), max_size=30))
+@example(length=4096, seed=0, writes=set())  # the block that is being filled comes after as many as are kept
 def test_readings_are_those_of_the_run_whenever_they_were_written(
     length: int, seed: int, writes: set[int]
 ) -> None:

@@ -124,19 +124,24 @@ class Track:
         return Points(at, means, floors)
 
     def extend(self, width: int, blocks: Floats) -> None:
-        """Add complete blocks, which another track has made of its readings.
+        """Add blocks that another track has made of its readings.
 
         Args:
-            width: readings per block: as many as those before, or more.
+            width: readings per block: as many as those before, or more; fewer in a last one, which was being
+                filled.
             blocks: position, mean and smallest reading of each.
         """
         while self._width < width:
             self._merge()
-        for block in blocks:
-            self._blocks[self._length] = block
-            self._length += 1
-            if self._length == _BLOCKS:
-                self._merge()
+        if width < self._width:
+            ((position, value, least),) = blocks
+            self._open = (width, width * position, width * value, least)
+        else:
+            for block in blocks:
+                self._blocks[self._length] = block
+                self._length += 1
+                if self._length == _BLOCKS:
+                    self._merge()
         if len(blocks):
             self.readings += width * len(blocks)
             self.last = (float(blocks[-1][0]), int(blocks[-1][1]))
