@@ -69,6 +69,18 @@ def test_what_a_holder_got_when_functions_had_returned_is_no_growth(
     )
 
 
+@pytest.mark.parametrize("censuses", [(34, 51), (31, 49)], ids=["one rise more", "one less"])
+def test_what_comes_in_single_rises_comes_at_the_rate_of_its_counter(censuses: Sequence[int]) -> None:
+    def kept(at: int) -> float:
+        return MIB * (at // 10)
+
+    counter = [BASE + kept(at) for at in range(1, 101)]
+    rise = the(observed({"cpu": counter}, lambda at: [held(kept(at), at)], censuses))
+    assert rise.certainty == "proven"
+    assert rise.rate == pytest.approx(MIB / 10, rel=0.05)
+    assert rise.own_rate != pytest.approx(MIB / 10, rel=0.05)
+
+
 def test_one_census_proves_nothing() -> None:
     assert rises(observed({"cpu": rising(MIB)}, keeping(), [20])) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -93,6 +94,17 @@ def test_distances_under_suspicion_are_a_third_of_the_time_since_its_onset_at_mo
     late = taken([3, 6, 24, 96, 100, 104, 108, 116])
     assert next_census(late, growing(since=100)) == pytest.approx(116 + 16 / 3)
     assert next_census(taken([10, 20, 40, 80, 160]), growing(since=10)) == 160 + 2 * 2**4
+
+
+def test_what_comes_in_single_rises_is_compared_after_another_may_have_come() -> None:
+    came = (30, 75, 100, 150, 165, 210)
+    rising = [BASE + MIB * sum(at >= each for each in came) for at in range(1, 221)]
+    comparison = observed({"cpu": rising}, lambda at: [], (12, 200)).main
+    suspicion = suspicion_of(comparison, attribute(comparison))
+    assert suspicion.stairs and suspicion.period is None
+    longest = max(after - before for before, after in pairwise(came))
+    assert next_census(comparison, suspicion) >= 200 + longest
+    assert next_census(comparison, replace(suspicion, stairs=False)) < 200 + longest
 
 
 def test_what_is_periodic_is_compared_whole_periods_apart() -> None:

@@ -332,15 +332,17 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
         known = own + others * apart >= POLICY.accounts * risen
         if not known or points[-1][1] < POLICY.accounts * own / apart * before:
             return None
-    by_rises = growth.shape in ("periodic", "stairs")  # then most intervals are unlike
+    # What comes in single rises has one more or less in an interval: the counter has seen them all.
+    by_rises = growth.shape in ("periodic", "stairs")
+    rate = own / risen * growth.rate if by_rises else own / apart
     slows = growth.state == "growing" and not by_rises and _slows(_since(points, growth.onset))
     return replace(
         rise,
         points=points,
         counter=counter.name,
         certainty="proven" if growth.state == "growing" and not slows else "suspected",
-        rate=own / apart,
-        recent=own / apart * (growth.recent / growth.rate if growth.rate > 0 else 1.0),
+        rate=rate,
+        recent=rate * (growth.recent / growth.rate if growth.rate > 0 else 1.0),
         share=own / risen,
         reason="slows" if slows else _NOT_CERTAIN.get(growth.state),
         by_counter=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -72,6 +73,7 @@ class Suspicion:
         unseen: what is proven is shown by no counter, so that only censuses can tell whether it goes on.
         since: position at which it began.
         period: positions from rise to rise; None where growth is not periodic.
+        stairs: it comes in single rises.
         named_nothing: censuses since then that named no holder.
     """
 
@@ -81,6 +83,7 @@ class Suspicion:
     unseen: bool = False
     since: float = 0.0
     period: float | None = None
+    stairs: bool = False
     named_nothing: int = 0
 
 
@@ -125,6 +128,7 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
         unseen=bool(unseen),
         since=since,
         period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),
+        stairs=any(counter.growth.shape == "stairs" for counter in suspects),
         named_nothing=len(after) if certain and not rises else 0,
     )
 
@@ -135,8 +139,8 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
     over several intervals. Under suspicion the first follows soon, and each distance doubles, up to a third
     of the time since growth began: three intervals fit into as long a time again. What is periodic is
-    compared whole periods apart. Once growth is explained, its counter shows whether it goes on, and
-    distances grow with the run again.
+    compared whole periods apart; what comes in single rises is not compared before one may have come. Once
+    growth is explained, its counter shows whether it goes on, and distances grow with the run again.
 
     Args:
         comparison: with its censuses.
@@ -148,7 +152,7 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     last = taken[-1]
     if suspicion.open:
         since = sum(position >= suspicion.since for position in taken)
-        doubled = plan.gap * 2.0 ** max(0, since - 1)
+        doubled = math.inf if suspicion.stairs else plan.gap * 2.0 ** max(0, since - 1)
         distance = max(plan.gap, min(doubled, (last - suspicion.since) / ATTRIBUTION.intervals))
         if suspicion.period is not None:
             distance = max(1.0, round(distance / suspicion.period)) * suspicion.period
