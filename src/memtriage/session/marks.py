@@ -18,25 +18,25 @@ class StoringPolicy:
     """Which marks are written, so that the record of a long run hardly grows, however fast its steps are.
 
     Attributes:
-        dense: first marks, all of which are written.
-        sparse_s: least seconds between two marks after these.
-        share: distance of two marks, as a part of the run's time so far. Until it reaches `longest_s`, a run
-            ten times as long has 230 more marks.
+        dense: first marks of a name, all of which are written. Of those around the n-th, one in `n / dense`
+            is: a course has holes of one hundredth of its length at most, and a run ten times as long has
+            2.3 times `dense` more.
         longest_s: most seconds between two marks: as often as the host is sampled.
     """
 
-    dense: int = 2000
-    sparse_s: float = 0.1
-    share: float = 0.01
+    dense: int = 250
     longest_s: float = 5.0
 
-    def due(self, stored: int, last_s: float, now_s: float) -> bool:
-        """Return whether a mark at `now_s` is written, after `stored` others, the last one at `last_s`."""
-        apart_s = min(self.longest_s, max(self.sparse_s, self.share * now_s))
-        return stored < self.dense or now_s - last_s >= apart_s
+    def chosen(self, number: int) -> bool:
+        """Return whether the mark of this number, from 1 on, is written however soon it comes.
+
+        Multiples of the golden ratio are spread evenly, so that no period of the program is left out.
+        """
+        return number * _GOLDEN % 1 < self.dense / number
 
 
 STORING: Final = StoringPolicy()
+_GOLDEN: Final = (5**0.5 - 1) / 2
 
 
 class MarkPoint(msgspec.Struct, frozen=True):
@@ -97,17 +97,16 @@ class StoredMarks:
         self._writer = writer
         self._reader = reader
         self._rank = rank
-        self._stored = 0
+        self._made: dict[str, int] = {}
         self._last_s = 0.0
 
     def at_mark(self, mark: MarkPoint) -> None:
         """Write a mark, if it is due."""
-        now = mark.position.time_s
-        if mark.name in ("backward", "step", "time") and not self._policy.due(
-            self._stored, self._last_s, now
-        ):
-            return
-        self._stored += 1
+        now, number = mark.position.time_s, self._made.get(mark.name, 0) + 1
+        if mark.name in ("backward", "step", "time"):
+            self._made[mark.name] = number
+            if not self._policy.chosen(number) and now - self._last_s < self._policy.longest_s:
+                return
         self._last_s = now
         rss, pinned = self._reader.rss(), self._reader.pinned()
         for reading in mark.readings:
