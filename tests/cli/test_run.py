@@ -462,7 +462,7 @@ TRAINING = """
     [
         (
             "print('hello')",
-            "torch was not imported: no step was seen; 12 steps, or 3 s without any, are needed",
+            "torch was not imported: no step was seen; 12 steps, or more time without any, are needed",
         ),
         ("import there_is_no_such_module", "the script failed at once: no step was seen"),
         (TRAINING.format(steps=3, end=""), "3 steps are too few, 12 are needed"),

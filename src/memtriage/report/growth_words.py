@@ -12,7 +12,7 @@ from memtriage.catalogue.growing import ONEDNN, PROFILER, growing_part
 from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open, counted
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Evidence
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Waiting
-from memtriage.diagnose.growth.judgment import POLICY, judge
+from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.mechanisms import mechanism_of
 from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import GROWING, Finding
@@ -230,16 +230,13 @@ def _reason(judged: JudgedDevice) -> str | None:
         case "no counter":
             return "no counter of it can be read"
         case "few" if unit == "second":
-            enough = f"{ENOUGH_MARKS} steps, or {POLICY.seconds:.0f} s without any"
-            return f"no step was seen; {enough}, are needed"
+            return f"no step was seen; {ENOUGH_MARKS} steps, or more time without any, are needed"
         case "few":
             few = f"{count(judged.points, unit)} {'is' if judged.points == 1 else 'are'} too few"
             return f"{few}, {ENOUGH_MARKS} are needed"
         case "may end":
             grows = f"suspected growth of {rate(round(judged.figure), unit)}"
             return f"{grows}, which may end by itself; run longer to confirm"
-        case "short":
-            return f"{judged.figure:.1f} s of readings; {POLICY.seconds:.0f} s are needed"
         case "unread":
             return f"its counter was not read after {unit} {judged.figure:.4g}"
         case "restless":

@@ -17,7 +17,7 @@ from memtriage.model.position import Scale
 Per = Literal["step", "micro-batch", "second"]
 Unexplained = Literal["not named", "not listed from outside", "profiler", "native code"]
 """Why nothing is known to hold what grows: no census covers it, or it is memory of C++ alone."""
-Obstacle = Literal["no counter", "few", "may end", "short", "unread", "restless"]
+Obstacle = Literal["no counter", "few", "may end", "unread", "restless"]
 """Why growth on a device could not be judged."""
 
 
@@ -112,8 +112,8 @@ class JudgedDevice:
     Attributes:
         scale, points, limit: as `model.judged.Judged` has them.
         obstacle: why growth was not judged.
-        figure: of the obstacle: a rate (`may end`), seconds of readings (`short`), the last position at which
-            the counter was read (`unread`).
+        figure: of the obstacle: a rate (`may end`), or the last position at which the counter was read
+            (`unread`).
         waiting: memory that explains why the counter goes up and down.
     """
 

@@ -26,7 +26,7 @@ from memtriage.diagnose.growth.attribution import (
     contradicts,
 )
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
-from memtriage.diagnose.growth.estimate import detection_limit, grow
+from memtriage.diagnose.growth.estimate import detection_limit
 from memtriage.diagnose.growth.evidence import (
     CODE,
     CONFIRMING,
@@ -45,26 +45,8 @@ from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
 from memtriage.model.position import Scale
 from memtriage.model.units import MIB
 
-
-@dataclass(frozen=True, slots=True)
-class JudgePolicy:
-    """Thresholds between what grew and what is reported.
-
-    Attributes:
-        collected_within: positions after which a census sees most of what awaits the collector.
-        meaningful: a limit means nothing if a leak at the limit would add more than this many times the
-            memory in use during the run,
-        small: and more than these bytes.
-        seconds: after so many seconds, readings over time are enough.
-    """
-
-    meaningful: float = 8.0
-    small: int = 256 * MIB
-    seconds: float = 3.0
-    collected_within: int = 20
-
-
-POLICY: Final = JudgePolicy()
+MEANINGFUL: Final = 8.0
+"""A limit means nothing if a leak at the limit would add this many times the memory in use during the run."""
 NO_COUNTER: Final = JudgedDevice(obstacle="no counter")
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
 _PER: Final[Mapping[Scale, Per]] = {"step": "step", "microbatch": "micro-batch", "second": "second"}
@@ -490,7 +472,7 @@ def _awaits_collector(basis: _Basis, device: str, rate: float) -> bool:
         return False
     span = censuses[-1].at(basis.scale) - censuses[0].at(basis.scale)
     most = max(sum(census.waiting.get(device, {}).values()) for census in censuses)
-    return most >= ESTIMATE.share * rate * min(span, POLICY.collected_within) > 0
+    return most >= ESTIMATE.share * rate * span > 0
 
 
 # --- how small a leak would have been found -----------------------------------------------------------------
@@ -546,13 +528,10 @@ def judge_counter(
         if growth.state == "growing":
             return judged
         return replace(judged, obstacle="may end", figure=growth.rate)
-    restless = replace(policy, settles=0.0)  # in so short a time, a leak adds no more than caches that fill
-    if by_time and points.span < POLICY.seconds and grow(points, restless).state != "flat":
-        return replace(judged, obstacle="short", figure=points.span)
     if not by_time and now - last > max(ENOUGH_MARKS, ESTIMATE.share * now):
         return replace(judged, obstacle="unread", figure=last)
     limit = growth.high if counter.rises else detection_limit(points, policy)
-    if limit is None or limit * points.span > max(POLICY.small, POLICY.meaningful * points.means.max()):
+    if limit is None or limit * points.span > MEANINGFUL * points.means.max():
         return replace(judged, obstacle="restless")
     stated = DetectionLimit(math.ceil(round(limit, 3)), "second" if by_time else "step")
     return replace(judged, limit=stated)
