@@ -22,6 +22,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 CELL_STAMP := $(VENV)/.installed-cell
+DOCS_STAMP := $(VENV)/.installed-docs
 DEEPSPEED := $(VENV)/deepspeed
 
 .DEFAULT_GOAL := help
@@ -115,7 +116,11 @@ cases: install $(DEEPSPEED)/.installed
 	$(BIN)/python cases/run_all.py $(CASES)
 
 # Strict: a broken link or anchor, a missing image, or a page that the navigation lacks is an error.
-docs: install
+$(DOCS_STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 lint: install

@@ -93,7 +93,7 @@ def test_the_page_is_written_beside_the_report(tmp_path, capsys):
     assert app.main(["report", *directories]) == 0
     plain = capsys.readouterr()
     assert app.main(["report", *directories, "--html", str(tmp_path / "run.html")]) == 0
-    assert capsys.readouterr() == plain
+    assert capsys.readouterr() == (plain.out, f"wrote {tmp_path / 'run.html'}\n")
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert "losses[*]" in page and "rank 1 only" in page
@@ -104,7 +104,7 @@ def test_the_page_and_json_alone_on_stdout(tmp_path, capfdbinary):
     page = tmp_path / "run.html"
     assert app.main(["report", str(tmp_path / "out"), "--json", "--html", str(page)]) == 0
     out, err = capfdbinary.readouterr()
-    assert (json.loads(out)["verdict"], err) == ("clean", b"")
+    assert (json.loads(out)["verdict"], err) == ("clean", f"wrote {page}\n".encode())
     assert page.stat().st_size > 0
 
 

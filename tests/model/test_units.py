@@ -62,7 +62,7 @@ def test_size_is_short_and_right_to_a_tenth_of_its_unit(nbytes):
         ("3kb", 3000),
         ("3 KiB", 3072),
         (" 0.5MiB ", 1 << 19),
-        ("1", 1),
+        ("1B", 1),
         (1, 1),
     ],
 )
@@ -87,6 +87,11 @@ def test_what_is_no_time_is_refused_by_name(given):
 def test_what_is_no_size_is_refused_by_name(given):
     with pytest.raises(ValueError, match="max_peak"):
         parse_size(given, "max_peak")
+
+
+def test_a_number_of_gibibytes_without_their_name_is_asked_back():
+    with pytest.raises(ValueError, match=r"budget 24 is 24 bytes; did you mean 24GiB\?"):
+        parse_size("24", "budget")
 
 
 @pytest.mark.parametrize(

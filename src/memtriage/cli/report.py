@@ -93,6 +93,7 @@ def _report(
         except OSError as error:
             complain("memtriage report", f"{html}: {error.strerror or error}")
             return 2
+        print(f"wrote {html}", file=sys.stderr)
     if prometheus:
         return _prometheus(run)
     if json:

@@ -46,13 +46,15 @@ def parse_size(given: int | str, name: str) -> int:
         name: what it is, for the error.
 
     Raises:
-        ValueError: it is none, or not positive.
+        ValueError: it is none, not positive, or a small number without a unit.
     """
     if isinstance(given, str):
         match = _SIZE.fullmatch(given)
         if match is None:
             raise ValueError(f"{name} {given!r} is not a size: use 80GiB, 24000MB or bytes")
-        number, unit, binary, _ = match.groups()
+        number, unit, binary, byte = match.groups()
+        if not unit and not byte and 0 < float(number) < 1024:
+            raise ValueError(f"{name} {given} is {given} bytes; did you mean {given}GiB?")
         given = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
     if given <= 0:
         raise ValueError(f"{name}={given}; expected a positive number of bytes")
