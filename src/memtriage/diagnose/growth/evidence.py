@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from memtriage.diagnose.growth.estimate import Growth, Policy, grow, policy_of, rose
+from memtriage.diagnose.growth.estimate import POLICY, Growth, Policy, grow, policy_of, rose
 from memtriage.diagnose.growth.track import Points, Track
 from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Situation
 from memtriage.model.position import Scale, TrainingPosition
@@ -21,7 +21,7 @@ CONFIRMING: Final = frozenset({"host", "shared", CODE})
 code (`observe.generated_code`)."""
 WARM_UP: Final = 3
 """First readings that are left out: optimizer state, workspaces, compilation."""
-ENOUGH_MARKS: Final = WARM_UP + 9
+ENOUGH_MARKS: Final = WARM_UP + POLICY.points
 """Readings from which growth can be judged on a scale."""
 
 Seen = TypeVar("Seen", HolderSeen, DataSeen)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from memtriage.account.census import CensusView, Look
 from memtriage.account.followed import Contents, FollowedHolders, changed
 from memtriage.allocator.settings import MIN_BLOCK
+from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
 from memtriage.model.census import Census, GroupKey
 from memtriage.model.evidence import CensusSeen, HolderSeen
 from memtriage.model.paths import SegmentKind, has, is_native
@@ -30,15 +31,12 @@ class InvestigationPolicy:
 
     Attributes:
         detailed: growing holders, the largest first, whose details are read at a census.
-        recorded: number of censuses for which sites are recorded: what has no site by then is allocated
-            elsewhere, or seldom.
-        recorded_over: the longest period, in positions, over which sites are recorded as a whole. The usual
-            two positions may be without an allocation then.
+        period: the longest, in positions, that is followed as one: sites are recorded over all of it, and
+            micro-batches may consist of so many backwards.
     """
 
     detailed: int = 12
-    recorded: int = 3
-    recorded_over: int = 8
+    period: int = 8
 
 
 POLICY: Final = InvestigationPolicy()
@@ -78,12 +76,15 @@ class Following:
 
     @property
     def lacks_sites(self) -> bool:
-        """Whether something grows whose allocation site is unknown and may still be found."""
+        """Whether something grows whose allocation site is unknown and may still be found.
+
+        What has none by the time at which growth is proven is allocated elsewhere, or seldom.
+        """
         lacks = any(
             seen.detail is None or seen.detail.allocated_at is None
             for seen in self.growing[: POLICY.detailed]
         )
-        return (lacks or not self.growing or self.data.lacks_sites) and self.recorded < POLICY.recorded
+        return (lacks or not self.growing or self.data.lacks_sites) and self.recorded < ATTRIBUTION.intervals
 
 
 class Investigator:
@@ -173,8 +174,8 @@ class Investigator:
                 period, so the CUDA allocator records for longer. Other recorders do not: while they are on,
                 malloc's counter is not read.
         """
-        over = 2 if period is None or period > POLICY.recorded_over else max(2, math.ceil(period))
-        longest = max(over, POLICY.recorded_over) if again else over
+        over = 2 if period is None or period > POLICY.period else max(2, math.ceil(period))
+        longest = max(over, POLICY.period) if again else over
         if not 0 < remaining <= longest:
             if self._sites.on:
                 self.stop()  # that census has been postponed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from types import FrameType
 from typing import Final
@@ -14,24 +14,12 @@ from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
 from memtriage.model.census import Census
 from memtriage.model.position import TrainingPosition
+from memtriage.session.schedule.investigation import POLICY as FOLLOWED
 from memtriage.session.schedule.investigation import Following, Investigator
 
-
-@dataclass(frozen=True, slots=True)
-class WithinStepPolicy:
-    """When censuses are taken from micro-batch to micro-batch.
-
-    Attributes:
-        tries: most investigations in a run. Otherwise memory that rises in every step and is freed at its end
-            (a pipeline that fills) would be investigated in each.
-        longest_period: most backwards that one micro-batch may consist of.
-    """
-
-    tries: int = 3
-    longest_period: int = 8
-
-
-WITHIN_STEP: Final = WithinStepPolicy()
+_TRIES: Final = 3
+"""Most investigations in a run. Otherwise memory that rises in every step and is freed at its end (a pipeline
+that fills) would be investigated in each."""
 
 
 class MicrobatchScheduler:
@@ -58,7 +46,7 @@ class MicrobatchScheduler:
         self._due = 0
         self._gap = self._period = 1
         self._step = self._investigated = -2
-        self._longest = WITHIN_STEP.longest_period * TO_PROVE + 1
+        self._longest = FOLLOWED.period * TO_PROVE + 1
         self._recent: dict[str, deque[int]] = {}
         self._period_of_last_step: int | None = None
         self._tries = 0
@@ -101,7 +89,7 @@ class MicrobatchScheduler:
         return self._investigator.follow(following, position, None, frames)
 
     def _begin_if_rising(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
-        if self._tries >= WITHIN_STEP.tries or self._known:
+        if self._tries >= _TRIES or self._known:
             return  # following a known leak again would show nothing new
         if self._tries and self._investigator.spent_s > COST.free_s + COST.cost * position.time_s:
             return
@@ -175,7 +163,7 @@ def period_of_rise(values: Sequence[int], least: float) -> int | None:
             one, which allocates gradients.
         least: bytes of a rise.
     """
-    for period in range(1, WITHIN_STEP.longest_period + 1):
+    for period in range(1, FOLLOWED.period + 1):
         needed = (TO_PROVE - 1) * period
         recent = values[max(1, len(values) - max(needed, ENOUGH_MARKS)) :]
         if len(recent) < needed:
