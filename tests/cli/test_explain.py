@@ -36,7 +36,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
 
 
 def test_the_page(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["explain", str(log)]) == 0
+    assert app.main(["explain", "--full", str(log)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith("FRAGMENTATION: enough memory is free, but in holes that are each too small\n")

@@ -38,7 +38,9 @@ def message(*uses: int | None, **fields: Field) -> Message:
     ],
 )
 def test_which_process_is_this_one(listed: Message, own: int | None, others: int | None) -> None:
-    assert (own_process(listed), other_processes(listed)) == (own, others)
+    rest = other_processes(listed)
+    assert (own_process(listed), sum(use for _, use in rest)) == (own, others or 0)
+    assert [use for _, use in rest] == sorted((use for _, use in rest), reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -302,13 +302,13 @@ from support.message_cases import GIB, MIB, device_case, sizes_case, text_case
                     "3.00 GiB outside this process's allocator = 80.00 GiB, the device"
                 ),
                 (
-                    "this process has 77.00 GiB on the device, 1024.00 MiB of it not the allocator's "
-                    "(context, libraries, NCCL)"
-                ),
-                "other processes have 2.00 GiB on the device",
-                (
                     "1024.00 MiB free + 0 bytes in holes = 1024.00 MiB: even with every hole closed the "
                     "request exceeds it by 1024.00 MiB"
+                ),
+                "other processes have 2.00 GiB on the device: pid 7 (2.00 GiB)",
+                (
+                    "this process has 77.00 GiB on the device, 1024.00 MiB of it not the allocator's "
+                    "(context, libraries, NCCL)"
                 ),
                 "to fit with 5 % of the device to spare, free 5.00 GiB",
             ],
@@ -328,12 +328,12 @@ from support.message_cases import GIB, MIB, device_case, sizes_case, text_case
                     "1024.00 MiB outside this process's allocator = 80.00 GiB, the device"
                 ),
                 (
-                    "this process has 78.06 GiB on the device, 64.00 MiB of it not the allocator's (context, "
-                    "libraries, NCCL)"
-                ),
-                (
                     "1024.00 MiB free + 0 bytes in holes = 1024.00 MiB: even with every hole closed the "
                     "request exceeds it by 1024.00 MiB"
+                ),
+                (
+                    "this process has 78.06 GiB on the device, 64.00 MiB of it not the allocator's (context, "
+                    "libraries, NCCL)"
                 ),
                 "to fit with 5 % of the device to spare, free 5.00 GiB",
             ],
@@ -749,9 +749,9 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
                 shapes={"vocab": 2**20},
             ),
             [
+                "64.00 GiB = a x b: fp32 logits",
                 "requested 64.00 GiB (exactly)",
                 "a host allocation failed: GPU memory is not involved",
-                "64.00 GiB = a x b: fp32 logits",
             ],
         ),
         (
@@ -761,9 +761,9 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
                 product=Product("64.00 GiB = a x b", ("a", "b"), 4),
             ),
             [
+                "64.00 GiB = a x b",
                 "requested 64.00 GiB (exactly)",
                 "a host allocation failed: GPU memory is not involved",
-                "64.00 GiB = a x b",
             ],
         ),
         (
@@ -773,9 +773,9 @@ def test_what_is_told_of_a_device(case: Case, sentences: list[str]) -> None:
                 shapes={"vocab": 2**20},
             ),
             [
+                "64.00 GiB would be 16,384 x 1,048,576 x 4 bytes: fp32 logits of 16,384 tokens",
                 "requested 64.00 GiB (exactly)",
                 "a host allocation failed: GPU memory is not involved",
-                "64.00 GiB would be 16,384 x 1,048,576 x 4 bytes: fp32 logits of 16,384 tokens",
             ],
         ),
     ],

@@ -180,7 +180,7 @@ def test_one_gpu_cannot_shard() -> None:
 
 def test_other_processes_are_counted_beside_ones_own() -> None:
     diagnosis = explain(TEXT["oom-054"])
-    assert "other processes have 344.00 MiB on the device" in diagnosis.evidence
+    assert any("other processes have 344.00 MiB on the device: pid " in line for line in diagnosis.evidence)
 
 
 def test_what_this_process_has_outside_its_allocator_is_no_others() -> None:
@@ -219,8 +219,8 @@ def test_the_first_failure_is_the_cause_and_the_rest_follows() -> None:
     cause, *after = diagnosis.events
     assert (cause.role, cause.line, cause.ranks) == ("cause", 401, [5])
     assert {event.role for event in after} == {"followed"}
-    assert "followed from line 402: collective timed out on ranks 0-4" in diagnosis.evidence
-    assert "followed from line 407: fragmentation on rank 6" in diagnosis.evidence
+    assert "from line 402, as a consequence: collective timed out on ranks 0-4" in diagnosis.evidence
+    assert "from line 407, as a consequence: fragmentation on rank 6" in diagnosis.evidence
 
 
 def test_reports_of_memory_before_the_failure_are_its_context() -> None:

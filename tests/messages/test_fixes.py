@@ -13,8 +13,8 @@ from memtriage.model.explanation import Fix
 from memtriage.playbook.entries import ACTIONS
 from support.message_cases import GIB, MIB, device_case, sizes_case, text_case
 
-Told = tuple[str, str, int | None]
-"""An action's key in the playbook, why it helps, and the bytes."""
+Told = tuple[str, str, int | None] | tuple[str, str, int | None, str]
+"""An action's key in the playbook, why it helps, the bytes, and what the action names."""
 
 OTHERS = [{"pid": 7, "in_use": 3 * GIB}]
 LOGITS = Product("the logits", ("batch", "seq", "vocab"), 4)
@@ -53,11 +53,11 @@ def weights_alone(free: str) -> list[Told]:
 
 
 def fix(told: Told) -> Fix:
-    key, why, saves = told
+    key, why, saves, *named = told
     entry, action = ACTIONS[key]
     return Fix(
         playbook=entry.name,
-        action=action.action,
+        action=": ".join([action.action, *named]),
         why=why,
         math=action.maths,
         costs=action.costs,
@@ -379,7 +379,12 @@ def fix(told: Told) -> Fix:
                 phase="setup",
             ),
             [
-                ("free-device", "other processes hold 1024.00 MiB, and 1024.00 MiB is missing", GIB),
+                (
+                    "free-device",
+                    "other processes hold 1024.00 MiB, and 1024.00 MiB is missing",
+                    GIB,
+                    "pid 7 (1024.00 MiB)",
+                ),
                 *weights_alone("; free 5.00 GiB"),
             ],
         ),
@@ -461,7 +466,7 @@ def fix(told: Told) -> Fix:
                 processes=OTHERS,
             ),
             [
-                ("free-device", "48.00 GiB is outside this process's allocator", 3 * GIB),
+                ("free-device", "48.00 GiB is outside this process's allocator", 3 * GIB, "pid 7 (3.00 GiB)"),
                 ("own-context", "on GPU 0 these bytes may be contexts of this job's own ranks", None),
             ],
         ),

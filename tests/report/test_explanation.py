@@ -20,12 +20,19 @@ TEXTS = [
 ]
 
 
-def page(explanation: Explanation, width: int = 100, encoding: str = "utf-8", *, colors: bool = False) -> str:
+def page(
+    explanation: Explanation,
+    width: int = 100,
+    encoding: str = "utf-8",
+    *,
+    colors: bool = False,
+    full: bool = True,
+) -> str:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(
         file=stream, width=width, force_terminal=colors, highlight=False, markup=False, emoji=False
     )
-    render(explanation, console)
+    render(explanation, console, full=full)
     stream.flush()
     stream.seek(0)
     return stream.read()
@@ -128,15 +135,57 @@ def fix(number: int, saves: int | None = None) -> Fix:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_short_page_has_twenty_lines_and_says_what_it_leaves_out(width: int) -> None:
+    for text in TEXTS:
+        explanation = explain(text)
+        shown = page(explanation, width, full=False)
+        assert shown.count("\n") <= 20
+        assert shown.splitlines()[0] == page(explanation, width).splitlines()[0]
+        if explanation.fixes:
+            assert "\n  1. " in shown
+        assert ("--full shows more" in shown) == (
+            len(explanation.evidence) > shown.count("\n  - ")
+            or len(explanation.fixes) > sum(f"\n  {number}. " in shown for number in (1, 2, 3))
+            or len(explanation.events) > 1
+        )
+
+
+def test_all_fixes_are_on_the_full_page() -> None:
+    fixes = [fix(number, 3 << 30 if number == 1 else None) for number in range(1, 9)]
+    explanation = Explanation(diagnosis="does_not_fit", confidence=0.9, fixes=fixes)
+    shown = page(explanation)
+    assert all(f"  {number}. Do {number}" in shown for number in range(1, 9))
+    assert shown.count("saves up to") == 1 and shown.count("same result") == 8
+    short = page(explanation, full=False)
+    assert "  3. Do 3" in short and "4. Do 4" not in short and "more: 5 actions" in short
+    assert short.count("saves up to") == 1
+
+
+def test_an_action_that_changes_the_result_says_so_on_the_short_page() -> None:
+    other = fix(1)
+    other.math = "different"
+    explanation = Explanation(diagnosis="does_not_fit", confidence=0.9, fixes=[fix(2), other])
+    assert page(explanation, full=False).count("CHANGES the result") == 1
+
+
 @pytest.mark.parametrize(
-    ("count", "more"), [(5, None), (6, "then 1 rung more: M6"), (8, "then 3 rungs more: M6, M7, M8")]
+    ("live", "asked", "sentence"),
+    [
+        (70, 20, "live bytes and the request exceed the device"),
+        (70, 5, "the request is more than the device has left"),
+        (0, 90, "the request alone exceeds the device"),
+    ],
 )
-def test_five_fixes_are_shown(count: int, more: str | None) -> None:
-    fixes = [fix(number, 3 << 30 if number == 1 else None) for number in range(1, count + 1)]
-    shown = page(Explanation(diagnosis="does_not_fit", confidence=0.9, fixes=fixes))
-    assert "  1. Do 1" in shown and "  5. Do 5" in shown and "6. Do 6" not in shown
-    assert shown.count("saves up to") == 1 and shown.count("same result") == 5
-    assert (more in shown) if more else ("more:" not in shown)
+def test_a_headline_states_only_what_the_figures_give(live: int, asked: int, sentence: str) -> None:
+    text = (
+        f"CUDA out of memory. Tried to allocate {asked}.00 GiB. GPU 0 has a total capacity of 80.00 GiB of "
+        f"which 0 bytes is free. Of the allocated memory {live}.00 GiB is allocated by PyTorch, and 0 bytes "
+        "is reserved by PyTorch but unallocated."
+    )
+    explanation = explain(text)
+    explanation.diagnosis = "does_not_fit"
+    assert page(explanation).startswith(f"DOES NOT FIT: {sentence}\n")
 
 
 def events(count: int, cause: int) -> list[LogEvent]:
@@ -156,7 +205,7 @@ def events(count: int, cause: int) -> list[LogEvent]:
 )
 def test_eight_events_are_shown(count: int, cause: int, first: int | None, left_out: int) -> None:
     shown = page(Explanation(diagnosis="host_memory_limit", confidence=0.9, events=events(count, cause)))
-    listed = [line for line in shown.splitlines() if "followed" in line]
+    listed = [line for line in shown.splitlines() if "a consequence" in line]
     assert len(listed) == (0 if first is None else min(count, 8))
     if first is not None:
         assert f"{first:,}" in listed[0]
@@ -169,4 +218,4 @@ def test_an_event_says_who_wrote_it_and_how_often() -> None:
     two = events(2, 0)
     two[0].ranks, two[1].ranks, two[1].diagnosis = [3], [0, 1, 2], "host_memory_limit"
     shown = page(Explanation(diagnosis="host_memory_limit", confidence=0.9, events=two))
-    assert "rank 3: followed  x" in shown and "ranks 0-2: host memory limit x 2  x" in shown
+    assert "rank 3: a consequence  x" in shown and "ranks 0-2: host memory limit x 2  x" in shown

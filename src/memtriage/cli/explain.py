@@ -33,6 +33,7 @@ def explain(
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print every fact, action and event.")] = False,
     shapes: Annotated[
         str,
         typer.Option(
@@ -62,7 +63,7 @@ def explain(
     else:
         from memtriage.report.console import console_for
 
-        page.render(explanation, console_for(sys.stdout))
+        page.render(explanation, console_for(sys.stdout), full=full)
     return 0
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from memtriage.messages.grammar.message import SUM_ERROR, Message, OomFields, figures
+from memtriage.messages.grammar.sizes import as_printed
 from memtriage.messages.shapes import Product
 from memtriage.messages.training_phase import FrameState, phase_from_frames
 from memtriage.model.explanation import Label
@@ -20,6 +21,7 @@ _LOADS: Final = re.compile(
 """Functions that load weights, by name. An `__init__` or a `load` of the program's own can be anything."""
 _MAKES_WEIGHTS: Final = re.compile(r"/torch/(?:nn/(?!functional)|serialization\.py)")
 """Modules of torch that make, load or move weights, whatever the function is called."""
+_NAMED: Final = 3
 _FORWARD: Final = re.compile(r"forward|_?(?:wrapped_)?call_impl|__call__")
 
 
@@ -67,29 +69,39 @@ def own_process(message: Message) -> int | None:
     the one that uses at least what the allocator reserved, and nearest to it.
     """
     printed = message.number("this_process")
+    own = _own(message)
+    return own[1] if printed is None and own is not None else printed
+
+
+def other_processes(message: Message) -> list[tuple[int, int]]:
+    """Return the pid and the bytes on the device of each other process that the message lists."""
+    own = None if message.number("this_process") is not None else _own(message)
+    return [use for use in _uses(message) if use != own]
+
+
+def _own(message: Message) -> tuple[int, int] | None:
     reserved = figures(message).reserved
-    if printed is not None or reserved is None:
-        return printed
-    enough = [use for use in _uses(message) if use >= reserved - SUM_ERROR]
-    return min(enough, default=None)
+    enough = [] if reserved is None else [use for use in _uses(message) if use[1] >= reserved - SUM_ERROR]
+    return min(enough, key=lambda use: use[1], default=None)
 
 
-def other_processes(message: Message) -> int | None:
-    """Return what other processes in the message have on the device; None where it lists none."""
-    uses = _uses(message)
-    if not uses:
-        return None
-    own = own_process(message)
-    if message.number("this_process") is None and own in uses:
-        uses.remove(own)
-    return sum(uses)
-
-
-def _uses(message: Message) -> list[int]:
+def _uses(message: Message) -> list[tuple[int, int]]:
+    """Return the pid and the bytes of the listed processes, the largest first."""
     listed = message.fields.get("processes")
-    if not isinstance(listed, list):
-        return []
-    return [use for entry in listed if (use := entry.get("in_use")) is not None]
+    entries = listed if isinstance(listed, list) else []
+    uses = [(entry.get("pid") or 0, use) for entry in entries if (use := entry.get("in_use")) is not None]
+    return sorted(uses, key=lambda use: -use[1])
+
+
+def named_processes(uses: Sequence[tuple[int, int]]) -> str:
+    """Name the largest processes by pid and size: `pid 3774074 (44.55 GiB)`.
+
+    >>> named_processes([(7, 2 << 30), (8, 1 << 20)])
+    'pid 7 (2.00 GiB), pid 8 (1024.00 KiB)'
+    """
+    named = [f"pid {pid} ({as_printed(use)})" for pid, use in uses[:_NAMED]]
+    rest = len(uses) - len(named)
+    return ", ".join([*named, f"{rest} more"] if rest else named)
 
 
 def phase_of(frames: Sequence[tuple[str, str, int]]) -> TrainingPhase | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from memtriage.messages.case import Case, other_processes, own_process
+from memtriage.messages.case import Case, named_processes, other_processes, own_process
 from memtriage.messages.figures import POLICY
 from memtriage.messages.grammar.message import ALLOCATORS, SUM_ERROR, Message, OomFields
 from memtriage.messages.grammar.sizes import as_printed
@@ -25,8 +25,17 @@ _PHASES: Final = {
 
 
 def evidence(case: Case) -> list[str]:
-    """Return the sentences for a case, the sums of its figures first."""
-    return [*_sums(case), *_deciding(case), *_circumstances(case)]
+    """Return the sentences for a case: what the user's sizes make, the sums, what decides, the rest."""
+    return [*_shaped(case), *_sums(case), *_deciding(case), *_processes(case), *_circumstances(case)]
+
+
+def _shaped(case: Case) -> Iterator[str]:
+    asked = case.figures.requested
+    if case.product is not None:
+        meaning = f": {case.product.meaning}" if case.product.meaning else ""
+        yield f"{case.product.text}{meaning}"
+    elif asked is not None and (guess := as_logits(asked, case.shapes)) is not None:
+        yield guess
 
 
 def _sums(case: Case) -> Iterator[str]:
@@ -58,7 +67,6 @@ def _sums(case: Case) -> Iterator[str]:
         yield f"{' + '.join(known)} = {as_printed(total)}, the device"
     else:
         yield f"the device has {as_printed(total)}: {', '.join(known)}"
-    yield from _processes(case)
 
 
 def _metal(message: Message) -> Iterator[str]:
@@ -75,14 +83,17 @@ def _metal(message: Message) -> Iterator[str]:
 
 
 def _processes(case: Case) -> Iterator[str]:
+    if case.message.family not in ALLOCATORS:
+        return
     own, others = own_process(case.message), other_processes(case.message)
+    if others:
+        held = as_printed(sum(use for _, use in others))
+        yield f"other processes have {held} on the device: {named_processes(others)}"
     if own is not None and (reserved := case.figures.reserved) is not None and own - reserved >= SUM_ERROR:
         yield (
             f"this process has {as_printed(own)} on the device, {as_printed(own - reserved)} of it not the "
             "allocator's (context, libraries, NCCL)"
         )
-    if others:
-        yield f"other processes have {as_printed(others)} on the device"
 
 
 def _deciding(case: Case) -> Iterator[str]:
@@ -416,11 +427,6 @@ def _circumstances(case: Case) -> Iterator[str]:
     asked = figures.requested
     if case.message.family.startswith(("cuda-v", "hip")) and (small := _ROUNDED.get(asked or 0)):
         yield f"{as_printed(asked or 0)} is what the allocator asks for {small}: it does not show the shape"
-    if case.product is not None:
-        meaning = f": {case.product.meaning}" if case.product.meaning else ""
-        yield f"{case.product.text}{meaning}"
-    elif asked is not None and (guess := as_logits(asked, case.shapes)) is not None:
-        yield guess
     if case.phase is not None:
         yield _PHASES[case.phase]
     if case.label == "does_not_fit" and figures.total is not None and figures.free is not None:

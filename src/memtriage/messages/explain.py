@@ -226,7 +226,7 @@ def _followers(after: Sequence[_JudgedMessage]) -> Iterator[str]:
     for kind, hits in kinds.items():
         ranks = sorted({each.rank for each in hits if each.rank is not None})
         who = f" on {'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}" if ranks else ""
-        yield f"followed from line {hits[0].line:,}: {kind}{who}"
+        yield f"from line {hits[0].line:,}, as a consequence: {kind}{who}"
 
 
 def _quoted(line: str) -> str:

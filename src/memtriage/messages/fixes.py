@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memtriage.messages.case import Case, other_processes, own_process
+from memtriage.messages.case import Case, named_processes, other_processes, own_process
 from memtriage.messages.figures import POLICY
 from memtriage.messages.grammar.message import NOT_TORCH
 from memtriage.messages.grammar.sizes import as_printed
@@ -17,11 +17,15 @@ from memtriage.playbook.entries import ACTIONS
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """An action of the playbook for this case: why it helps here, and the bytes where these can be told."""
+    """An action of the playbook for this case: why it helps here, and the bytes where these can be told.
+
+    `named` continues the action with what it is about in this case: a process, a figure.
+    """
 
     key: str
     why: str
     saves: int | None = None
+    named: str = ""
 
 
 def fixes(case: Case) -> list[Fix]:
@@ -36,7 +40,7 @@ def _fix(choice: _Choice) -> Fix:
     entry, rung = ACTIONS[choice.key]
     return Fix(
         playbook=entry.name,
-        action=rung.action,
+        action=f"{rung.action}: {choice.named}" if choice.named else rung.action,
         why=choice.why,
         math=rung.maths,
         costs=rung.costs,
@@ -130,6 +134,7 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
     if case.possible("driver_refused_though_free") and case.message.family != "mps":
         yield _Choice("check-driver", "the free memory barely covers the request")
     ways: list[_Choice] = []
+    others = other_processes(case.message)
     if case.possible("fragmentation"):
         ways += _expandable(case)
         if case.expandable:
@@ -138,9 +143,9 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
             )
     if case.possible("other_process_or_outside_allocator"):
         ways += _outside(case)
-    elif (others := other_processes(case.message) or 0) >= _missing(case):
-        reason = f"other processes hold {as_printed(others)}, and {as_printed(_missing(case))} is missing"
-        ways.append(_Choice("free-device", reason, others))
+    elif (held := sum(use for _, use in others)) >= _missing(case):
+        reason = f"other processes hold {as_printed(held)}, and {as_printed(_missing(case))} is missing"
+        ways.append(_Choice("free-device", reason, held, named_processes(others)))
     if case.possible("private_pools"):
         pools = case.figures.private_pools
         ways.append(
@@ -323,7 +328,8 @@ def _outside(case: Case) -> Iterator[_Choice]:
         if missing := _still_missing(case):
             reason += f"; even if all of it is freed, {as_printed(missing)} is missing"
         spare = None if outside is None else max(0, outside - POLICY.baseline)
-        yield _Choice("free-device", reason, others or spare)
+        held = sum(use for _, use in others)
+        yield _Choice("free-device", reason, held or spare, named_processes(others))
     if figures.device is None or figures.device == "cuda:0":
         yield _Choice("own-context", "on GPU 0 these bytes may be contexts of this job's own ranks")
     if case.possible("fragmentation"):

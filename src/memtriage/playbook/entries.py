@@ -212,7 +212,7 @@ _ENTRIES: Final = (
         actions=(
             PlaybookAction(
                 key="free-device",
-                action="free the device first: end or move what else holds it",
+                action="free the device first, by ending or moving what else holds it",
                 saves="what the others hold",
                 costs="none",
                 maths="same",

@@ -1,6 +1,7 @@
 """The terminal page of an explanation, its JSON, and a page of the playbook.
 
-The page goes from the answer to its reasons: diagnosis, what failed, evidence, what to do, what is open.
+The page goes from the answer to its reasons: diagnosis, what failed, evidence, what to do, what is open. By
+default it has at most `_MOST_LINES` lines.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from memtriage.messages.grammar.message import Message, figures
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.model.explanation import Explanation, Fix, Label, LogEvent, Maths
 from memtriage.playbook.entries import PlaybookAction, PlaybookEntry
@@ -22,20 +24,26 @@ from memtriage.report.styles import BAD, GOOD, PLAIN_WARN, WARN
 from memtriage.report.text import count, rank_list
 
 _LABELS: Final = 16
-_MOST_FIXES: Final = 5
+_MOST_LINES: Final = 20
+_AMOUNTS: Final = tuple((facts, fixes) for fixes in (3, 2, 1) for facts in (3, 2, 1))
+"""How many facts and actions the short page tries to show, until it is short enough."""
 _MOST_EVENTS: Final = 8
 _CAUSE_TEXT: Final = 240
+_QUOTE: Final = 160
 _EVENT_TEXT: Final = 64
 _SURE: Final = 0.9
 _LIKELY: Final = 0.6
 
 _SENTENCES: Final[dict[Label, tuple[str, str]]] = {
-    "does_not_fit": ("DOES NOT FIT", "live bytes and the request exceed the device"),
+    "does_not_fit": ("DOES NOT FIT", "the request is more than the device has left"),
     "fragmentation": ("FRAGMENTATION", "enough memory is free, but in holes that are each too small"),
-    "other_process_or_outside_allocator": ("HELD BY OTHERS", "the memory is not this process's allocator's"),
+    "other_process_or_outside_allocator": (
+        "HELD BY OTHERS",
+        "memory outside this process's allocator is what is missing",
+    ),
     "allocator_limit": ("CAPPED", "a limit set for this process refused, not the device"),
     "driver_refused_though_free": ("DRIVER REFUSED", "the driver refused although memory was free"),
-    "system_memory_fallback": ("SPILLED", "the device is over-full and the driver uses the host's memory"),
+    "system_memory_fallback": ("SPILLED", "the device is overfull, and the driver uses the host's memory"),
     "absurd_request": ("ABSURD REQUEST", "the size is not plausible: no memory setting can help"),
     "private_pools": ("PRIVATE POOLS", "the free memory is in the pools of CUDA graphs"),
     "host_memory_limit": ("HOST MEMORY LIMIT", "the host killed the process for its memory"),
@@ -50,6 +58,7 @@ _SENTENCES: Final[dict[Label, tuple[str, str]]] = {
     "unknown": ("UNKNOWN", "the text does not show why"),
 }
 _CALM: Final[frozenset[Label]] = frozenset({"informational", "not_memory"})
+_OPEN: Final[frozenset[Label]] = frozenset({"unknown", "killed_unproven"})
 _MATHS: Final[dict[Maths, str]] = {
     "same": "same result",
     "rounding": "result differs by rounding",
@@ -69,10 +78,45 @@ def write_json(explanation: Explanation, stream: BinaryIO) -> None:
     stream.write(msgspec.json.encode(explanation) + b"\n")
 
 
-def render(explanation: Explanation, console: Console) -> None:
-    """Print an explanation."""
+def render(explanation: Explanation, console: Console, *, full: bool = False) -> None:
+    """Print an explanation: the most important facts and actions, or all of it."""
     page = Page(console)
-    _verdict(page, explanation)
+    if full:
+        _full(page, explanation)
+        return
+    for facts, actions in _AMOUNTS:
+        with console.capture() as capture:
+            _brief(page, explanation, facts, actions)
+        if capture.get().count("\n") <= _MOST_LINES:
+            break
+    _brief(page, explanation, facts, actions)
+
+
+def _brief(page: Page, explanation: Explanation, facts: int, actions: int) -> None:
+    _verdict(page, explanation, _QUOTE)
+    for line in explanation.evidence[:facts]:
+        page.field("", f"{BULLET}{line}", labels=2)
+    if explanation.fixes:
+        page.heading("What to do")
+        for number, fix in enumerate(explanation.fixes[:actions], 1):
+            page.hanging(Text(f"  {number}. ", style="bold"), Text(page.plain(_sentence(fix.action))))
+            saves = f"saves up to {as_printed(fix.saves_bytes)}" if fix.saves_bytes else ""
+            result = _MATHS[fix.math] if fix.math in ("approximate", "different") else ""
+            details = page.dot.join(part for part in (fix.why, saves, result) if part)
+            page.hanging(Text("     "), Text(page.plain(details), style="dim"))
+    if not explanation.fixes or explanation.diagnosis in _OPEN:
+        _confirm(page, explanation)
+    left = [
+        (len(explanation.evidence) - facts, "fact"),
+        (len(explanation.fixes) - actions, "action"),
+        (len(explanation.events) - 1, "event"),
+    ]
+    if more := [count(number, what) for number, what in left if number > 0]:
+        page.line((f"  --full shows more: {', '.join(more)}", "dim"))
+
+
+def _full(page: Page, explanation: Explanation) -> None:
+    _verdict(page, explanation, _CAUSE_TEXT)
     if explanation.evidence:
         page.heading(labels.EVIDENCE.capitalize())
         for line in explanation.evidence:
@@ -81,19 +125,34 @@ def render(explanation: Explanation, console: Console) -> None:
     if explanation.stale_advice is not None:
         page.heading(labels.UNLIKELY.capitalize())
         page.field("", f"{BULLET}{explanation.stale_advice}", labels=2)
-    if explanation.settle is not None:
-        page.heading(labels.TO_CONFIRM.capitalize(), explanation.settle.fact)
-        page.hanging(Text("  $ ", style="dim"), Text(page.plain(explanation.settle.command)), whole=True)
+    _confirm(page, explanation)
     _events(page, explanation.events)
 
 
-def _verdict(page: Page, explanation: Explanation) -> None:
-    word, sentence = _SENTENCES[explanation.diagnosis]
+def _confirm(page: Page, explanation: Explanation) -> None:
+    if explanation.settle is not None:
+        page.heading(labels.TO_CONFIRM.capitalize(), explanation.settle.fact)
+        page.hanging(Text("  $ ", style="dim"), Text(page.plain(explanation.settle.command)), whole=True)
+
+
+def _headline(explanation: Explanation) -> str:
+    """Return the sentence of a diagnosis; one that states a sum only where the figures make it."""
+    size = figures(Message("mention", fields=explanation.fields))
+    asked, total, live = size.requested, size.total, size.allocated
+    if explanation.diagnosis == "does_not_fit" and asked is not None and total is not None:
+        if asked > total:
+            return "the request alone exceeds the device"
+        if live is not None and live + asked > total:
+            return "live bytes and the request exceed the device"
+    return _SENTENCES[explanation.diagnosis][1]
+
+
+def _verdict(page: Page, explanation: Explanation, longest: int) -> None:
     style = GOOD if explanation.diagnosis in _CALM else BAD
-    page.verdict(word, style, sentence)
+    page.verdict(_SENTENCES[explanation.diagnosis][0], style, _headline(explanation))
     sure = explanation.confidence
     how = "proven by the text" if sure >= _SURE else "likely" if sure >= _LIKELY else "one of several"
-    if explanation.diagnosis in ("unknown", "killed_unproven"):
+    if explanation.diagnosis in _OPEN:
         how = "what is missing is below" if explanation.settle else ""
     facts = [f"confidence {sure:.2f}", how]
     if explanation.also_possible:
@@ -104,25 +163,21 @@ def _verdict(page: Page, explanation: Explanation) -> None:
     if cause is not None:
         page.gap()
         where = [cause.device or "", cause.source or "", f"line {cause.line:,}" if cause.line > 1 else ""]
-        page.field("", textwrap.shorten(cause.text, _CAUSE_TEXT, placeholder=" ..."), labels=2)
+        page.field("", textwrap.shorten(cause.text, longest, placeholder=" ..."), labels=2)
         page.field("", page.dot.join(part for part in (cause.family, *where) if part), labels=2, style="dim")
 
 
 def _fixes(page: Page, fixes: Sequence[Fix]) -> None:
     if not fixes:
         return
-    page.heading("What to do", "in order of cost")
-    for number, fix in enumerate(fixes[:_MOST_FIXES], 1):
+    page.heading("What to do")
+    for number, fix in enumerate(fixes, 1):
         saves = f"saves up to {as_printed(fix.saves_bytes)}" if fix.saves_bytes else ""
         page.hanging(Text(f"  {number}. ", style="bold"), Text(page.plain(_sentence(fix.action))))
         page.hanging(Text("     "), Text(page.plain(f"{labels.WHY}: {fix.why}")))
         details = [saves, f"speed: {fix.costs}", _MATHS[fix.math], fix.playbook]
         text = page.dot.join(detail for detail in details if detail)
         page.hanging(Text("     "), Text(page.plain(text), style=_MATHS_STYLES[fix.math]))
-    if len(fixes) > _MOST_FIXES:
-        rest = ", ".join(dict.fromkeys(fix.playbook for fix in fixes[_MOST_FIXES:]))
-        more = count(len(fixes) - _MOST_FIXES, "rung")
-        page.line((f"  then {more} more: {rest} (`memtriage explain {fixes[_MOST_FIXES].playbook}`)", "dim"))
 
 
 def _events(page: Page, events: Sequence[LogEvent]) -> None:
@@ -140,7 +195,7 @@ def _events(page: Page, events: Sequence[LogEvent]) -> None:
         style = BAD if event.role == "cause" else "dim"
         who = f"{_who(event)}: " if _who(event) else ""
         times = f" x {event.count:,}" if event.count > 1 else ""
-        what = "followed" if event.diagnosis is None else event.diagnosis.replace("_", " ")
+        what = "a consequence" if event.diagnosis is None else event.diagnosis.replace("_", " ")
         text = textwrap.shorten(event.text, _EVENT_TEXT, placeholder=" ...")
         before = Text(f"{mark} {event.line:>{width},}  ", style=style)
         page.hanging(
