@@ -36,7 +36,7 @@ FIELDS = {
     "bytes_per_step",
     "bytes_per_microbatch",
 }
-FIELDS |= {"tolerance", "allocated_at", "corpus", "exit", "prints"}
+FIELDS |= {"cures", "tolerance", "allocated_at", "corpus", "exit", "prints"}
 TIMEOUT_S = 600  # of a script that hangs; they take seconds, on a busy machine some more
 RUNS = 3
 
