@@ -250,69 +250,65 @@ TOLD: dict[str, dict[str, Any]] = {
     "train.trainer.history[*]": {
         "retained": 526344, "retained_of": 526344, "saved_by": "ReluBackward0 in train.model.fc",
         "stored_at": "self.history.append(model(torch.ones(64, 4)))",
-        "stored_value": "model(torch.ones(64, 4))", "classes": ["train.Trainer"], "anchor_owner": "variable",
+        "stored_value": "model(torch.ones(64, 4))", "classes": ["train.Trainer"],
     },
     "train.total": {
         "retained": 4800, "retained_of": 4800, "saved_by": "ExpBackward0", "carried": True,
+        "differentiated": True,
         "stored_at": "total = total + leaf.exp()", "stored_value": "total + leaf.exp()",
-        "anchor_owner": "variable",
     },
     "train.out": {
         "retained": 1240, "retained_of": 16160, "saved_by": "SinBackward0", "carried": True,
+        "differentiated": True,
         "carrier": "train.cell.memory", "stored_at": "self.memory = hidden * 2", "stored_value": "hidden * 2",
-        "anchor_owner": "variable",
     },
     "train.done[*]": {
         "retained": 12, "retained_of": 12, "backward_ran": True, "stored_at": "done.append(loss)",
-        "stored_value": "loss", "anchor_owner": "variable",
+        "stored_value": "loss",
     },
     "train.penalties[*]": {
         "retained": 3608, "retained_of": 3608, "saved_by": "PowBackward0", "differentiated": True,
         "stored_at": "penalties.append(slope.pow(2).sum())", "stored_value": "slope.pow(2).sum()",
-        "anchor_owner": "variable",
     },
     "train.players[*].weight": {
         "retained": 3072, "retained_of": 3072, "collected": "module", "classes": LINEAR,
-        "stored_at": "players = [nn.Linear(8, 32) for _ in range(3)]", "anchor_owner": "parameter",
+        "stored_at": "players = [nn.Linear(8, 32) for _ in range(3)]",
     },
     "train.pair[*].weight": {
         "retained": 2048, "retained_of": 2048, "classes": LINEAR,
-        "stored_at": "pair = [nn.Linear(8, 32) for _ in range(2)]", "anchor_owner": "parameter",
+        "stored_at": "pair = [nn.Linear(8, 32) for _ in range(2)]",
     },
     "train.recent[*].weight": {
         "retained": 588, "retained_of": 588, "bound": 5, "collected": "module", "classes": LINEAR,
         "stored_at": "recent = collections.deque([nn.Linear(7, 7) for _ in range(3)], maxlen=5)",
-        "anchor_owner": "parameter",
     },
     "train.adams[*].state[*]['exp_avg']": {
         "retained": 6000, "retained_of": 6000, "in_optimizer": True, "collected": "optimizer",
         "classes": ADAM, "stored_at": "adams = [optimizer() for _ in range(3)]",
-        "anchor_owner": "optimizer state",
     },
     "train.adam.state[*]['exp_avg']": {
         "retained": 2000, "retained_of": 2000, "in_optimizer": True, "classes": ADAM,
-        "anchor_owner": "optimizer state",
     },
     "train.adam.state[*]": {
         "retained": 0, "retained_of": 2000, "in_optimizer": True, "classes": ADAM,
-        "also_held_by": ["train.adam.param_groups[*]['params'][*]"], "anchor_owner": "parameter",
+        "also_held_by": ["train.adam.param_groups[*]['params'][*]"],
     },
     "train.kept[*]": {
         "retained": 2880, "retained_of": 2880, "stored_at": "kept.append(output.detach().clone())",
-        "stored_value": "output.detach().clone()", "stored_by_hook": True, "anchor_owner": "variable",
+        "stored_value": "output.detach().clone()",
     },
     "train.shared": {
         "retained": 2800, "retained_of": 2800, "shared": True,
         "stored_at": "shared = torch.ones(700).share_memory_()",
-        "stored_value": "torch.ones(700).share_memory_()", "anchor_owner": "variable",
+        "stored_value": "torch.ones(700).share_memory_()",
     },
     "context variable current": {
-        "retained": 3200, "retained_of": 3200, "anchor_owner": "variable",
+        "retained": 3200, "retained_of": 3200,
         "stored_at": 'current = contextvars.ContextVar("current")',
         "stored_value": "contextvars.ContextVar('current')",
     },
     "train.bag[*]": {
-        "retained": 2400, "retained_of": 2400, "classes": ["train.Bag"], "anchor_owner": "variable",
+        "retained": 2400, "retained_of": 2400, "classes": ["train.Bag"],
         "stored_at": "bag = Bag([torch.ones(600)])", "stored_value": "Bag([torch.ones(600)])",
     },
 }  # fmt: skip
@@ -337,12 +333,13 @@ class Told:
         self.details = {in_words(anchor): detail for (_, anchor), detail in details.items()}
 
     def of(self, anchor: str) -> dict[str, Any]:
-        """What differs from the details of a group of which nothing is known."""
+        """What differs from the details of a group of which nothing is known, without its cuts."""
         detail, nothing = msgspec.structs.asdict(self.details[anchor]), msgspec.structs.asdict(GroupDetail())
         told = {name: value for name, value in detail.items() if value != nothing[name]}
         told["also_held_by"] = [in_words(path) for path in told.pop("also_held_by", [])]
         if "carrier" in told:
             told["carrier"] = in_words(told["carrier"])
+        told = {name: value for name, value in told.items() if name not in ("cuts", "stored_depth")}
         return {name: value for name, value in told.items() if value or name == "retained"}
 
 

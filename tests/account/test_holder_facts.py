@@ -19,7 +19,6 @@ from memtriage.account.holder_facts import (
     differentiates,
     has_no_graph,
     holder_facts,
-    in_a_hook,
     leads_to,
     packs_itself,
     program_files,
@@ -223,42 +222,6 @@ def test_parts_of_one_module_are_no_collection() -> None:
     assert collects(graph, graph.tensors) == "module"
 
 
-# --- hooks --------------------------------------------------------------------------------------------------
-
-
-class Watcher:
-    def seen(self, module: Any, args: Any, output: Any) -> None:
-        self.last = output
-
-
-def noted(module: Any, args: Any, output: Any) -> None:
-    kept = output
-    del kept
-
-
-@pytest.mark.parametrize("hook", [Watcher().seen, noted], ids=["method", "function"])
-def test_a_line_of_a_function_that_is_a_hook_is_known(hook: Any) -> None:
-    module, other = linear(), linear()
-    module.register_forward_hook(hook)
-    graph = heap_of([[], other], [[], module])
-    line = hook.__code__.co_firstlineno + 1
-    assert in_a_hook(graph, __file__, line)
-    assert not in_a_hook(graph, __file__, line + 5)
-    assert not in_a_hook(graph, "elsewhere.py", line)
-    assert not in_a_hook(heap_of([other]), __file__, line)
-
-
-def test_what_is_no_function_is_no_hook() -> None:
-    module = linear()
-    module.register_forward_hook(print)
-    module.my_hooks = [noted]
-    module.callbacks = {1: noted}
-    line = noted.__code__.co_firstlineno + 1
-    assert not in_a_hook(heap_of([module]), __file__, line)
-    module.my_hooks = {1: noted}
-    assert in_a_hook(heap_of([module]), __file__, line)
-
-
 # --- graphs -------------------------------------------------------------------------------------------------
 
 
@@ -283,13 +246,21 @@ def of_nodes(*nodes: Any) -> HeapGraph:
 
 
 def test_the_graph_of_a_gradient_is_told() -> None:
-    x = leaf()
+    x = torch.nn.Parameter(leaf())
     result = x.sigmoid().sum()
     (slope,) = torch.autograd.grad(result, x, create_graph=True)
     once, twice = of_nodes(*nodes_of(result)), of_nodes(*nodes_of(slope))
     assert not differentiates(once, once.nodes)
     assert differentiates(twice, twice.nodes)
     assert not differentiates(twice, [])
+
+
+@pytest.mark.parametrize(("make", "needed"), [(leaf, True), (lambda: torch.nn.Parameter(leaf()), False)])
+def test_a_gradient_of_an_input_is_needed(make: Callable[[], torch.Tensor], needed: bool) -> None:
+    node = make().exp().grad_fn
+    assert node is not None
+    graph = of_nodes(node, node.next_functions[0][0])
+    assert differentiates(graph, graph.nodes) is needed
 
 
 def test_a_tensor_has_a_graph_or_none() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memtriage.diagnose.causes import POLICY, common_holder, one_a_cause, with_native_part
 from memtriage.diagnose.growth.facts import Leak
-from memtriage.diagnose.mechanisms import Held
+from memtriage.diagnose.held import Held
 from memtriage.model.findings import Projection
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, anchor_of, in_words
 from support.judged import a_leak

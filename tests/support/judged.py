@@ -9,7 +9,7 @@ from memtriage.diagnose.growth import judgment
 from memtriage.diagnose.growth.attribution import Counter, DataRise, HolderRise
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.facts import Counted, Leak
-from memtriage.diagnose.mechanisms import Held
+from memtriage.diagnose.held import Held
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
 from memtriage.model.paths import HolderPath, anchor_of

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memtriage.account.cuts import CutMeter
 from memtriage.account.held import HeldStorage, HeldStorages
 from memtriage.account.holder_facts import (
     backward_ran,
@@ -13,7 +14,6 @@ from memtriage.account.holder_facts import (
     differentiates,
     has_no_graph,
     holder_facts,
-    in_a_hook,
     leads_to,
     packs_itself,
     program_files,
@@ -24,14 +24,14 @@ from memtriage.account.owners import module_of_nodes
 from memtriage.account.paths import PathNamer
 from memtriage.account.retained_sizes import RetainedSizes
 from memtriage.model.census import GroupDetail, GroupKey
-from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind, in_words
+from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind, in_words, is_hook_of_node
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.store_statements import Store
-from memtriage.observe.stores import forget_sources, pack_hook, storing_line
-from memtriage.observe.tensors import is_shared, storage_facts
+from memtriage.observe.stores import forget_sources, pack_hook, registering_line, storing_line
+from memtriage.observe.tensors import is_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,20 @@ class GroupDetails:
         asked = [key for key, group in members.items() if group and (alone is None or key in alone)]
         retained = None
         if asked and self._graph.cut is None:
-            retained = RetainedSizes(self._graph, (held.position for held in self._held.values()))
+            retained = RetainedSizes(self._graph, (*self._graph.tensors, *self._graph.nodes))
+        meter = None
+        if retained is not None:
+            meter = CutMeter(
+                self._graph, self._namer, self._held, self._holders, self._node_anchors, retained, members
+            )
         modules = module_of_nodes(self._graph, self._namer)
         self._bounds = known_bounds(self._graph.objects[at] for at in self._graph.optimizers)
         details = {}
         for key, group in members.items():
             details[key] = self._detail(group, prefer.get(key), retained if key in asked else None)
             details[key].saved_by = self._saved_by(group, modules)
+            if meter is not None and key in asked and not details[key].elsewhere:
+                details[key].cuts = meter.of(key)
             if group:
                 self._add_holder_facts(details[key], key[1], group)
         forget_sources()
@@ -138,7 +145,7 @@ class GroupDetails:
         """Add facts from the holder's classes, from its graph and from the source."""
         graph = self._graph
         sample = max(group, key=lambda held: held.facts.nbytes)
-        holder, element = self._holders.holder_of(sample.position)
+        holder, _ = self._holders.holder_of(sample.position)
         facts = holder_facts(graph, holder)
         detail.classes, detail.in_optimizer = facts.classes, facts.in_optimizer
         if ANY_ITEM in anchor:
@@ -148,13 +155,6 @@ class GroupDetails:
         nodes = [at for at, name in self._node_anchors.items() if name == anchor]
         detail.differentiated = differentiates(graph, nodes)
         detail.backward_ran = backward_ran(graph, nodes)
-        tensor = graph.objects[element]
-        if graph.kind(element) == TENSOR:
-            tensor_facts = storage_facts(tensor)
-            own = (
-                None if tensor_facts is None else self._held.get((tensor_facts.device, tensor_facts.address))
-            )
-            detail.anchor_owner = None if own is None else own.owner
         native = anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
         detail.packs_itself = native and packs_itself(
             graph, [held.position for held in group[: POLICY.sites]]
@@ -162,7 +162,11 @@ class GroupDetails:
         if self._named is None:
             return
         if native:
-            store = pack_hook(program_files()) if detail.packs_itself else None
+            store = None
+            if detail.packs_itself:
+                store = pack_hook(program_files())
+            elif is_hook_of_node(anchor):
+                store = registering_line(anchor[2:], program_files())
         else:
             # No object of the program leads to a context variable.
             of_context = anchor[0].kind is SegmentKind.CONTEXT_VARIABLE
@@ -174,7 +178,7 @@ class GroupDetails:
         if store is not None:
             detail.stored_at = self._named([(store.filename, store.line)])
             detail.stored_value, detail.carried = store.value, store.itself
-            detail.stored_by_hook = in_a_hook(graph, store.filename, store.line)
+            detail.stored_depth = store.depth
 
     def _carrier(self, anchor: HolderPath, nodes: Sequence[int]) -> tuple[HolderPath | None, Store | None]:
         """Find the variable that carries a graph from step to step, if the shortest path begins at another.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -24,12 +24,14 @@ class HeldStorage:
     Attributes:
         position: of the tensor whose path names the storage, in the graph.
         known: the known holder that keeps it.
+        tensors: positions of all tensors that have it.
     """
 
     facts: StorageFacts
     position: int
     owner: Owner
     known: str | None = None
+    tensors: list[int] = field(default_factory=list)
 
 
 HeldStorages = dict[tuple[str, int], HeldStorage]
@@ -48,8 +50,9 @@ def held_storages(graph: HeapGraph, namer: PathNamer) -> HeldStorages:
         key = (facts.device, facts.address)
         known = held.get(key)
         if known is None:
-            held[key] = HeldStorage(facts, position, owner)
+            held[key] = HeldStorage(facts, position, owner, tensors=[position])
             continue
+        known.tensors.append(position)
         if RANK[owner] < RANK[known.owner]:
             known.owner = owner
         if is_native(namer.path(known.position).anchor):

@@ -109,29 +109,16 @@ def _outermost(graph: HeapGraph, at: int) -> list[tuple[int, int]]:
     return outermost
 
 
-def in_a_hook(graph: HeapGraph, filename: str, line: int) -> bool:
-    """Whether a line is in a function that is registered as a hook of a module."""
-    for position in graph.modules:
-        own = instance_dict(graph.objects[position]) or {}
-        for name, hooks in list(own.items()):
-            if type(name) is not str or "_hooks" not in name or not issubclass(type(hooks), dict):
-                continue
-            if any(_is_in(hook, filename, line) for hook in list(dict.values(hooks))):
-                return True
-    return False
-
-
-def _is_in(hook: Any, filename: str, line: int) -> bool:
-    function = hook.__func__ if type(hook) is types.MethodType else hook
-    if type(function) is not types.FunctionType or function.__code__.co_filename != filename:
-        return False
-    return any(code_line == line for _, _, code_line in function.__code__.co_lines())
-
-
 def differentiates(graph: HeapGraph, nodes: Iterable[int]) -> bool:
-    """Whether some of these nodes belong to a gradient that was computed with its own graph."""
-    kinds = {type(graph.objects[position]) for position in nodes}
-    return any(name_of(kind).count("Backward") > 1 for kind in kinds)  # `MulBackwardBackward0`
+    """Whether a gradient of these nodes is needed: one has its own graph, or an input requires gradients."""
+    for position in nodes:
+        node = graph.objects[position]
+        if name_of(type(node)).count("Backward") > 1:  # `MulBackwardBackward0`
+            return True
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and "Parameter" not in map(name_of, bases_of(type(leaf))):
+            return True
+    return False
 
 
 def has_no_graph(tensor: Any) -> bool:

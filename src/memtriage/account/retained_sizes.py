@@ -26,15 +26,18 @@ class RetainedSizes:
         dominator: the immediate dominator of each object; -1 for none.
         referrers: what refers to each object, in order.
         elsewhere: objects to which something refers that was not walked.
+        reaching: the objects that lead to a storage, in order; `place` has the number of each.
+        successors: for each of these, and for what holds the roots, the numbers of what it refers to.
     """
 
     def __init__(self, graph: HeapGraph, storages: Iterable[int]) -> None:
         self.referrers = _referrers(graph)
-        reaching = _reaching(self.referrers, storages)
+        self.reaching = reaching = _reaching(self.referrers, storages)
         self.elsewhere = _referred_to_elsewhere(graph, reaching)
         self.dominator = [-1] * len(graph.objects)
-        place = {position: number for number, position in enumerate(reaching)}
-        successors: list[list[int]] = [[] for _ in reaching]
+        self.place = place = {position: number for number, position in enumerate(reaching)}
+        self.successors: list[list[int]] = [[] for _ in reaching]
+        successors = self.successors
         for number, position in enumerate(reaching):
             for referrer in self.referrers[position]:
                 successors[place[referrer]].append(number)

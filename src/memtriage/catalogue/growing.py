@@ -87,7 +87,7 @@ GROWING: Final = (
     ),
     GrowingPart(
         "weakref",
-        frozenset({"weakref.WeakKeyDictionary"}),
+        frozenset({"weakref.WeakKeyDictionary", "torch.utils.weak.WeakIdKeyDictionary"}),
         "a value stays as long as its key is alive, and a value that refers to its key keeps it alive for "
         "ever",
         "keep no reference to the key in its value (a `weakref.ref()`, or the few numbers that are needed), "

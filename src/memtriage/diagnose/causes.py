@@ -10,7 +10,8 @@ Two growths have one cause in these cases, which are inferred from the segments 
   `model….lora_B.adapter_*`;
 - parts of one cycle through C++, which nothing in Python leads to;
 - parts of garbage cycles that begin at objects of one class;
-- what one part of a library keeps in one variable: a metric's `preds` and `target`.
+- what one part of a library keeps in one variable: a metric's `preds` and `target`;
+- two variables whose tensors have one graph: the larger one's name is given, the other also holds it.
 
 Attributes of one object are not one cause: two lines of the program store into `trainer.losses` and
 `trainer.outputs`.
@@ -27,8 +28,10 @@ from typing import Final
 import msgspec
 
 from memtriage.catalogue.growing import GrowingPart, growing_part
+from memtriage.diagnose.cuts import cuts_of
 from memtriage.diagnose.growth.facts import Leak, Per
-from memtriage.diagnose.mechanisms import Held
+from memtriage.diagnose.held import Held
+from memtriage.model.census import CutSeen
 from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import DEVICE_HOST, Projection
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, anchor_of
@@ -100,9 +103,18 @@ def _one_cause(first: Leak, second: Leak) -> bool:
         return False
     if first.path is None or second.path is None:
         return False
+    if _share_a_graph(first, second) or _share_a_graph(second, first):
+        return True
     parts = [_library_part(leak) for leak in (first, second)]
     anchors = anchor_of(first.path), anchor_of(second.path)
     return common_holder(*anchors, one_part=parts[0] is not None and parts[0] is parts[1]) is not None
+
+
+def _share_a_graph(first: Leak, second: Leak) -> bool:
+    """Whether the tensors of one holder must be detached with those of another, to release their graph."""
+    if not isinstance(first.cause, Held) or not isinstance(second.cause, Held):
+        return False
+    return any(second.cause.anchor in cut.together for cut in first.cause.cuts)
 
 
 def _library_part(leak: Leak) -> GrowingPart | None:
@@ -208,7 +220,25 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
         projection=_sooner(parts),
         parts=tuple(parts),
     )
-    return total if first.rate >= POLICY.speaks_for_all * total.rate else _renamed(total)
+    named = total if first.rate >= POLICY.speaks_for_all * total.rate else _renamed(total)
+    if not isinstance(named.cause, Held):
+        return named
+    cuts = _joined_cuts([part.cause for part in parts if isinstance(part.cause, Held)])
+    return replace(named, cause=replace(named.cause, cuts=cuts, rate=total.rate))
+
+
+def _joined_cuts(parts: Sequence[Held]) -> tuple[CutSeen, ...]:
+    """Return the cuts of several holders as those of one: a kind releases what it releases of each."""
+    best = [{cut.cut: cut for cut in reversed(cuts_of(part)) if cut.of} for part in parts]
+    whole = sum(next(iter(cuts.values())).of for cuts in best if cuts)
+    return tuple(
+        msgspec.structs.replace(
+            next(cuts[kind] for cuts in best if kind in cuts),
+            releases=sum(cuts[kind].releases for cuts in best if kind in cuts),
+            of=whole,
+        )
+        for kind in dict.fromkeys(chain.from_iterable(best))
+    )
 
 
 def _on_two_scales(first: Leak, second: Leak) -> Leak:
@@ -226,7 +256,13 @@ def _on_two_scales(first: Leak, second: Leak) -> Leak:
 def _renamed(total: Leak) -> Leak:
     """Return the leak with the common path of its parts, of which the cause is then inferred."""
     paths = {part.path: part.cause for part in total.parts if part.path is not None}
-    anchor = reduce(_together, map(anchor_of, paths))
+    anchors = list(map(anchor_of, paths))
+    largest, others = total.parts[0], anchors[1:]
+    if all(common_holder(anchors[0], each) is None for each in others) and any(
+        _share_a_graph(largest, part) or _share_a_graph(part, largest) for part in total.parts[1:]
+    ):
+        return replace(total, also_held_by=tuple(dict.fromkeys((*total.also_held_by, *others))))
+    anchor = reduce(_together, anchors)
     specific = next((path for path in paths if anchor_of(path) == anchor), next(iter(paths)))
     path = (*anchor, *specific[len(anchor_of(specific)) :])
     cause = paths[specific]

@@ -130,6 +130,46 @@ GroupKey = tuple[str, HolderPath]
 """Identifies a group of a census: device and anchor."""
 
 
+CutKind = Literal[
+    "detach",
+    "clone",
+    "context",
+    "pack",
+    "grad",
+    "create_graph",
+    "remove",
+    "traceback",
+    "close",
+    "cache",
+    "bound",
+    "shorten",
+    "break",
+    "collect",
+    "no_grad",
+]
+"""How a change of a program removes references. Each has its words in `playbook/cuts.py`."""
+
+
+class CutSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one kind of cut would release of a group at a census.
+
+    Attributes:
+        cut: the kind.
+        at: path to what the removed references lead to; of `detach` and `clone`, to the tensors.
+        kind: type of what has these references, such as the container.
+        together: anchors of other groups, if it only releases that much together with the same cut of these.
+        releases: bytes of the group that nothing would keep.
+        of: its bytes then, with the nodes and tensor objects that it keeps on its device.
+    """
+
+    cut: CutKind
+    at: HolderPath
+    kind: str = ""
+    together: list[HolderPath] = []
+    releases: int
+    of: int
+
+
 class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a closer look at a group found.
 
@@ -148,17 +188,17 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
         shared: the storages are in shared memory.
         saved_by: the autograd node that keeps the largest of them, and the module it most likely ran in.
         stored_value: source of what that line stores; None if it is not a short expression.
-        stored_by_hook: that line is in a function that is registered as a hook of a module.
+        stored_depth: number of segments of the anchor that lead to what that line stores into; 0 if unknown.
         carried: what that line stores is computed from the holder's previous value.
         carrier: path of another variable that leads to most of the graph, and that the program computes from
             its own previous value; None if there is none, or if `carried`.
         classes: classes of the objects on the way to the holder, and their base classes, with their modules.
         in_optimizer: one of these objects is an optimizer.
-        anchor_owner: owner of the tensor that the anchor names; None if it names none.
         differentiated: its graph has nodes that differentiate a gradient.
         backward_ran: most nodes of its graph have lost what they saved: a backward went through them.
         collected: what the holder belongs to, if a container of the program collects whole modules or
             optimizers; else None.
+        cuts: what changes of the program would release; computed with `retained`.
         packs_itself: its graph has a node that saves its own output, as a pack hook returned it.
     """
 
@@ -174,16 +214,16 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
     shared: bool = False
     saved_by: str | None = None
     stored_value: str | None = None
-    stored_by_hook: bool = False
+    stored_depth: int = 0
     carried: bool = False
     carrier: HolderPath | None = None
     classes: list[str] = msgspec.field(default_factory=list)
     in_optimizer: bool = False
-    anchor_owner: Owner | None = None
     differentiated: bool = False
     backward_ran: bool = False
     packs_itself: bool = False
     collected: Literal["module", "optimizer"] | None = None
+    cuts: list[CutSeen] = msgspec.field(default_factory=list)
 
 
 class Census(msgspec.Struct, kw_only=True):

@@ -65,6 +65,24 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
         return f"{full} {self.microbatches:,} micro-batches into a step"
 
 
+class ReferenceCut(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the program that removes references to what grows, and what it would release.
+
+    Attributes:
+        cut: the kind of change, e.g. `detach`, `clone`, `bound` (see the playbook's M21).
+        at: the path to what is no longer referred to.
+        releases: bytes that nothing would keep alive, of those that the holder had; None if not measured.
+        remains_per_event: growth that would remain, in bytes per step (backward, second).
+        line: `file.py:line in function` where the reference is made; None if not certain.
+    """
+
+    cut: str
+    at: str
+    releases: Whole | None = None
+    remains_per_event: Whole | None = None
+    line: str | None = None
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One diagnosed cause. Every size is in bytes; what is unknown is None and prints as `n/a`.
 
@@ -88,6 +106,7 @@ class Finding(msgspec.Struct, kw_only=True):
         stored_at: the line that stores into the holder, in the same form; None if not certain.
         mechanism: in one sentence, why this keeps memory.
         fix: what to change.
+        cuts: changes that would release it, the best one first.
         playbook: `M1` ... `M21`.
         phase: forward, backward, optimizer, evaluation, or a user's phase name.
         step: the step at which it was found (for an OOM: at which it died).
@@ -112,6 +131,7 @@ class Finding(msgspec.Struct, kw_only=True):
     stored_at: str | None = None
     mechanism: str | None = None
     fix: str | None = None
+    cuts: list[ReferenceCut] = msgspec.field(default_factory=list)
     playbook: str | None = None
     phase: str | None = None
     step: Whole | None = None

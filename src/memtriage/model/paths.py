@@ -185,6 +185,16 @@ def is_native(path: HolderPath) -> bool:
     return path[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
 
 
+def is_hook_of_node(path: HolderPath) -> bool:
+    """Whether a path leads through a hook of an autograd node: C++ holds the table of a node's hooks."""
+    return (
+        len(path) > 2
+        and path[0].kind is SegmentKind.UNSEEN
+        and path[0].name in ("OrderedDict", "dict")
+        and path[1] == ANY_ITEM
+    )
+
+
 def without_last_item(path: HolderPath) -> HolderPath:
     """The container itself, of a path to any of its items, or to all whose keys begin or end alike."""
     varies = bool(path) and path[-1].kind is SegmentKind.ITEM and "*" in path[-1].name

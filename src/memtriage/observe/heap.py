@@ -63,6 +63,7 @@ class HeapWalk:
         self._guards = contextlib.ExitStack()
         self._guards.enter_context(undisturbed())
         self._graph = HeapGraph()
+        self._graph.collects = self._collects
         try:
             _walk_all(HeapWalker(self._graph, self._budget), self._frames, self._wanted)
         except BaseException:

@@ -29,6 +29,7 @@ class HeapGraph:
         first_unrooted: objects from this index on are only held by C++ or by the interpreter.
         first_garbage: objects from this index on are only held by each other.
         cut: why the walk is partial; None if it is whole.
+        collects: Python's cyclic collector is on in the program.
         all_libraries: everything that library modules lead to was walked. Otherwise only those of their
             objects that lead to tensors, and the wanted containers.
     """
@@ -50,6 +51,7 @@ class HeapGraph:
         self.first_unrooted = 0
         self.first_garbage = 0
         self.cut: str | None = None
+        self.collects = True
         self.all_libraries = True
 
     def drop(self) -> None:

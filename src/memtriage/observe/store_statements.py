@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -46,6 +46,7 @@ class Store:
         value: source of what it stores; None if it is long, or not a single expression.
         itself: the value is computed from the previous one (`params = step(params)`).
         constructs: it sets an attribute of a new object.
+        depth: number of segments of the holder path that it stores into; 0 if it was not searched by path.
     """
 
     filename: str
@@ -53,6 +54,7 @@ class Store:
     value: str | None
     itself: bool = False
     constructs: bool = False
+    depth: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +345,7 @@ def _holds(value: ast.expr) -> bool:
     return not isinstance(value, (ast.Name, ast.Lambda)) and not _is_empty(value)
 
 
-def called(function: ast.expr) -> str:
+def called(function: ast.AST) -> str:
     """Return the name of a function or method; "" if it has none."""
     if isinstance(function, ast.Attribute):
         return function.attr

@@ -36,6 +36,10 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
     """
     if any(segment.kind is SegmentKind.LRU_CACHE for segment in anchor):
         return _definition(next(s.name for s in anchor if s.kind is SegmentKind.LRU_CACHE), files)
+    table = _table_of_hooks(anchor)
+    if table is not None:
+        kind = anchor[table].name.removeprefix("_global").strip("_").removesuffix("s")
+        return registering_line(anchor[table + 2 :], files, kind)
     # The variables of a failed function are kept by what keeps the exception.
     kinds = [segment.kind for segment in anchor]
     if SegmentKind.TRACEBACK in kinds[1:]:
@@ -47,7 +51,11 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
         if target is None:
             continue
         target = replace(target, inside=len(holder) < len(_containing(anchor)))
-        ranked = [store for file in files for store in stores_into(file, target)]
+        ranked = [
+            (rank, replace(store, depth=len(holder)))
+            for file in files
+            for rank, store in stores_into(file, target)
+        ]
         if _is_part_of_entry(holder):
             # A constructor makes the entry, but the line that adds it keeps it.
             made = made or _only_one([one for one in ranked if one[1].constructs], allocated)
@@ -81,6 +89,42 @@ def pack_hook(files: Sequence[str]) -> Store | None:
         if isinstance(node, ast.Call) and called(node.func) == "saved_tensors_hooks" and node.args
     ]
     return hooks[0] if len(hooks) == 1 else None
+
+
+def _table_of_hooks(anchor: HolderPath) -> int | None:
+    """Return the position of a table of hooks in a path, if its entries are the last that vary."""
+    varying = [at for at, segment in enumerate(anchor) if _varies(segment)]
+    is_table = bool(varying) and varying[-1] and anchor[varying[-1] - 1].kind is SegmentKind.HOOKS
+    return varying[-1] - 1 if is_table else None
+
+
+def registering_line(hook: HolderPath, files: Sequence[str], kind: str = "hook") -> Store | None:
+    """Find the only call that registers a hook of a kind: `register_forward_hook` for `forward_hook`.
+
+    Of several, it is the only one whose argument names the hook's function.
+
+    Args:
+        hook: the path from the hook on.
+        files: source files of the program.
+        kind: `hook` for those of a tensor or a node.
+    """
+    function = hook[0].name.rpartition(".")[2] if hook else ""
+    calls = [
+        (Store(file, node.lineno, None), {called(each) for each in ast.walk(node)})
+        for file in dict.fromkeys(files)
+        if (tree := parsed(file)) is not None
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _registers(called(node.func), kind)
+    ]
+    if len(calls) > 1:
+        calls = [(store, names) for store, names in calls if function in names]
+    return calls[0][0] if len(calls) == 1 else None
+
+
+def _registers(name: str, kind: str) -> bool:
+    if kind == "hook":  # of a tensor
+        return name in ("register_hook", "register_post_accumulate_grad_hook")
+    return name.startswith("register_") and name.endswith(f"_{kind}")
 
 
 def making_line(anchor: HolderPath, files: Sequence[str]) -> Store | None:

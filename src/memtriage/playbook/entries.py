@@ -48,6 +48,7 @@ class PlaybookEntry:
         name: `M1` ... `M21`.
         subject: a title.
         says: the advice, in whole sentences.
+        picture: a drawing in text; empty where there is none.
         rungs: the changes that the entry adds to the ladder of M4, in order of cost.
         actions: what else the entry proposes, for cases in which the ladder is not the answer.
     """
@@ -57,7 +58,21 @@ class PlaybookEntry:
     says: str
     rungs: tuple[PlaybookAction, ...] = ()
     actions: tuple[PlaybookAction, ...] = ()
+    picture: str = ""
 
+
+_CUTS: Final = """\
+losses --bound--> loss --detach--> grad_fn --> ... --> node --context--> ctx.cache
+                   |                                    |
+                   |                                    +--pack--> saved tensor
+                   +--clone--> storage of the whole batch
+                   +--grad--> .grad --create_graph--> grad_fn of the gradient
+
+module._forward_hooks --remove--> hook --> what its function refers to
+functools.lru_cache --cache--> result         error --traceback--> frames --> local variables
+a variable --shorten--> rows of all steps     generator --close--> local variables
+object --break--> object that refers to it    (only a collection frees a cycle: collect)
+"""
 
 _ENTRIES: Final = (
     PlaybookEntry(
@@ -671,7 +686,10 @@ _ENTRIES: Final = (
         "what keeps it, then the line that stores it there. Store a number (`loss.item()`) or `x.detach()`, "
         "or clear or bound the container. Update state under `torch.no_grad()`, and run code without a "
         "backward under `torch.inference_mode()`. A larger device, a smaller batch and `empty_cache()` only "
-        "move the step at which memory runs out.",
+        "move the step at which memory runs out. Every cure removes references of one kind, a cut. memtriage "
+        "computes from the references in the heap what each cut would release, and prints first the smallest "
+        "change that stops the growth; the JSON has all of them, best first (`cuts`).",
+        picture=_CUTS,
     ),
 )
 

@@ -9,10 +9,12 @@ from typing import Final
 import msgspec
 
 from memtriage.catalogue.growing import ONEDNN, PROFILER, growing_part
+from memtriage.diagnose.cuts import as_found
 from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open, counted
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Evidence
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Waiting
 from memtriage.diagnose.growth.judgment import judge
+from memtriage.diagnose.held import Held
 from memtriage.diagnose.mechanisms import mechanism_of
 from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import GROWING, Finding
@@ -69,6 +71,7 @@ def _finding(leak: Leak, rank: int | None) -> Finding:
         stored_at=leak.stored_at,
         mechanism=why.mechanism,
         fix=why.fix,
+        cuts=as_found(leak.cause) if isinstance(leak.cause, Held) else [],
         playbook=LEAKS,
         step=leak.step,
         projection=leak.projection,

@@ -45,6 +45,8 @@ def _lines() -> Iterator[str]:
         yield f"## {entry.name}. {entry.subject}"
         yield ""
         yield entry.says
+        if entry.picture:
+            yield f"\n```text\n{entry.picture}```"
         if entry.actions:
             yield ""
             yield from map(_item, entry.actions)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open
-from memtriage.diagnose.mechanisms import Held
+from memtriage.diagnose.held import Held
 from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import Certainty, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale

@@ -36,7 +36,7 @@ from memtriage.diagnose.growth.evidence import (
     Evidence,
 )
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
-from memtriage.diagnose.mechanisms import Held
+from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import DataSeen, HolderSeen, Situation
 from memtriage.model.findings import DEVICE_HOST, Projection
@@ -214,7 +214,7 @@ def _held(basis: _Basis, rise: HolderRise) -> Held:
         attached=seen.attached or seen.nodes > first.nodes,
         owner=seen.owner,
         kind=detail.holder_kind,
-        lengthens=(before.storages, before.nodes) == (seen.storages, seen.nodes),
+        lengthens=(before.storages, before.nodes) == (seen.storages, seen.nodes) and before.size < seen.size,
         shared=detail.shared,
         known=seen.known,
         gradients=position.backwards > 0 or position.step > 0 or detail.backward_ran,
@@ -222,15 +222,16 @@ def _held(basis: _Basis, rise: HolderRise) -> Held:
         entries_grow=seen.entries > first.entries,
         holders_multiply=first.holders < seen.holders
         and seen.entries * first.holders <= first.entries * seen.holders,
-        anchor_owner=detail.anchor_owner,
         packs_itself=detail.packs_itself,
         stored_value=detail.stored_value,
+        stored_depth=detail.stored_depth,
         stored_at=detail.stored_at,
-        stored_by_hook=detail.stored_by_hook,
         carried=detail.carried,
         classes=tuple(detail.classes),
         in_optimizer=detail.in_optimizer,
         collected=detail.collected,
+        cuts=tuple(detail.cuts),
+        rate=rise.rate,
         every="backward" if basis.scale == "microbatch" else basis.scale,
     )
 

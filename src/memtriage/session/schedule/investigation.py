@@ -315,9 +315,11 @@ class Investigator:
             self._sites.site_of,
             {key: seen.path for key, seen in wanted.items()},
             self._sites.named,
-            # Once, when growth may be proven.
+            # When growth may be proven, and again when most of it is new.
             alone=frozenset(
-                key for key, seen in wanted.items() if seen.detail is None or seen.detail.retained is None
+                key
+                for key, seen in wanted.items()
+                if seen.detail is None or seen.nbytes >= 2 * (seen.detail.retained_of or 0)
             ),
         )
         for key, detail in details.items():
@@ -327,7 +329,7 @@ class Investigator:
                     detail.allocated_at = earlier.allocated_at  # without recorders few old nodes have a line
                 if detail.retained is None:
                     detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
-                    detail.also_held_by = earlier.also_held_by
+                    detail.also_held_by, detail.cuts = earlier.also_held_by, earlier.cuts
             wanted[key].detail = detail
 
 

@@ -1,0 +1,431 @@
+"""What a change of the program would release: references of a holder, cut one kind at a time.
+
+Every remedy removes edges of the heap graph. `detach()` removes those from tensors to their `grad_fn`, a
+bound those from a container to its entries, `clone()` those from views to storages that are larger. What is
+released is what no root reaches without them, and no cycle keeps.
+
+A kind of cut is a row of `_CUT_AT`: which hop of a holder path it removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from memtriage.account.held import HeldStorage, HeldStorages
+from memtriage.account.holder_index import HolderIndex
+from memtriage.account.native_sizes import NativeSizer
+from memtriage.account.paths import PathNamer
+from memtriage.account.retained_sizes import RetainedSizes
+from memtriage.model.census import CutKind, CutSeen, GroupKey
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, is_hook_of_node, is_native
+from memtriage.observe.classes import name_of
+from memtriage.observe.heap_graph import HeapGraph
+from memtriage.observe.kinds import ARRAY, MODULE, NODE, TENSOR
+from memtriage.observe.tensors import plain
+
+_ENOUGH: Final = 0.9
+"""With this part released, no other holder matters."""
+_MOST: Final = 12
+"""Different references of a cycle that are tried."""
+_CUT_AT: Final[Mapping[SegmentKind, CutKind]] = {
+    SegmentKind.GRADIENT: "grad",
+    SegmentKind.TRACEBACK: "traceback",
+    SegmentKind.CONTEXT: "context",
+    SegmentKind.SAVED: "pack",
+    SegmentKind.NODE_HOOKS: "remove",
+    SegmentKind.GRAD_FN: "detach",
+}
+"""By the last segment of a path: how the reference that it stands for is removed."""
+_CUT_IN_CYCLE: Final[Mapping[SegmentKind, CutKind]] = {**_CUT_AT, SegmentKind.GRADIENT: "create_graph"}
+_OF_GRAPH: Final = frozenset((SegmentKind.LATER_NODE, SegmentKind.LEAF))
+"""References within the autograd graph, which no change of a program removes alone."""
+
+Edge = tuple[int, int]
+Numbers = dict[int, frozenset[int]]
+"""Edges that are removed, by where they begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnBytes:
+    """Memory of a group: its size, and the objects of which any keeps it."""
+
+    nbytes: int
+    kept_by: tuple[int, ...]
+
+
+class CutMeter:
+    """Measures cuts on the graph of one census, which must outlive it.
+
+    Args:
+        anchors: of the graph's nodes, by position.
+        groups: that are looked at.
+    """
+
+    def __init__(
+        self,
+        graph: HeapGraph,
+        namer: PathNamer,
+        held: HeldStorages,
+        holders: HolderIndex,
+        anchors: Mapping[int, HolderPath],
+        retained: RetainedSizes,
+        groups: Mapping[GroupKey, Sequence[HeldStorage]],
+    ) -> None:
+        self._graph = graph
+        self._namer = namer
+        self._holders = holders
+        self._anchors = anchors
+        self._retained = retained
+        self._groups = groups
+        self._detached: dict[GroupKey, list[Edge]] = {}
+        self._sizer = NativeSizer(graph.reader)
+        self._held_at = {at: held_storage for held_storage in held.values() for at in held_storage.tensors}
+        # A cycle that nothing else leads to is entered at any of its objects: that is no root.
+        tables = self._tables_of_hooks()
+        self._successors = [*retained.successors]
+        for node, table in tables:
+            self._successors[node] = [*self._successors[node], table]
+        referred = {table for _, table in tables}
+        self._roots = [
+            at
+            for at in retained.successors[-1]
+            if retained.reaching[at] < graph.first_unrooted
+            or not (retained.referrers[retained.reaching[at]] or at in referred)
+        ]
+
+    def of(self, key: GroupKey) -> list[CutSeen]:
+        """Return the cuts that apply to a group, in the order of the path; each with what it releases."""
+        anchor, group = key[1], self._groups[key]
+        nodes, elements = self._elements(key)
+        parts = list(self._parts(key, group, nodes))
+        whole = sum(part.nbytes for part in parts)
+        if is_native(anchor) or anchor[0].kind is SegmentKind.GARBAGE_CYCLE:
+            members = [*nodes, *(at for held in group for at in held.tensors)]
+            candidates = self._in_cycles(members)
+        else:
+            candidates = self._on_the_way(elements, group)
+        cuts = [
+            CutSeen(
+                cut=cut,
+                at=at,
+                kind=self._kind_of(edges[0][0]),
+                releases=self._released(parts, edges),
+                of=whole,
+            )
+            for cut, at, edges in candidates
+        ]
+        cuts = [self._with_others(cut, key, parts) if cut.cut == "detach" else cut for cut in cuts]
+        copied = self._clone(elements, group, parts)
+        useful = [cut for cut in cuts if cut.releases or cut.cut != "break"]
+        return useful if copied is None else [*useful, copied]
+
+    def _tables_of_hooks(self) -> list[tuple[int, int]]:
+        """Return the nodes that tables of hooks may belong to: those of the tensors that the hooks lead to.
+
+        C++ has the tables, and tells nobody.
+        """
+        graph, reaching, place = self._graph, self._retained.reaching, self._retained.place
+        tables = {at for at in self._retained.successors[-1] if reaching[at] >= graph.first_unrooted}
+        found = []
+        for node in graph.nodes:
+            if node not in place or graph.kind(graph.parents[node]) == NODE:
+                continue
+            at = graph.parents[node]
+            while at >= 0 and not is_hook_of_node(self._namer.path(at).whole):
+                at = graph.parents[at]
+            while at >= 0 and graph.parents[at] >= 0:
+                at = graph.parents[at]
+            if at >= 0 and place.get(at) in tables:
+                found.append((place[node], place[at]))
+        return found
+
+    def _elements(self, key: GroupKey) -> tuple[list[int], set[int]]:
+        """Return the nodes that hang on a group's anchor, and the objects that the anchor names."""
+        nodes = [at for at, name in self._anchors.items() if name == key[1]]
+        storages = (held.position for held in self._groups[key])
+        return nodes, {self._holders.holder_of(at)[1] for at in (*nodes, *storages)}
+
+    def _with_others(self, cut: CutSeen, key: GroupKey, parts: Sequence[_OwnBytes]) -> CutSeen:
+        """Return a cut together with the same one of other groups, if these keep the same graph."""
+        if not self._detached:
+            for each in self._groups:
+                graph_edges = [edge for at in self._elements(each)[1] for edge in self._to_its_graph(at)]
+                self._detached[each] = graph_edges
+        edges = list(self._detached[key])
+        for other, others_edges in self._detached.items():
+            if cut.releases >= _ENOUGH * cut.of:
+                break
+            if other != key and others_edges:
+                released = self._released(parts, [*edges, *others_edges])
+                if released > cut.releases + (1 - _ENOUGH) * cut.of:
+                    edges += others_edges
+                    together = [*cut.together, other[1]]
+                    cut = msgspec.structs.replace(cut, releases=released, together=together)
+        return cut
+
+    def _parts(
+        self, key: GroupKey, group: Sequence[HeldStorage], nodes: Sequence[int]
+    ) -> Iterator[_OwnBytes]:
+        """Yield the storages of a group, and what its nodes and tensor objects take of the host's memory."""
+        on_host = key[0] == "cpu"
+        for held in group:
+            yield _OwnBytes(held.facts.nbytes + (self._sizer.storage if on_host else 0), tuple(held.tensors))
+        if not on_host:
+            return
+        graph = self._graph
+        for at in nodes:
+            yield _OwnBytes(self._sizer.node(graph.objects[at]), (at,))
+        for held in group:
+            for at in held.tensors:
+                saved = graph.parents[at] in self._anchors
+                yield _OwnBytes(self._sizer.tensor(graph.objects[at], saved=saved), (at,))
+
+    # --- which references ---------------------------------------------------------------------------------
+
+    def _on_the_way(
+        self, elements: Iterable[int], group: Sequence[HeldStorage]
+    ) -> Iterator[tuple[CutKind, HolderPath, list[Edge]]]:
+        """Yield the references from a root to a group that some change of the program removes."""
+        graph, namer = self._graph, self._namer
+        edges: dict[tuple[CutKind, HolderPath], list[Edge]] = {}
+        seen: set[int] = set()
+        for start in (*elements, *(held.position for held in group)):
+            at = start
+            while at not in seen and (above := graph.parents[at]) >= 0:
+                seen.add(at)
+                path = namer.path(at)
+                cut = None if graph.kind(at) == NODE else _cut_of(path.whole, attached=path.attached)
+                # A module's table of parts adds nothing to the path of the module.
+                if cut is not None and path.whole != namer.path(above).whole:
+                    edges.setdefault((cut, path.whole), []).extend(self._alike(above, at))
+                at = above
+        for (cut, at_path), removed in sorted(edges.items(), key=lambda each: len(each[0][1])):
+            yield cut, at_path, removed
+        attached = [edge for at in elements for edge in self._to_its_graph(at)]
+        if attached:
+            yield "detach", namer.path(attached[0][0]).whole, attached
+
+    def _alike(self, parent: int, child: int) -> Iterator[Edge]:
+        """Yield a reference, and those to the same object that have the same path: a hook of many modules."""
+        path = self._namer.path(child).whole
+        yield parent, child
+        for other in self._retained.referrers[child]:
+            if other != parent and self._namer.edge(other, child).whole == path:
+                yield other, child
+
+    def _kind_of(self, position: int) -> str:
+        """Return the type of what has a reference: of a namespace, of its instance."""
+        owner = self._graph.objects[self._holders.instance_of(position)]
+        return "Module" if self._graph.kinds[type(owner)] == MODULE else name_of(type(owner))
+
+    def _to_its_graph(self, at: int) -> Iterator[Edge]:
+        """Yield the references of a tensor that its detached copy has not."""
+        if self._graph.kind(at) != TENSOR:
+            return
+        place, successors = self._retained.place, self._successors
+        for number in successors[place[at]] if at in place else ():
+            child = self._retained.reaching[number]
+            if self._graph.kind(child) == NODE or self._is_base(at, child):
+                yield at, child
+
+    def _is_base(self, at: int, child: int) -> bool:
+        tensor = plain(self._graph.objects[at])
+        return bool(tensor._is_view()) and tensor._base is self._graph.objects[child]
+
+    def _in_cycles(self, members: Sequence[int]) -> Iterator[tuple[CutKind, HolderPath, list[Edge]]]:
+        """Yield the references that close the cycles which a group is part of, or hangs on."""
+        edges: dict[PathSegment, list[Edge]] = {}
+        paths: dict[PathSegment, HolderPath] = {}
+        reaching, place = self._retained.reaching, self._retained.place
+        cyclic = self._cycles(self._kept({}, roots_only=True), {})
+        number = {at: cycle for cycle, each in enumerate(cyclic) for at in each}
+        kept = self._below([number_at for each in cyclic for number_at in each], {})
+        if not any(kept[place[at]] for at in members if at in place):
+            return
+        for parent, cycle in number.items():
+            for child in self._successors[parent]:
+                if number.get(child) == cycle:
+                    edge = reaching[parent], reaching[child]
+                    path = self._namer.edge(*edge).whole
+                    if path[-1].kind in _OF_GRAPH:
+                        continue
+                    edges.setdefault(path[-1], []).append(edge)
+                    paths.setdefault(path[-1], path)
+        for segment in sorted(edges, key=lambda each: -len(edges[each]))[:_MOST]:
+            yield _CUT_IN_CYCLE.get(segment.kind, "break"), paths[segment], edges[segment]
+
+    # --- what is released -----------------------------------------------------------------------------------
+
+    def _released(self, parts: Sequence[_OwnBytes], edges: Iterable[Edge]) -> int:
+        """Return the bytes that are released if some references are removed."""
+        return sum(part.nbytes for part in self._gone(parts, edges))
+
+    def _gone(self, parts: Sequence[_OwnBytes], edges: Iterable[Edge]) -> Iterator[_OwnBytes]:
+        kept, place = self._kept(self._numbered(edges)), self._retained.place
+        for part in parts:
+            if not any(at not in place or kept[place[at]] for at in part.kept_by):
+                yield part
+
+    def _numbered(self, edges: Iterable[Edge]) -> Numbers:
+        place = self._retained.place
+        removed: dict[int, set[int]] = {}
+        for parent, child in edges:
+            if parent in place and child in place:
+                removed.setdefault(place[parent], set()).add(place[child])
+        return {parent: frozenset(children) for parent, children in removed.items()}
+
+    def _kept(self, removed: Numbers, *, roots_only: bool = False) -> bytearray:
+        """Return which objects roots still reach, or a cycle that no collection frees."""
+        kept = self._below(self._roots, removed)
+        if not roots_only:
+            cyclic = self._cycles(kept, removed)
+            for number, is_kept in enumerate(self._below([at for each in cyclic for at in each], removed)):
+                kept[number] |= is_kept
+        return kept
+
+    def _below(self, start: Iterable[int], removed: Numbers) -> bytearray:
+        successors = self._successors
+        reached = bytearray(len(successors))
+        queue = list(start)
+        for at in queue:
+            reached[at] = 1
+        for at in queue:
+            children: Iterable[int] = successors[at]
+            if at in removed:
+                children = [child for child in children if child not in removed[at]]
+            for child in children:
+                if not reached[child]:
+                    reached[child] = 1
+                    queue.append(child)
+        return reached
+
+    def _cycles(self, kept: bytearray, removed: Numbers) -> list[list[int]]:
+        """Return cycles of objects that are not kept, which no collection of the program frees.
+
+        Those through autograd nodes: C++ owns these. With the collector off, all.
+        """
+        graph, reaching = self._graph, self._retained.reaching
+        left = [at for at in range(len(reaching)) if not kept[at]]
+        cycles = strongly_connected(self._successors, left, removed)
+        return [
+            each
+            for each in cycles
+            if not graph.collects or any(graph.kind(reaching[at]) == NODE for at in each)
+        ]
+
+    # --- a copy without the rest of the storage -------------------------------------------------------------
+
+    def _clone(
+        self, elements: Iterable[int], group: Sequence[HeldStorage], parts: Sequence[_OwnBytes]
+    ) -> CutSeen | None:
+        """Return what copies of views release, if these are smaller than the storages that they keep."""
+        graph = self._graph
+        edges, copies, without = list[Edge](), 0, set[int]()
+        at_path: HolderPath | None = None
+        for element in elements:
+            view, own = self._view(element)
+            if view is None:
+                continue
+            copies += own
+            at_path = at_path or self._namer.path(view).whole
+            without.add(view)
+            edges += self._to_its_graph(view) if graph.kind(view) == TENSOR else self._to_base(view)
+        if at_path is None:
+            return None
+        kept, place = self._kept(self._numbered(edges)), self._retained.place
+        released = sum(
+            part.nbytes
+            for part in parts
+            if not any((at not in place or kept[place[at]]) and at not in without for at in part.kept_by)
+        )
+        whole = sum(part.nbytes for part in parts)
+        return CutSeen(cut="clone", at=at_path, releases=max(0, released - copies), of=whole)
+
+    def _view(self, element: int) -> tuple[int | None, int]:
+        """Return the tensor or array whose copy would be smaller than what it keeps, and the copy's bytes."""
+        graph = self._graph
+        at, outermost = element, None
+        while at >= 0 and graph.kind(at) in (TENSOR, ARRAY):
+            if graph.kind(at) == ARRAY:
+                outermost = at
+            at = graph.parents[at]
+        held = self._held_at.get(element)
+        if held is None:
+            return None, 0
+        if outermost is not None:
+            own = int(graph.objects[outermost].nbytes)
+            return (outermost, own) if 2 * own <= held.facts.nbytes else (None, 0)
+        own = _own_bytes(graph.objects[element])
+        return (element, own) if 2 * own <= held.facts.nbytes else (None, 0)
+
+    def _to_base(self, array: int) -> Iterator[Edge]:
+        place, successors = self._retained.place, self._successors
+        for number in successors[place[array]] if array in place else ():
+            yield array, self._retained.reaching[number]
+
+
+def _own_bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor's elements, which a copy has."""
+    tensor = plain(tensor)
+    return int(tensor.numel()) * int(tensor.element_size())
+
+
+def _cut_of(path: HolderPath, *, attached: bool) -> CutKind | None:
+    """Return how the last hop of a path is removed; None if by no small change."""
+    last = path[-1]
+    if attached:
+        return "context" if last.kind is SegmentKind.CONTEXT and last.name else None
+    if last.kind in (SegmentKind.ITEM, SegmentKind.ATTRIBUTE) and "*" in last.name:
+        if any(segment.kind is SegmentKind.LRU_CACHE for segment in path):
+            return "cache"
+        return "remove" if len(path) > 1 and path[-2].kind is SegmentKind.HOOKS else "bound"
+    if last.kind is SegmentKind.VARIABLE and len(path) > 2 and path[-2].kind is SegmentKind.GENERATOR:
+        return "close"
+    return _CUT_AT.get(last.kind)
+
+
+def strongly_connected(
+    successors: Sequence[Sequence[int]], among: Iterable[int], removed: Numbers
+) -> list[list[int]]:
+    """Return the cycles among some nodes of a graph: its strongly connected components of two or more nodes.
+
+    Tarjan's algorithm, without recursion.
+    """
+    allowed = set(among)
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    on_stack: set[int] = set()
+    stack: list[int] = []
+    components: list[list[int]] = []
+    for start in allowed:
+        work: list[tuple[int, Iterator[int]]] = []
+        entered = None if start in index else start
+        while work or entered is not None:
+            if entered is not None:
+                index[entered] = low[entered] = len(index)
+                stack.append(entered)
+                on_stack.add(entered)
+                without = removed.get(entered, frozenset())
+                after = [at for at in successors[entered] if at in allowed and at not in without]
+                work.append((entered, iter(after)))
+            node, children = work[-1]
+            child = next(children, None)
+            entered = child if child is not None and child not in index else None
+            if child is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component = [stack.pop()]
+                    while component[-1] != node:
+                        component.append(stack.pop())
+                    on_stack.difference_update(component)
+                    if len(component) > 1:
+                        components.append(component)
+            elif child in on_stack:
+                low[node] = min(low[node], index[child])
+    return components

@@ -1,0 +1,207 @@
+"""Which change stops a growth: the cuts that apply to a holder, the best one first.
+
+What each cut would release is computed at a census (`account/cuts.py`). Here one is chosen: it must stop the
+growth, and of those that do, the one comes first that changes least of what the program does. In a record
+without these figures the holder path alone decides. What to say is in `playbook/cuts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from memtriage.catalogue.growing import growing_part
+from memtriage.diagnose.held import (
+    Held,
+    carries_graph,
+    container,
+    expression,
+    generators_pile_up,
+    hooks_pile_up,
+    is_carried,
+    is_context_attribute,
+    kept_value,
+    named,
+    never_differentiated,
+    on_context,
+    only_native,
+    subject,
+)
+from memtriage.model.census import CutKind, CutSeen
+from memtriage.model.findings import ReferenceCut
+from memtriage.model.paths import (
+    ANY_ITEM,
+    HolderPath,
+    SegmentKind,
+    anchor_of,
+    has,
+    in_words,
+    is_hook_of_node,
+    is_native,
+    last_name,
+)
+from memtriage.model.units import rate, size
+from memtriage.playbook.cuts import BOUNDS, CUTS
+
+_STOPS: Final = 0.9
+"""A cut stops a growth if it releases this part of what the holder keeps. A number per step remains."""
+_UNITS: Final = {"step": "step", "backward": "backward", "second": "second", "run": "run"}
+
+
+def cuts_of(held: Held) -> list[CutSeen]:
+    """Return the cuts that apply, the best one first; `of` is 0 for one that was not measured."""
+    measured: dict[CutKind, CutSeen] = {}
+    for cut in held.cuts:
+        known = measured.get(cut.cut)
+        if cut.cut == "detach" and is_carried(held) and not is_native(held.anchor):
+            # Detached at each step, all but the present value is released.
+            cut = msgspec.structs.replace(cut, of=cut.releases if named(cut.at) == subject(held) else 0)
+        if _is_in_place(cut, held) and (known is None or cut.releases > known.releases):
+            measured[cut.cut] = cut
+    for kind in _applicable(held):
+        measured.setdefault(kind, CutSeen(cut=kind, at=held.anchor, releases=0, of=0))
+    return sorted(measured.values(), key=lambda cut: (not _stops(cut), _change(cut.cut, held)))
+
+
+def fix_of(held: Held) -> str:
+    """Return what to change, and what that leaves."""
+    cuts = cuts_of(held)
+    if not cuts:
+        return CUTS["release"]
+    best = cuts[0]
+    text = _words(best, held)
+    if not best.of:
+        return text
+    remains = 0 if held.rate is None else _remains(best, held.rate)
+    left = f"; {rate(remains, _UNITS[held.every])} remain" if remains else ""
+    others = [expression(named(each)) for each in best.together if not _covers(held.anchor, each)]
+    also = f" (and the same in {', '.join(others)})" if others else ""
+    return f"{text}{also}: releases {size(best.releases)} of {size(best.of)}{left}"
+
+
+def _covers(folded: HolderPath, path: HolderPath) -> bool:
+    """Whether a path is one of those that a folded path stands for."""
+    alike = (a == b or "*" in a.name for a, b in zip(folded, path, strict=False))
+    return len(folded) == len(path) and all(alike)
+
+
+def as_found(held: Held) -> list[ReferenceCut]:
+    """Return the cuts as a finding has them."""
+    return [
+        ReferenceCut(
+            cut=cut.cut,
+            at=in_words(cut.at),
+            releases=cut.releases if cut.of else None,
+            remains_per_event=None if held.rate is None or not cut.of else _remains(cut, held.rate),
+            line=held.stored_at,
+        )
+        for cut in cuts_of(held)
+    ]
+
+
+def words_of(held: Held) -> dict[str, str]:
+    """Return the words of sentences about a holder: its own names, and what it stores."""
+    value, own = kept_value(held), subject(held)
+    several = held.anchor[-1].kind is SegmentKind.ITEM
+    copy = ".copy()" if any(segment.name == "<ndarray>" for segment in held.anchor) else ".clone()"
+    return {
+        "subject": in_words(own),
+        "name": expression(own),
+        "container": in_words(container(held)),
+        "container_name": expression(container(held)),
+        "attribute": in_words(tuple(filter(is_context_attribute, held.path))[:1]),
+        "detached": f"`{value}.detach()`" + (f" (or `{value}.item()`)" if "loss" in value else ""),
+        "copy": f"`{value}{'.detach()' if held.attached else ''}{copy}`",
+        "trained": "; `new.detach().requires_grad_()` for each tensor where it is trained" if several else "",
+    }
+
+
+def _words(cut: CutSeen, held: Held) -> str:
+    words = words_of(held)
+    kind: str = cut.cut
+    if kind == "detach" and is_hook_of_node(held.anchor):
+        kind = "unhook"
+    elif kind == "detach" and is_carried(held) and not only_native(held):
+        kind = "carry"
+    if cut.cut == "context" and any(segment.name == "CheckpointFunctionBackward" for segment in held.path):
+        kind = "reentrant"
+    own = container(held) == subject(held) != held.anchor
+    of_model = held.owner in ("parameter", "buffer") and held.collected is None
+    holder = cut.kind or ("Module" if of_model else held.kind if own else None) or ""
+    bound = BOUNDS.get(_ALIKE.get(holder, holder), BOUNDS[""]).format_map(words)
+    return CUTS[kind].format_map(
+        {**words, "bound": bound, "at": in_words(cut.at), "place": last_name(anchor_of(cut.at))}
+    )
+
+
+_ALIKE: Final = {"OrderedDict": "dict", "defaultdict": "dict", "ModuleList": "Module", "ModuleDict": "Module"}
+
+
+def _stops(cut: CutSeen) -> bool:
+    return cut.releases >= _STOPS * cut.of
+
+
+def _remains(cut: CutSeen, growth: float) -> int:
+    return round(growth * (1 - cut.releases / cut.of))
+
+
+def _is_in_place(cut: CutSeen, held: Held) -> bool:
+    """Whether a cut is at what gets new entries, and not at a container around it."""
+    if cut.cut == "close":
+        return generators_pile_up(held)
+    if is_native(held.anchor) or cut.cut not in ("bound", "remove"):
+        return True
+    grows, at = container(held), named(cut.at)
+    return at == grows or (grows[: len(at)] != at and at[: len(grows)] != grows)
+
+
+def _applicable(held: Held) -> Iterator[CutKind]:
+    """Yield the kinds of cuts that a path allows, the smallest change of the program first."""
+    native = only_native(held) or is_hook_of_node(held.anchor)
+    if has(held.anchor, SegmentKind.GARBAGE_CYCLE):
+        yield "collect"
+        return
+    if held.packs_itself:
+        yield "pack"
+    if never_differentiated(held) and not native:
+        yield "no_grad"
+    if held.lengthens and growing_part(held.classes) is None:
+        yield "shorten"
+    if carries_graph(held):
+        yield "create_graph"
+    if on_context(held) and native:
+        yield "context"
+    if is_hook_of_node(held.anchor):
+        yield "detach"
+    if native:
+        return
+    if held.attached:
+        yield "detach"
+    if held.shared:
+        yield "clone"
+    if on_context(held):
+        yield "context"
+    if has(held.anchor, SegmentKind.TRACEBACK):
+        yield "traceback"
+    if generators_pile_up(held):
+        yield "close"
+    if hooks_pile_up(held):
+        yield "remove"
+    if has(held.anchor, SegmentKind.LRU_CACHE):
+        yield "cache"
+    elif ANY_ITEM in held.anchor or not held.attached:
+        yield "bound"
+
+
+_CHANGES: Final[tuple[CutKind, ...]] = (
+    "collect", "pack", "no_grad", "shorten", "create_graph", "cache", "detach", "context", "clone", "grad",
+    "traceback", "close", "remove", "bound", "break",
+)  # fmt: skip
+"""Kinds of cuts, the smallest change of what a program does first."""
+
+
+def _change(cut: CutKind, held: Held) -> int:
+    """Return how large a change is. In a cycle through C++, the program itself stores no tensor."""
+    return len(_CHANGES) if cut == "detach" and only_native(held) else _CHANGES.index(cut)

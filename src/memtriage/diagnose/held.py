@@ -1,0 +1,205 @@
+"""What the rules of mechanisms and cuts look at: facts about one holder, and what its path says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal
+
+from memtriage.model.census import CutSeen
+from memtriage.model.paths import (
+    ANY_ITEM,
+    HolderPath,
+    PathSegment,
+    SegmentKind,
+    has,
+    in_words,
+    last_name,
+    without_last_item,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the rules look at: facts about one holder.
+
+    Attributes:
+        path: whole path of what grew most.
+        anchor: its part before the autograd graph.
+        attached: the path continues through the autograd graph.
+        owner: what most of the bytes are.
+        kind: type of the holding Python object, e.g. `list`.
+        lengthens: it is one storage that grows at its end.
+        shared: its storages are in shared memory.
+        known: the entry of the catalogue of known holders that keeps most of it.
+        gradients: the program has computed gradients.
+        differentiated: its graph has nodes that differentiate a gradient.
+        entries_grow: the anchor names more objects than before; None where that is unknown.
+        holders_multiply: new containers like the last one on the anchor appear, and each keeps its length.
+        packs_itself: a pack hook returned the tensor that it was given, which its own node saves.
+        stored_value: source of what the program stores there.
+        stored_depth: number of segments of the path to what that line stores into; 0 if unknown.
+        stored_at: the line that does.
+        carried: what it stores is made of what was there before.
+        classes: classes of the objects on the way to the holder.
+        in_optimizer: one of these objects is an optimizer.
+        collected: what it belongs to, where whole modules or optimizers are collected.
+        ordinary: what grows is ordinary data, and no tensors.
+        every: what it grows with, for the sentence.
+        cuts: what changes of the program would release.
+        rate: its growth, in bytes per position of `every`; None if unknown.
+    """
+
+    path: HolderPath
+    anchor: HolderPath
+    attached: bool
+    owner: str
+    kind: str | None = None
+    lengthens: bool = False
+    shared: bool = False
+    known: str | None = None
+    gradients: bool = True
+    differentiated: bool = False
+    entries_grow: bool | None = None
+    holders_multiply: bool = False
+    packs_itself: bool = False
+    stored_value: str | None = None
+    stored_depth: int = 0
+    stored_at: str | None = None
+    carried: bool = False
+    classes: tuple[str, ...] = ()
+    in_optimizer: bool = False
+    collected: Literal["module", "optimizer"] | None = None
+    ordinary: bool = False
+    every: Literal["step", "backward", "second", "run"] = "step"
+    cuts: tuple[CutSeen, ...] = ()
+    rate: float | None = None
+
+
+_PARTS: Final = frozenset(
+    (
+        SegmentKind.ATTRIBUTE,
+        SegmentKind.ITEM,
+        SegmentKind.GRADIENT,
+        SegmentKind.PARTIAL,
+        SegmentKind.CLOSURE,
+        SegmentKind.HOOK_CLOSURE,
+        SegmentKind.FUTURE,
+        SegmentKind.VARIABLE,
+    )
+)
+"""Kinds that lead from an object to a part of its own."""
+
+
+def subject(held: Held) -> HolderPath:
+    """Return the variable to name: the anchor without frame, and without its item in the last container."""
+    return named(held.anchor)
+
+
+def named(path: HolderPath) -> HolderPath:
+    """Return a path without its frame, and without its item in the last container."""
+    path = path[1:] if path[0].kind is SegmentKind.THREAD else path
+    if len(path) > 1 and path[0].kind is SegmentKind.FRAME:
+        path = path[1:]
+    return without_last_item(path)
+
+
+def container(held: Held) -> HolderPath:
+    """Return what gets new entries: of entries that are objects with tensors, the container of these."""
+    path = subject(held)
+    if held.collected is not None and ANY_ITEM in path:
+        return path[: path.index(ANY_ITEM)]
+    if generators_pile_up(held):
+        kinds = [segment.kind for segment in path]
+        items = [at for at, each in enumerate(path[: kinds.index(SegmentKind.GENERATOR)]) if each == ANY_ITEM]
+        return path[: items[-1]] if items else path
+    ends_in_items = without_last_item(held.anchor) != held.anchor and not held.holders_multiply
+    if ends_in_items or held.entries_grow is False or ANY_ITEM not in path:
+        return path
+    place = len(path) - 1 - path[::-1].index(ANY_ITEM)
+    parts = path[place:]
+    own = all(part.kind in _PARTS for part in parts)
+    return path[:place] if own else path
+
+
+_ROOTS: Final = frozenset((SegmentKind.MODULE, SegmentKind.FRAME, SegmentKind.THREAD))
+_EXPRESSION: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE, SegmentKind.ITEM))
+
+
+def expression(path: HolderPath) -> str:
+    """Return a path as the program may write it, `self.losses['lm']`; else its last name."""
+    own = tuple(segment for segment in path if segment.kind not in _ROOTS)
+    named = own and own[0].kind is SegmentKind.VARIABLE and all(each.kind in _EXPRESSION for each in own)
+    return in_words(own) if named else last_name(path)
+
+
+def is_context_attribute(segment: PathSegment) -> bool:
+    return segment.kind is SegmentKind.CONTEXT and bool(segment.name)
+
+
+def kept_value(held: Held) -> str:
+    """Return the tensor that the program stores, as an expression that a method can be called on.
+
+    Of an entry with several tensors it is a part, `metrics['output']`; `loss` of `losses`.
+    """
+    value = held.stored_value
+    if value and value[0] not in "([{":
+        value = value if re.fullmatch(r"[\w.]+([(\[].*[)\]])?", value) else f"({value})"
+        parts = held.anchor[held.stored_depth :][1:] if held.stored_depth else ()
+        if all(part.kind is SegmentKind.ITEM and part != ANY_ITEM for part in parts):
+            return value + in_words(parts)
+        return value
+    key = held.anchor[-1]
+    if key.kind is SegmentKind.ITEM and key.name[1:-1].isidentifier():
+        return key.name[1:-1]
+    variables = [
+        segment.name
+        for segment in held.anchor
+        if segment.kind in (SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE)
+    ]
+    plural = variables[-1] if variables else "values"
+    if "loss" in plural:
+        return "loss"
+    return plural[:-1] if plural.endswith("s") and len(plural) > 2 else "value"
+
+
+def carries_graph(held: Held) -> bool:
+    """Whether a gradient carries a graph: on the way to what is held, or as what is held itself."""
+    hops = pairwise(segment.kind for segment in held.path)
+    graph = (SegmentKind.GRADIENT, SegmentKind.GRAD_FN) in hops
+    return graph or (held.attached and held.anchor[-1].kind is SegmentKind.GRADIENT)
+
+
+def on_context(held: Held) -> bool:
+    return any(map(is_context_attribute, held.path))
+
+
+def generators_pile_up(held: Held) -> bool:
+    """Whether suspended generators keep it, each its part: not where a container in one of them grows."""
+    kinds = [segment.kind for segment in held.anchor]
+    if SegmentKind.GENERATOR not in kinds:
+        return False
+    inside = held.anchor[kinds.index(SegmentKind.GENERATOR) :]
+    of_last = inside[:-1] if inside[-1].kind is SegmentKind.ITEM else inside
+    return ANY_ITEM not in (of_last if held.holders_multiply else inside)
+
+
+def hooks_pile_up(held: Held) -> bool:
+    """Whether what gets new entries is a table of hooks."""
+    return has(container(held)[-1:], SegmentKind.HOOKS)
+
+
+def only_native(held: Held) -> bool:
+    return held.anchor[0].kind is SegmentKind.NATIVE
+
+
+def is_carried(held: Held) -> bool:
+    """Whether the same variables get longer graphs, and no container gets more entries."""
+    if held.entries_grow is not None:
+        return not held.entries_grow
+    return held.carried or ANY_ITEM not in held.anchor
+
+
+def never_differentiated(held: Held) -> bool:
+    return held.attached and not (held.gradients or held.differentiated)

@@ -1,0 +1,185 @@
+"""What cuts release: measured on the heap of programs that hold tensors in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.account.census import CensusView
+from memtriage.account.cuts import strongly_connected
+from memtriage.model.census import CutSeen
+from memtriage.model.paths import in_words
+from support.torch_state import shows_saved_tensors
+
+pytest.importorskip("torch")
+shown = shows_saved_tensors()
+
+PROGRAM = """
+import functools
+import numpy as np
+import torch
+from torch import nn
+
+weight = nn.Parameter(torch.ones(5000))
+
+def loss():
+    return (weight * torch.ones(5000)).exp().sum()
+
+losses = [loss() for _ in range(4)]
+both = [loss() for _ in range(4)]
+first = [both[0]]
+
+views = [torch.ones(64, 500)[:1] for _ in range(4)]
+whole = [torch.ones(500) for _ in range(4)]
+arrays = [torch.ones(64, 500).numpy()[:1] for _ in range(4)]
+seen = [torch.ones(64, 500)[:1] for _ in range(4)]
+used = [[[seen[0]._base]]]
+
+class Block(nn.Module):
+    pass
+
+def scale(block, factor):
+    def hook(module, args):
+        return args[0] * factor
+    for part in block:
+        part.register_forward_pre_hook(hook)
+
+blocks = [Block(), Block()]
+for _ in range(3):
+    scale(blocks, torch.ones(5000))
+
+@functools.lru_cache(maxsize=None)
+def mask(number):
+    return torch.ones(5000)
+for number in range(3):
+    mask(number)
+
+errors = []
+def failing():
+    batch = torch.ones(5000)
+    raise ValueError
+for _ in range(3):
+    try:
+        failing()
+    except ValueError as error:
+        errors.append(error)
+
+class Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.cache = torch.ones(5000)
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+elbos = [Keep.apply(weight).sum() for _ in range(3)]
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.outputs = x * 1, x * 2  # the collector does not see a node with several outputs
+        return ctx.outputs
+    @staticmethod
+    def backward(ctx, one, two):
+        return one
+Two.apply(weight)
+"""
+
+
+@pytest.fixture(scope="module")
+def cuts(only_new_objects: None, gallery: Callable[..., Any]) -> Iterator[dict[str, dict[str, CutSeen]]]:
+    """The cuts of each group of the program, by its anchor and by the kind."""
+    found: dict[str, dict[str, CutSeen]] = {}
+
+    def ask(view: CensusView) -> None:
+        keys = [group.key for group in view.census().groups if group.device == "cpu"]
+        for (_, anchor), detail in view.details(keys, lambda _: None).items():
+            found[in_words(anchor)] = {cut.cut: cut for cut in detail.cuts}
+
+    gallery({}, PROGRAM).look(ask)
+    yield found
+
+
+FLOATS = 4 * 5000
+OBJECT = 1000
+"""More than a tensor object without data takes."""
+
+
+def left(cut: CutSeen) -> int:
+    return cut.of - cut.releases
+
+
+@shown
+def test_a_detached_loss_keeps_its_value(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    of_losses = cuts["train.losses[*]"]
+    # `mul` saves its factor, `exp` its result.
+    assert of_losses["detach"].releases > 4 * 2 * FLOATS
+    assert 0 < left(of_losses["detach"]) < 4 * OBJECT
+    assert left(of_losses["bound"]) == 0 and of_losses["bound"].kind == "list"
+    assert "clone" not in of_losses
+
+
+@shown
+def test_what_another_list_keeps_is_not_released(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    of_both = cuts["train.both[*]"]
+    assert 3 * left(of_both["bound"]) == pytest.approx(of_both["bound"].releases, rel=0.01)
+
+
+def test_a_copy_keeps_the_bytes_of_the_view(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    copied = cuts["train.views[*]"]["clone"]
+    assert 4 * 4 * 500 <= left(copied) < 4 * (4 * 500 + OBJECT)
+    assert copied.of > 4 * 4 * 64 * 500
+    assert "clone" not in cuts["train.whole[*]"]
+    of_array = next(each["clone"] for anchor, each in cuts.items() if anchor.startswith("train.arrays"))
+    assert left(of_array) < 4 * (4 * 500 + OBJECT)
+
+
+def test_a_base_that_is_used_elsewhere_stays(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    copied = cuts["train.seen[*]"]["clone"]
+    assert left(copied) > 4 * 64 * 500
+
+
+def test_a_hook_of_two_modules_is_removed_from_both(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    of_hooks = next(each for anchor, each in cuts.items() if "_forward_pre_hooks" in anchor)
+    assert of_hooks["remove"].releases == of_hooks["remove"].of > 3 * FLOATS
+
+
+def test_caches_and_exceptions_are_cut_at_their_tables(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    for part, kind in (("lru_cache mask", "cache"), ("errors[*].__traceback__", "traceback")):
+        of_part = next(each for anchor, each in cuts.items() if part in anchor)
+        assert of_part[kind].releases == of_part[kind].of > 3 * FLOATS
+
+
+@shown
+def test_a_context_keeps_less_without_its_attribute(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    of_elbos = cuts["train.elbos[*]"]
+    assert 3 * FLOATS < of_elbos["context"].releases < of_elbos["detach"].releases
+
+
+@shown
+def test_a_cycle_through_native_code_is_cut_at_any_of_its_references(
+    cuts: dict[str, dict[str, CutSeen]],
+) -> None:
+    of_cycle = next(each for anchor, each in cuts.items() if anchor.startswith("C++") and "context" in each)
+    assert of_cycle["context"].releases == of_cycle["context"].of > 2 * FLOATS
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=10, max_size=10), st.integers(0, 9))
+def test_nodes_that_reach_each_other_are_a_cycle(graph: list[list[int]], without: int) -> None:
+    among = [node for node in range(10) if node != without]
+
+    def reached(start: int) -> set[int]:
+        queue = [start]
+        for node in queue:
+            queue += [after for after in graph[node] if after in among and after not in queue]
+        return set(queue)
+
+    reach = {node: reached(node) for node in among}
+    cycles = {frozenset(n for n in reach[node] if node in reach[n]) for node in among}
+    found = strongly_connected(graph, among, {})
+    assert {frozenset(each) for each in found} == {each for each in cycles if len(each) > 1}
+    assert sum(map(len, found)) == len({node for each in found for node in each})
