@@ -102,7 +102,24 @@ OTHERS_HAVE = {"reserved_unallocated": GIB, "free": GIB}
     ("change", "labels"),
     [
         pytest.param({"requested": 2**46 - 1}, ("does_not_fit",), id="nearly-absurd"),
-        pytest.param({"allocated": 80 * GIB}, ("does_not_fit",), id="all-allocated"),
+        pytest.param(
+            {"allocated": 80 * GIB, "reserved_unallocated": 64 * MIB}, ("does_not_fit",), id="all-allocated"
+        ),
+        pytest.param(
+            {"allocated": 80 * GIB, "reserved_unallocated": 64 * MIB + 1},
+            ("system_memory_fallback", "does_not_fit"),
+            id="more-reserved-than-the-card",
+        ),
+        pytest.param(
+            {"allocated": None, "free": 2 * GIB + 64 * MIB},
+            ("driver_refused_though_free", "unknown"),
+            id="free-alone-refused",
+        ),
+        pytest.param(
+            {"allocated": None, "free": 2 * GIB + 64 * MIB - 1},
+            ("unknown", "does_not_fit", OTHERS),
+            id="free-alone-barely",
+        ),
         pytest.param(
             {"requested": 80 * GIB, "allocated": 0, "free": 80 * GIB - 64 * MIB, "reserved_unallocated": 0},
             (OTHERS, "does_not_fit"),

@@ -406,10 +406,7 @@ def fix(told: Told) -> Fix:
             [
                 (
                     "find-size",
-                    (
-                        "one tensor is larger than the device: see which sizes it is the product of "
-                        "(`--shapes`)"
-                    ),
+                    ("one tensor takes the whole device: see which sizes it is the product of (`--shapes`)"),
                     None,
                 ),
                 *weights_alone("; free 84.00 GiB"),
@@ -432,10 +429,7 @@ def fix(told: Told) -> Fix:
             [
                 (
                     "find-size",
-                    (
-                        "one tensor is larger than the device: see which sizes it is the product of "
-                        "(`--shapes`)"
-                    ),
+                    ("one tensor takes the whole device: see which sizes it is the product of (`--shapes`)"),
                     None,
                 ),
                 *weights_alone(""),

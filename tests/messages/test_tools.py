@@ -15,6 +15,11 @@ MESSAGES: Final[list[dict[str, Any]]] = [
     for line in (Path(__file__).parents[1] / "data" / "oom_messages_tools.jsonl").read_text().splitlines()
 ]
 TEXTS: Final = {message["id"]: message["text"] for message in MESSAGES}
+PUBLIC: Final[list[dict[str, Any]]] = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "oom_messages_2026b.jsonl").read_text().splitlines()
+]
+"""Texts of public threads, with the answers that they allow and words that the first advice may not have."""
 OF_TRAINING: Final = ("micro-batch", "cross-entropy", "optimizer", "checkpointing")
 
 
@@ -24,6 +29,93 @@ def test_the_diagnosis_is_one_that_the_text_allows(message: dict[str, Any]) -> N
     assert diagnosis.diagnosis in message["accept"]
     advice = " ".join(fix.action for fix in diagnosis.fixes)
     assert any(word in advice for word in OF_TRAINING) == message["training"]
+
+
+@pytest.mark.parametrize("record", PUBLIC, ids=[record["id"] for record in PUBLIC])
+def test_a_public_text(record: dict[str, Any]) -> None:
+    explanation = explain(record["text"])
+    assert explanation.diagnosis in record["accept"]
+    if explanation.fixes:
+        assert not [words for words in record["not_first"] if words in explanation.fixes[0].action]
+
+
+ENGINE_POOL = "[torch_memory_saver] CUresult error: 2 (out of memory) file=utils.h func=cu_mem_create line=62"
+SHARED = "unable to allocate shared memory(shm) for file </torch_7_8_9>:"
+NO_FIGURES = "torch.AcceleratorError: CUDA error: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "diagnosis"),
+    [
+        ("Ran out of memory when regular VAE decoding, retrying with tiled VAE decoding.", "informational"),
+        (f"{SHARED} Resource temporarily unavailable (11)", "shared_memory_exhausted"),
+        (f"{SHARED} Bad file descriptor (9)", "shared_memory_exhausted"),
+        (ENGINE_POOL, "unknown"),
+        (f"in resume_memory_occupation\n{ENGINE_POOL}", "other_process_or_outside_allocator"),
+        ("NVRM: nvAssertOkFailedNoLog: failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)", "unknown"),
+        ("EngineCore: trigger received signal=SIGTERM", "not_memory"),
+        (f"received signal=SIGTERM\n{NO_FIGURES}", "unknown"),
+    ],
+)  # fmt: skip
+def test_a_wording(text: str, diagnosis: str) -> None:
+    explanation = explain(text)
+    assert explanation.diagnosis == diagnosis
+    assert explanation.events[0].family != "mention" or diagnosis == "informational"
+
+
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        ("Training Env: NVIDIA GB10", "page cache"),
+        ("EngineCore_DP0 failed", "--mem-fraction-static"),
+        ("got prompt: ComfyUI", "in pieces"),
+        ("jax.errors.JaxRuntimeError", "free the device"),
+        ("step 1", "memtriage run"),
+        ("ComfyUI\n  loss.backward()", "memtriage run"),
+    ],
+)
+def test_without_figures_the_kind_of_program_decides(log: str, first: str) -> None:
+    assert first in explain(f"{log}\n{NO_FIGURES}").fixes[0].action
+
+
+def test_a_batch_of_one_is_not_made_smaller() -> None:
+    for setting in ("--micro-batch-size 1", "per_device_train_batch_size=1", '"batch_size": 1,'):
+        assert "micro-batch" not in " ".join(fix.action for fix in explain(f"{setting}\n{FULL}").fixes)
+    for setting in ("--micro-batch-size 16", "eval_batch_size=1", "batch_size: 1.5"):
+        assert "micro-batch" in " ".join(fix.action for fix in explain(f"{setting}\n{FULL}").fixes)
+
+
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 0 "
+    "bytes is free. Of the allocated memory 79.00 GiB is allocated by PyTorch, and 0 bytes is reserved by "
+    "PyTorch but unallocated."
+)
+
+
+def test_a_request_as_large_as_all_that_lives_is_a_copy_of_the_weights() -> None:
+    text = FULL.replace("2.00", "79.00")
+    assert "shard" in explain(text).fixes[0].action
+
+
+def test_weights_that_fill_the_card_are_not_helped_by_a_smaller_share() -> None:
+    log = "(EngineCore pid=7) Model loading took {} GiB memory and 2.5 seconds\n(EngineCore pid=7) "
+    assert "fewer bytes of weights" in explain(log.format("78.5") + FULL).fixes[0].action
+    assert "--mem-fraction-static" in explain(log.format("30.5") + FULL).fixes[0].action
+
+
+def test_an_allocator_without_expandable_segments_is_not_advised_to_use_them() -> None:
+    holes = FULL.replace("0 bytes is reserved", "30.00 GiB is reserved").replace("79.00", "49.00")
+    assert "expandable" in explain(holes).fixes[0].action
+    lacks = f"{holes}\nUserWarning: expandable_segments not supported on this platform"
+    assert not [fix for fix in explain(lacks).fixes if "expandable" in fix.action]
+
+
+def test_the_share_that_fits_is_named() -> None:
+    text = (
+        "ValueError: Free memory on device (3.22/4.0 GiB) on startup is less than desired GPU memory "
+        "utilization (0.9, 3.6 GiB)."
+    )
+    assert any("at most 0.80" in fix.action for fix in explain(text).fixes)
 
 
 @pytest.mark.parametrize("name", ["wrapped", "wrapped-words", "k8s-partial", "k8s", "json-log"])

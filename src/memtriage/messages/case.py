@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from memtriage.messages.grammar.message import SUM_ERROR, Message, OomFields, figures
+from memtriage.messages.grammar.message import NOT_TORCH, SUM_ERROR, Message, OomFields, figures
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.messages.shapes import Product
 from memtriage.messages.training_phase import FrameState, phase_from_frames
@@ -37,6 +38,8 @@ class Case:
         shapes: the user's sizes, by name.
         expandable: the text shows that expandable segments were on.
         building: the text is of compilers at work, and not of a training run.
+        weights: what an engine reported its weights to take; None where it did not.
+        traits: what else the log shows (`log_file._TRAITS`).
         serving: an inference engine asked: its own settings decide, and there are no gradients.
     """
 
@@ -48,6 +51,8 @@ class Case:
     expandable: bool = False
     building: bool = False
     serving: bool = False
+    weights: int | None = None
+    traits: AbstractSet[str] = frozenset()
 
     @property
     def label(self) -> Label:
@@ -56,6 +61,20 @@ class Case:
     @property
     def figures(self) -> OomFields:
         return figures(self.message)
+
+    @property
+    def torch(self) -> bool:
+        """Whether PyTorch's settings concern the program."""
+        return self.message.family not in NOT_TORCH and "other runtime" not in self.traits
+
+    @property
+    def generates(self) -> bool:
+        """Whether a program without an engine only runs a model: there are no gradients."""
+        return (
+            "generates" in self.traits
+            and "trains" not in self.traits
+            and self.phase not in ("backward", "optimizer")
+        )
 
     def possible(self, label: Label) -> bool:
         """Whether the text proves a label or cannot rule it out."""

@@ -112,9 +112,11 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
     if label == "absurd_request":
         yield "no machine has that much: a length or an index became this size"
     elif label == "system_memory_fallback":
+        what = "allocated" if allocated > total else "reserved"
+        size = allocated if allocated > total else allocated + holes
         yield (
-            f"{as_printed(allocated)} allocated on a device of {as_printed(total)}: "
-            f"{as_printed(allocated - total)} have spilled to system memory; the free figure means nothing"
+            f"{as_printed(size)} {what} on a device of {as_printed(total)}: "
+            f"{as_printed(size - total)} have spilled to system memory; the free figure means nothing"
         )
     elif label == "does_not_fit" and asked > total:
         yield "the request alone exceeds the device: no state of the device could hold it"
@@ -175,6 +177,12 @@ _TEXTS: Final[Mapping[tuple[str, str], str]] = {
     ("cuda-runtime", "thc"): "a release of PyTorch up to 0.4, whose message has no sizes",
     ("cuda-driver", ""): "the driver's own error, without sizes",
     ("cuda-driver", "engine pool"): "an engine's own memory pool got nothing from the driver; no sizes",
+    (
+        "cuda-driver",
+        "engine wakes",
+    ): "the engine got its memory at the start and not again when it woke up: the trainer on the same "
+    "device still has its own",
+    ("cuda-driver", "kernel module"): "the GPU's kernel driver got no memory, which may be the host's",
     ("cuda-driver", "hidden"): "this error of the driver can be a failed allocation that never says memory",
     ("xpu-runtime", ""): "the runtime's own error, without sizes",
     (
@@ -261,6 +269,13 @@ _TEXTS: Final[Mapping[tuple[str, str], str]] = {
         "not-memory",
         "no space",
     ): "a file system is full; the text does not say which one: /dev/shm and /tmp may be in memory",
+    ("mention", "survived"): "the text says that the program continues without that memory: not a failure",
+    (
+        "deepspeed-mem",
+        "flushes",
+    ): "the allocator emptied its cache and then succeeded: slow if it is frequent, and no failure",
+    ("launcher", "asked"): "SIGTERM asked the program to end: nothing shows that memory was the reason",
+    ("engine", "weights"): "a report of memory at start-up, no failure",
     ("mention", ""): "the text has neither the size of the request nor what was free",
     ("k8s", "told"): "the text calls it killed for its memory; the container runtime's own reason is missing",
     (

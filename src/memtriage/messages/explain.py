@@ -61,7 +61,7 @@ def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None
     cause = _cause(judged)
     if cause is None:
         return _nothing(judged, reading)
-    case = _case(cause, reading, shapes or {})
+    case = _case(cause, judged, reading, shapes or {})
     return Explanation(
         diagnosis=case.label,
         confidence=_confidence(case),
@@ -81,12 +81,16 @@ def _mentioned(cause: _JudgedMessage) -> Iterator[str]:
         yield f"line {cause.hit.line:,} reports a lack of memory, in an unknown form: {quoted}"
 
 
-def _case(cause: _JudgedMessage, reading: LogReading, shapes: Mapping[str, int]) -> Case:
+def _case(
+    cause: _JudgedMessage, judged: Sequence[_JudgedMessage], reading: LogReading, shapes: Mapping[str, int]
+) -> Case:
     message = cause.hit.message
     asked = message.number("requested")
     sizes = {name: count for name, count in shapes.items() if name not in _SHAPES}
     frames, phase = cause.hit.frames, phase_of(cause.hit.frames)
-    engine = any(serves(file.replace("\\", "/")) for file, _, _ in frames) if frames else reading.serving
+    serving = reading.serving or "engine" in reading.traits
+    engine = any(serves(file.replace("\\", "/")) for file, _, _ in frames) if frames else serving
+    weights = [each.hit.message.number("weights") for each in judged if each.hit.line < cause.hit.line]
     return Case(
         message=message,
         labels=cause.labels,
@@ -95,6 +99,8 @@ def _case(cause: _JudgedMessage, reading: LogReading, shapes: Mapping[str, int])
         shapes=shapes,
         expandable=reading.expandable,
         building=reading.building,
+        weights=next((size for size in reversed(weights) if size is not None), None),
+        traits=reading.traits,
         serving=engine and phase not in ("backward", "optimizer"),
     )
 
@@ -122,6 +128,8 @@ def _cause(judged: Sequence[_JudgedMessage]) -> _JudgedMessage | None:
     failures = [each for each in judged if each.label not in (None, "informational")]
     if not failures:
         return next((each for each in judged if each.label is not None), None)
+    # SIGTERM was sent because something else failed, if anything did.
+    failures = [each for each in failures if each.hit.message.form != "asked"] or failures
     first = failures[0]
     if first.label == "killed_unproven":
         proof = next((failure for failure in failures if failure.label == "host_memory_limit"), None)

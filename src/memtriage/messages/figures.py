@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from memtriage.messages.grammar.message import OomFields
+from memtriage.messages.grammar.message import SUM_ERROR, OomFields
 from memtriage.model.explanation import Label
 from memtriage.model.units import GIB, MIB
 
@@ -93,7 +93,12 @@ def _early(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...] | None
     requested, total, allocated = fields.requested, fields.total, fields.allocated
     if requested is not None and requested >= policy.absurd:
         return ("absurd_request",)
-    if total is not None and allocated is not None and allocated > total:
+    # Sums of printed figures are off by up to SUM_ERROR; allocated is one figure.
+    spilled = total is not None and (
+        (allocated is not None and allocated > total)
+        or (fields.reserved is not None and fields.reserved > total + SUM_ERROR)
+    )
+    if spilled:
         return ("system_memory_fallback", "does_not_fit")
     if requested is None or total is None:
         return ("unknown", "does_not_fit", _OTHERS)
@@ -109,6 +114,8 @@ def _early(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...] | None
         return ("driver_refused_though_free", _OTHERS, "unknown")
     if allocated is not None and allocated + requested > total:
         return ("does_not_fit",) if fields.free is None else None
+    if allocated is None and fields.free is not None and fields.free - requested >= policy.full:
+        return ("driver_refused_though_free", "unknown")
     if allocated is None or fields.free is None:
         return ("unknown", "does_not_fit", _OTHERS)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from memtriage.messages.grammar.message import NOT_TORCH
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.messages.shapes import kind_of, kinds_of
 from memtriage.model.explanation import Fix
-from memtriage.model.units import MIB
+from memtriage.model.units import GIB, MIB
 from memtriage.playbook.entries import ACTIONS
 
 
@@ -63,6 +64,8 @@ def _choices(case: Case) -> Iterator[_Choice]:
         case "driver_refused_though_free":
             yield from _refused(case)
         case "system_memory_fallback":
+            if (case.figures.requested or 0) >= POLICY.live * (case.figures.total or 1):
+                yield from _one_tensor(case)
             yield _Choice(
                 "no-fallback", "the card is over-full, and the driver hides it by using the host's memory"
             )
@@ -80,9 +83,10 @@ def _choices(case: Case) -> Iterator[_Choice]:
             yield from _library(case)
         case "unknown" if case.message.family == "mention":
             yield _Choice("read-on", "this line alone does not show whose memory ran out")
-        case "unknown" if case.message.family in NOT_TORCH:
+        case "unknown" if not case.torch:
             yield from _other_runtime(case)
         case "unknown":
+            yield from _without_figures(case)
             yield _Choice(
                 "watch", _UNKNOWN.get(case.message.family, "the text has too few figures to find the cause")
             )
@@ -96,6 +100,23 @@ _UNKNOWN = {
     "xpu-runtime": "the message has no sizes: find out what asked, and what was alive",
     "nvml-assert": "the message lost its figures: find out what was alive at the failure",
 }
+
+
+def _without_figures(case: Case) -> Iterator[_Choice]:
+    """Yield what helps a program of this kind, whatever failed."""
+    if "unified memory" in case.traits:
+        if case.message.family == "cuda-driver":
+            yield _Choice("no-expandable", "its calls of the driver fail on some devices, whatever is free")
+        yield _Choice("page-cache", "device and host share one memory: files that were read count, too")
+    if case.message.form == "engine pool":
+        yield from _engine_and_trainer()
+    elif case.serving or case.generates:
+        yield from _ladder(case, None)
+
+
+def _engine_and_trainer() -> Iterator[_Choice]:
+    yield _Choice("room-for-engine", "engine and trainer take turns on one device")
+    yield _Choice("leave-headroom", "a smaller share is easier to get again")
 
 
 # The device is full
@@ -187,18 +208,30 @@ def _one_tensor(case: Case) -> Iterator[_Choice]:
     if case.product is None:
         yield _Choice(
             "find-size",
-            "one tensor is larger than the device: see which sizes it is the product of (`--shapes`)",
+            "one tensor takes the whole device: see which sizes it is the product of (`--shapes`)",
         )
 
 
 def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
     """Yield the rungs of M4 that can lower this peak; of an engine that serves, its own settings."""
+    total = case.figures.total
+    if case.generates and not case.serving:
+        yield _Choice("in-pieces", "the largest single request decides: there are no gradients to save")
+        yield _Choice("fewer-weights", "weights are most of what a program that only runs a model keeps")
+        return
     if case.serving:
+        if case.weights is not None and total is not None and case.weights >= POLICY.live * total:
+            why = f"the weights alone take {as_printed(case.weights)} of {as_printed(total)}"
+            yield _Choice("fewer-weights", why)
+            return
         yield _Choice("leave-headroom", "the share is of weights and cache; activations and graphs need more")
         yield _Choice("smaller-graphs", "each captured batch size keeps buffers of its own")
         yield _Choice("less-on-device", "weights, cache and the requests at once are what an engine asks for")
         return
     needs = "" if gap is None else f"; free {as_printed(gap)}"
+    if _second_copy(case):
+        yield from _weights(case, "the request is as large as all that is allocated: a copy of the weights")
+        return
     product, asked = case.product, case.figures.requested
     if product is not None and product.is_logits:
         yield _Choice(
@@ -222,10 +255,16 @@ def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
     yield from _weights(case, "weights, gradients and optimizer state do not shrink with the batch")
 
 
+def _second_copy(case: Case) -> bool:
+    """Whether one request is as large as everything that lives: gradients or states in one buffer."""
+    asked, live = case.figures.requested, case.figures.allocated
+    return asked is not None and live is not None and asked >= GIB and abs(asked - live) <= asked // 50
+
+
 def _activations(case: Case, needs: str) -> Iterator[_Choice]:
     sizes = kinds_of(case.shapes)
     product, asked = case.product, case.figures.requested
-    batch = sizes.get("batch", 0)
+    batch = sizes.get("batch", 1 if "batch of one" in case.traits else 0)
     # A request that has the batch in it is halved with it; how much else goes is not in the text.
     in_request = product is not None and any(kind_of(name) in ("batch", "tokens") for name in product.names)
     halved = asked // 2 if asked is not None and in_request else None
@@ -261,7 +300,7 @@ def _checkpointed(sizes: dict[str, int]) -> int | None:
 
 def _weights(case: Case, why: str) -> Iterator[_Choice]:
     params, ranks = case.shapes.get("params"), case.shapes.get("ranks")
-    if case.phase != "setup":
+    if case.phase != "setup" and not _second_copy(case):
         yield _Choice(
             "optimizer-8bit",
             f"{why}: 2 B of state per parameter instead of 8",
@@ -280,6 +319,8 @@ def _weights(case: Case, why: str) -> Iterator[_Choice]:
 def _expandable(case: Case) -> Iterator[_Choice]:
     if case.message.family not in ("cuda-v1", "cuda-v2", "hip-v2") or case.expandable:
         return
+    if "no expandable segments" in case.traits:
+        return
     holes = case.figures.reserved_unallocated
     reason = f"{as_printed(holes)} is free in holes, " if holes else ""
     yield _Choice("expandable", f"{reason}requested {as_printed(case.figures.requested or 0)}", holes)
@@ -289,6 +330,9 @@ def _fragmentation(case: Case) -> Iterator[_Choice]:
     if case.serving:
         yield from _ladder(case, None)
     yield from _expandable(case)
+    if case.generates and not case.serving:
+        yield from _ladder(case, None)
+        return
     if not case.serving:
         yield _Choice("bucket", "changing shapes leave holes that later requests do not fit")
     if case.possible("private_pools"):
@@ -311,7 +355,12 @@ def _outside(case: Case) -> Iterator[_Choice]:
         return
     if case.message.family == "vllm":
         yield _Choice("free-device", "the engine found the device partly in use")
-        yield _Choice("lower-share", "a share that fits next to the others")
+        free, total = figures.free, figures.total
+        at_most = f"at most {math.floor(100 * free / total) / 100:.2f}" if free and total else ""
+        yield _Choice("lower-share", "a share that fits next to the others", named=at_most)
+        return
+    if case.message.form == "engine wakes":
+        yield from _engine_and_trainer()
         return
     outside = figures.outside
     own, reserved = own_process(case.message), figures.reserved
@@ -341,7 +390,7 @@ def _capped(case: Case) -> Iterator[_Choice]:
     if case.message.family == "mps":
         yield _Choice("metal-limit", "the limit is PyTorch's own, a multiple of what Metal recommends")
         if case.possible("does_not_fit"):
-            yield from _activations(case, "")
+            yield from _ladder(case, None) if case.generates else _activations(case, "")
         return
     if case.message.family == "vllm":
         yield _Choice("raise-cap", "weights and the profiling run use up the share of gpu_memory_utilization")

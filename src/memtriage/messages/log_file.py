@@ -107,6 +107,8 @@ _FAILURES: Final = (
         b"in kv cache",
         b"see_memory_usage",
         b"model weights take",
+        b"loading took",
+        b"cache flushes",
         b"enough memory",
         b"nsufficient memory",
         b"more system memory",
@@ -115,6 +117,10 @@ _FAILURES: Final = (
     _stem(b"allocat", b"failed to alloc", b"attempting to alloc", b"error allocating", b"allocation of size"),
     _stem(b"paging file"),
     _stem(b"error 1455"),
+    _stem(b"curesult error"),
+    _stem(b"nv_err_no_memory"),
+    _stem(b"cache flushes"),
+    _stem(b"regular vae"),
     _stem(b"oomd"),
     _stem(b"badness"),
     _stem(b"available ram"),
@@ -153,7 +159,15 @@ _AFTERMATH: Final = (
 )
 """Looked for from the first failure on, and near the end of a log without one."""
 
-_REPORTS: Final = frozenset({b"see_memory_usage", b"model weights take", *(stem.word for stem in _AFTERMATH)})
+_REPORTS: Final = frozenset(
+    {
+        b"see_memory_usage",
+        b"loading took",
+        b"cache flushes",
+        b"model weights take",
+        *(stem.word for stem in _AFTERMATH),
+    }
+)
 
 _EXPANDABLE_ON: Final = re.compile(
     rb"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[\])]?\s{0,3}[=:]\s{0,3}['\"]?[\w:.,\[\]-]{0,200}?expandable_segments:True"
@@ -172,6 +186,23 @@ _BUILDS: Final = (
     b"CMakeFiles/",
 )
 """Words of compilers at work."""
+_TRAITS: Final = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "no expandable segments": rb"expandable_segments not supported",
+        "batch of one": rb"(?i)(?<![\w-])(?:--)?"
+        rb"(?:(?:(?:train_)?micro|per[_-]device(?:[_-]train)?|train)[_-])?batch[_-]?size"
+        rb"(?:[_-]per[_-]gpu)?[\"']?\s{0,3}[=: ]\s{0,3}[\"']?1(?![\d.])",
+        "generates": rb"(?i)comfyui|stable-diffusion-webui|diffusers[\\/]pipelines|vae[ _]decod|"
+        rb"transformers[\\/]generation[\\/]|\bollama\b|llama[._]cpp",
+        "trains": rb"(?i)\.backward\(|optimizer\.step|grad_norm|gradient|"
+        rb"[ '\"]loss[ '\"]{0,2}[:=]|trainer\.py|finetun",
+        "other runtime": rb"\bjax(?:lib)?[./\\_]|\bXLA_|/xla[/_]|tensorflow[/.]|\bjax\.errors",
+        "unified memory": rb"\bGB10\b|DGX Spark|\bJetson\b|\bOrin\b|(?i:unified memory)",
+        "engine": rb"EngineCore|(?i:sglang)|KV [Cc]ache (?:is )?allocated|Captur\w{1,4} .{0,40}CUDA graph",
+    }.items()
+}
+"""What a log shows besides its messages, by words that stand for it."""
 _HINT_BEFORE: Final = b"setting"
 _HINT_AFTER: Final = b"toavoid"
 
@@ -192,6 +223,7 @@ class LogReading:
         building: it is of compilers at work: the build of an image or of an extension. Of a long log only the
             lines around its messages are looked at.
         serving: it has the files or options of an inference engine, looked for as `building` is.
+        traits: names of `_TRAITS` that it shows, looked for as `building` is.
         speaks: the first line that speaks of memory, and its number; None where none does. Of a long log, the
             first with the word itself.
     """
@@ -202,6 +234,7 @@ class LogReading:
     unread: int = 0
     building: bool = False
     serving: bool = False
+    traits: set[str] = field(default_factory=set)
     speaks: tuple[int, str] | None = None
 
 
@@ -232,12 +265,17 @@ def read_log(stream: BinaryIO) -> LogReading:
         expandable=expandable_segments_on(first),
         building=_builds(first),
         serving=serves(first.decode("utf-8", "replace")),
+        traits=_traits(first),
         speaks=first_that_speaks(lines),
     )
 
 
 def _builds(raw: bytes) -> bool:
     return any(word in raw for word in _BUILDS)
+
+
+def _traits(raw: bytes) -> set[str]:
+    return {name for name, pattern in _TRAITS.items() if pattern.search(raw)}
 
 
 def serves(text: str) -> bool:
@@ -415,6 +453,7 @@ class _Search:
         self.reading.messages += find(lines, first)
         self.reading.building = self.reading.building or _builds(self._buffer[begin:end])
         self.reading.serving = self.reading.serving or any(serves(line.text) for line in lines)
+        self.reading.traits |= _traits(self._buffer[begin:end])
         self.reading.speaks = self.reading.speaks or first_that_speaks(lines)
         self._read_to, self._read_end = lines[-1].number, end
 

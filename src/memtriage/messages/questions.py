@@ -113,7 +113,7 @@ def settle(case: Case) -> Settle | None:
                 fact="the size of the request and what was free: the lines around this one",
                 command="grep -n -B5 -A5 -iE 'out of memory|alloc|oom' train.log",
             )
-        case "unknown" if message.family in NOT_TORCH:
+        case "unknown" if not case.torch:
             return Settle(
                 fact="how much of the device was free, and what used the rest", command=_users(message)
             )

@@ -17,6 +17,9 @@ _TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
     ("cuda-runtime", "thc"): ("unknown", "does_not_fit", _OTHERS),
     ("cuda-driver", ""): ("unknown", "does_not_fit"),
     ("cuda-driver", "engine pool"): ("unknown", "does_not_fit", _OTHERS),
+    # At the first start nothing else was there; now the trainer on the same device is.
+    ("cuda-driver", "engine wakes"): (_OTHERS, "unknown", "does_not_fit"),
+    ("cuda-driver", "kernel module"): ("unknown", "host_alloc_failed", _OTHERS),
     ("cuda-driver", "hidden"): ("unknown", "does_not_fit"),
     ("xpu-runtime", ""): ("unknown", "does_not_fit"),
     ("nvml-assert", ""): ("unknown", "does_not_fit"),
@@ -54,6 +57,7 @@ _TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
     ("launcher", "killed"): ("killed_unproven", "host_memory_limit"),
     # SIGTERM: users, schedulers and launchers send it, and so do earlyoom and an eviction by Kubernetes.
     ("launcher", "terminated"): ("killed_unproven", "not_memory", "unknown"),
+    ("launcher", "asked"): ("not_memory", "unknown"),
     ("dataloader-killed", "killed"): ("killed_unproven", "host_memory_limit"),
     ("dataloader-killed", "terminated"): ("killed_unproven", "not_memory", "unknown"),
     ("dataloader-killed", "exited"): ("killed_unproven", "host_memory_limit", "shared_memory_exhausted"),
@@ -71,9 +75,12 @@ _TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
     ("engine", "pool"): ("allocator_limit", "does_not_fit"),
     ("engine", "preempted"): ("informational",),
     ("engine", "report"): ("informational",),
+    ("engine", "weights"): ("informational",),
     ("python", "resource tracker"): ("informational",),
     ("not-memory", "no space"): ("not_memory", "shared_memory_exhausted"),
     ("mention", ""): ("unknown",),
+    ("mention", "survived"): ("informational",),
+    ("deepspeed-mem", "flushes"): ("informational",),
     ("deepspeed-mem", ""): ("informational",),
 }
 

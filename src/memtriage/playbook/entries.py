@@ -124,6 +124,56 @@ _ENTRIES: Final = (
                 no_help="others hold the device",
             ),
             PlaybookAction(
+                key="fewer-weights",
+                action="fewer bytes of weights on each device: a smaller model, a 4-bit quantization, "
+                "tensor parallel over several devices, or weights offloaded to the host",
+                saves="the weights that are left out",
+                costs="offloaded weights are slower; a quantization may change answers",
+                maths="approximate",
+                maths_note="the same with tensor parallel and offload",
+                no_help="the weights are a small part of the device",
+            ),
+            PlaybookAction(
+                key="in-pieces",
+                action="run the step that failed in pieces: tiled VAE decoding, smaller images, shorter "
+                "clips, fewer items at once; unload models that are not in use",
+                saves="all but one piece",
+                costs="about none",
+                maths="rounding",
+                maths_note=None,
+                no_help="the weights alone fill the device",
+            ),
+            PlaybookAction(
+                key="room-for-engine",
+                action="before the engine wakes up, move the trainer's weights, gradients and optimizer to "
+                "the host and call torch.cuda.empty_cache(); wake weights and cache one after the other",
+                saves="what the trainer has on the device",
+                costs="copies at each change between training and generation",
+                maths="same",
+                maths_note=None,
+                no_help="the trainer is on other devices",
+            ),
+            PlaybookAction(
+                key="page-cache",
+                action="stop what else runs on this machine, and drop the page cache (sync; echo 3 | sudo "
+                "tee /proc/sys/vm/drop_caches)",
+                saves="what other programs and cached files take",
+                costs="files are read again",
+                maths="same",
+                maths_note=None,
+                no_help="the device has a memory of its own",
+            ),
+            PlaybookAction(
+                key="no-expandable",
+                action="run without expandable segments: unset PYTORCH_CUDA_ALLOC_CONF, or what a library "
+                "puts there",
+                saves="nothing: it avoids calls that this driver refuses",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="expandable segments are off",
+            ),
+            PlaybookAction(
                 key="less-on-host",
                 action="load less into host memory: a smaller quantization, memory-mapped weights, more "
                 "layers on the GPU, a shorter context",

@@ -484,4 +484,4 @@ def test_what_is_none(text: str) -> None:
 
 def test_a_shut_down_by_the_launcher_is_told_from_a_signal_far_above() -> None:
     (found,) = find(f"sending{'x' * 73} SIGTERM")
-    assert found.message.form == "terminated"
+    assert found.message.form == "asked"

@@ -20,8 +20,8 @@ _FIGURES: Final = {
     name: re.compile(text)
     for name, text in {
         "requested": rf"Triedtoallocate{SIZE}",
-        "total": rf"hasa?total(?:capaci?tyof)?{SIZE}|{SIZE}totalcapacity",
-        "free": rf"ofwhich{SIZE}|{SIZE}free;",
+        "total": rf"hasa?total(?:capaci?tyof)?{SIZE}|{SIZE}total(?:capacity|;)",
+        "free": rf"ofwhich{SIZE}|{SIZE}free[;)]",
         "allocated": rf"Oftheallocatedmemory{SIZE}|{SIZE}alreadyallocated",
         "private_pools": rf"with{SIZE}allocatedinprivatepools",
         "reserved_unallocated": rf"{SIZE}isreservedbyPyTorchbut",

@@ -4,7 +4,7 @@ Their messages have no common form, but say the same things: that memory ran out
 perhaps what was used, free, or the limit. A line that says the first and has the size of the request is read
 as such a message, whoever wrote it. Figures of other lines do not count: they may be from another message.
 
-Known limit: a line that a terminal wrapped between the words and the figures is not read.
+A line that was wrapped between the words and the size is read with the next one.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ def _read(start: re.Match[str], text: str) -> Message | None:
     if _ON_CHIP.search(line):
         return Message("not-memory", form="on-chip shared memory", ran_out=False, length=length)
     fields, facts = _figures(line)
+    if not fields and not facts and after and (asked := _wrapped(line, after[0])):
+        fields, length = {"requested": asked}, length + len(after[0])
     if not fields and not facts:
         return None
     above = whole[whole.rfind("\n", 0, max(0, begin - 1)) + 1 : begin]
@@ -118,6 +120,18 @@ def _read(start: re.Match[str], text: str) -> Message | None:
         ran_out=not survived,
         length=length,
     )
+
+
+def _wrapped(line: str, following: str) -> int | None:
+    """Return the request of a sentence that a line does not end, and that has its size on the next."""
+    if not line.rstrip()[-1:].isalpha():
+        return None
+    joined = f"{line.rstrip()} {following.strip()}"
+    for pattern in _REQUESTED:
+        match = pattern.search(joined)
+        if match is not None and match.start() <= len(line) + 1 < match.end():
+            return _size(match, 1)
+    return None
 
 
 def _figures(line: str) -> tuple[dict[str, Field], dict[str, str | int]]:
@@ -169,7 +183,9 @@ _SPEAKS: Final = (
 
 def _read_mention(start: re.Match[str], text: str) -> Message:
     end = start.string.index("\n", start.end())
-    return Message("mention", ran_out=False, length=end - start.start())
+    line = start.string[start.string.rfind("\n", 0, start.start()) + 1 : end]
+    form = "survived" if _SURVIVED.search(line) else ""
+    return Message("mention", form=form, ran_out=False, length=end - start.start())
 
 
 MENTION: Final = Grammar(_WORDS, _read_mention, tight=False)

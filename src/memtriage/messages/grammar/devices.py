@@ -91,6 +91,20 @@ def _read_tensorrt(start: re.Match[str], text: str) -> Message:
     )
 
 
+_POOL: Final = re.compile(
+    r"CUDAError:outofmemoryat.{0,120}?cumem_allocator\.cpp|CUresulterror:2(?!\d)(?:\(?outofmemory\)?)?"
+)
+_WAKES: Final = re.compile(r"wake_up|resume_memory_occupation|in(?:_?resume|resume_)\b")
+_ABOVE: Final = 4000
+"""Characters of a traceback, without white space, above an engine pool's error."""
+
+
+def _read_pool(start: re.Match[str], text: str) -> Message:
+    above = start.string[max(0, start.start() - _ABOVE) : start.start()]
+    form = "engine wakes" if _WAKES.search(above) else "engine pool"
+    return Message("cuda-driver", form=form, length=len(start[0]))
+
+
 GRAMMARS: Final = (
     Grammar(_TENSORRT, _read_tensorrt),
     Grammar(_ASSERT, _read_assert),
@@ -101,7 +115,8 @@ GRAMMARS: Final = (
         r"(?i:cudaruntimeerror\(2\):outofmemory(?:at\S{0,200}?:\d{1,6})?)|THCudaCheckFAILfile=.{1,200}?error=2:outofmemory",
         form="thc",
     ),
-    _plain("cuda-driver", r"CUDAError:outofmemoryat.{0,120}?cumem_allocator\.cpp", form="engine pool"),
+    Grammar(_POOL, _read_pool),
+    _plain("cuda-driver", r"NVRM:.{0,200}?NV_ERR_NO_MEMORY", form="kernel module"),
     _plain("cuda-driver", r"(?:CUDA|HIP)drivererror:outofmemory"),
     _plain(
         "cuda-driver",

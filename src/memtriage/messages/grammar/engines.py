@@ -48,14 +48,28 @@ _ENGINE: Final = re.compile(
     r"[Mm]aximumpoolsizeexceeded)|"
     r"(?P<preempted>preemptedbyPreemptionMode|(?:KVcachepoolisfull\.)?Retractrequests|"
     r"failedtofindfreespaceintheKVcache,retrying)|"
+    rf"(?P<weights>Model(?:weights)?loadingtook(?P<took>{NUMBER})(?P<unit>GiB|GB)memory)|"
     rf"(?P<report>Freememoryondevice(?:\w+:\d+)?\({NUMBER}/{NUMBER}GiB\)onstartup\.)"
 )
 """Engines that hand out a share of the device by themselves: the share is used up, and not the device."""
+_ENGINE_FORMS: Final = ("share", "batch", "pool", "preempted", "weights", "report")
 
 
 def _read_engine(start: re.Match[str], text: str) -> Message:
-    form = str(start.lastgroup)
-    return Message("engine", form=form, ran_out=form in ("share", "batch", "pool"), length=len(start[0]))
+    form = next(name for name in _ENGINE_FORMS if start[name])
+    weights: dict[str, Field] = {"weights": to_bytes(start["took"], start["unit"])} if start["took"] else {}
+    return Message(
+        "engine", form=form, fields=weights, ran_out=form in ("share", "batch", "pool"), length=len(start[0])
+    )
+
+
+_FLUSHES: Final = re.compile(
+    r"\d{1,9}pytorchallocatorcacheflushessincelaststep(?:\.thishappens.{0,400}?performance)?"
+)
+
+
+def _read_flushes(start: re.Match[str], text: str) -> Message:
+    return Message("deepspeed-mem", form="flushes", ran_out=False, length=len(start[0]))
 
 
 _BREAKDOWN: Final = re.compile(
@@ -87,4 +101,5 @@ GRAMMARS: Final = (
     Grammar(_ENGINE, _read_engine),
     Grammar(_BREAKDOWN, _read_breakdown),
     Grammar(_DEEPSPEED, _read_deepspeed),
+    Grammar(_FLUSHES, _read_flushes),
 )

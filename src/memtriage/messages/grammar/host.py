@@ -173,7 +173,7 @@ def _read_k8s(start: re.Match[str], text: str) -> Message | None:
 
 
 _RAY: Final = re.compile(
-    r"(?:ray\.exceptions\.OutOfMemoryError:)?(?:Task|Actor)(?:s|\(s\))?(?:was|were)killedduetothenoderunninglowonmemory|"
+    r"(?:ray\.exceptions\.OutOfMemoryError:)?(?:[Tt]ask|[Aa]ctor|[Ww]orker)(?:s|\(s\))?(?:was|were)killedduetothenoderunninglowonmemory|"
     r"ray\.exceptions\.OutOfMemoryError|[Ww]orkers?\(tasks/actors\)killedduetomemorypressure|"
     r"Memoryonthenode\(IP:|"
     r"(?P<perhaps>[Ss]omecommoncausesinclude:\(1\)theprocesswaskilledbytheOOMkillerduetohighmemoryusage)"
@@ -181,8 +181,8 @@ _RAY: Final = re.compile(
 """The last is a list of what may have been, in Ray's message of a worker that is gone."""
 _RAY_SIZES: Final = {
     "task_used": re.compile(rf"memoryused={SIZE}"),
-    "node_used": re.compile(rf"wasrunningwas{SIZE}"),
-    "node_total": re.compile(rf"wasrunningwas{SIZE}/{SIZE}"),
+    "node_used": re.compile(rf"(?:wasrunning|node\(IP:[^)]{{1,200}}\))was{SIZE}"),
+    "node_total": re.compile(rf"(?:wasrunning|node\(IP:[^)]{{1,200}}\))was{SIZE}/{SIZE}"),
 }
 _RAY_FRACTION: Final = re.compile(r"\((0?\.\d+|1\.0+)\),whichexceedsthememoryusagethresholdof(\d?\.\d+|1)")
 
@@ -315,9 +315,11 @@ def _read_launcher(start: re.Match[str], text: str) -> Message | None:
     for name, pattern in (("pid", _PID), ("local_rank", _LOCAL_RANK)):
         if match := pattern.search(line):
             facts[name] = int(match[1])
+    form = "terminated" if word in _TERMINATED else "killed"
     return Message(
         "launcher",
-        form="terminated" if word in _TERMINATED else "killed",
+        # The signal's name alone: a program that notes that it was asked to end.
+        form="asked" if form == "terminated" and not facts else form,
         facts=facts,
         device="host",
         ran_out=False,
@@ -328,7 +330,9 @@ def _read_launcher(start: re.Match[str], text: str) -> Message | None:
 # Shared memory
 
 _SHM: Final = re.compile(
-    r"[Bb]userrorencounteredinworker|unabletowritetofile</?torch_\w{0,60}>(?::[A-Za-z]{0,40}(?:\(\d+\))?)?|"
+    r"[Bb]userrorencounteredinworker|"
+    r"unabletoallocatesharedmemory\(shm\)forfile<[^>]{1,80}>(?::[A-Za-z]{1,60}\(\d+\))?|"
+    r"unabletowritetofile</?torch_\w{0,60}>(?::[A-Za-z]{0,40}(?:\(\d+\))?)?|"
     r"unabletoopensharedmemoryobject</?torch_\w{0,60}>(?:inread-writemode)?(?::[A-Za-z]{1,60})?(?:\((?P<errno>\d+)\))?|"
     r"</?torch_\w{1,60}>.{0,40}?Nospaceleftondevice|shm_open.{0,60}?Nospaceleftondevice|"
     r"ObjectStoreFullError|failedtoextend/dev/shm/[\w-]{1,60}to(?P<extended>\d{1,20})bytes|"
