@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memtriage.model.recording import (
     ALLOC,
@@ -56,50 +55,6 @@ class TraceColumns:
 
     def __len__(self) -> int:
         return len(self.time_us)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedColumns:
-    """Events of one trace that were read without an object for each, in their order.
-
-    Attributes:
-        kind, time_us, address, size, stream: one entry an event, as in `TraceColumns`.
-        frames: which of the lists of frames that were read beside them, counted from 1; 0 for no frames.
-        pool: the two numbers of each event's pool; None where not recorded.
-        loose: for each event of the trace that is a dictionary still, how many of these come before it;
-            events at the end of the trace may be missing here.
-    """
-
-    kind: Bytes8
-    time_us: Int64s
-    address: Int64s
-    size: Int64s
-    stream: Int64s
-    frames: Int64s
-    pool: tuple[Int64s, Int64s] | None
-    loose: Int64s
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-
-class PackedTrace(list[Mapping[str, Any]]):
-    """The dictionaries that are left of a trace, with the events that were read as columns.
-
-    Attributes:
-        columns: those events.
-        lists: the lists of frames that `columns.frames` counts.
-    """
-
-    def __init__(
-        self,
-        loose: Sequence[Mapping[str, Any]],
-        columns: PackedColumns,
-        lists: Sequence[Sequence[Frame]],
-    ) -> None:
-        super().__init__(loose)
-        self.columns = columns
-        self.lists = lists
 
 
 def last_events(trace: TraceColumns, most: int) -> TraceColumns:
@@ -155,50 +110,10 @@ def trace_columns(trace: list[Mapping[str, Any]], stacks: StackTable) -> TraceCo
     """
     if not isinstance(trace, list):
         raise SnapshotError(f"a device's trace is a {type(trace).__name__}")
-    if isinstance(trace, PackedTrace):
-        columns = _unpacked(trace, stacks)
-    else:
-        columns = _columns(trace, stacks)
+    columns = _columns(trace, stacks)
     # two threads may have read the clock in one order and taken the lock in the other
     np.maximum.accumulate(columns.time_us, out=columns.time_us)
     return columns
-
-
-def _unpacked(trace: PackedTrace, stacks: StackTable) -> TraceColumns:
-    """Put the packed events and the dictionaries of a trace in their order."""
-    packed, loose = trace.columns, _columns(list(trace), stacks)
-    if not all(isinstance(frames, list) for frames in trace.lists):
-        raise SnapshotError("an event's frames are not a list")
-    try:
-        numbers = np.array([0, *(stacks.number(frames) if frames else 0 for frames in trace.lists)], np.int32)
-    except (TypeError, AttributeError) as error:
-        raise SnapshotError(f"an event's frames are none: {error}") from None
-    before = np.full(len(loose), len(packed), np.int64)
-    before[: len(packed.loose)] = packed.loose[: len(loose)]
-    at_loose = before + np.arange(len(loose))
-    at_packed = np.delete(np.arange(len(packed) + len(loose)), at_loose)
-
-    def joined(mine: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
-        column = np.empty(len(mine) + len(others), others.dtype)
-        column[at_packed], column[at_loose] = mine, others
-        return column
-
-    pools = {int(at_loose[event]): pool for event, pool in loose.pool.items()}
-    if packed.pool is not None:
-        first, second = packed.pool
-        has_pool = np.isin(packed.kind, (ALLOC, SEGMENT_ALLOC)) & ((first != 0) | (second != 0))
-        for event in np.flatnonzero(has_pool).tolist():
-            pools[int(at_packed[event])] = (int(first[event]), int(second[event]))
-    return TraceColumns(
-        time_us=joined(packed.time_us, loose.time_us),
-        kind=joined(packed.kind, loose.kind),
-        address=joined(packed.address, loose.address),
-        size=joined(packed.size, loose.size),
-        stream=joined(packed.stream, loose.stream),
-        stack=joined(numbers[packed.frames], loose.stack),
-        device_free={int(at_loose[event]): free for event, free in loose.device_free.items()},
-        pool=pools,
-    )
 
 
 def _columns(trace: Sequence[Mapping[str, Any]], stacks: StackTable) -> TraceColumns:

@@ -24,10 +24,8 @@ from typing import Any, BinaryIO, Final, NoReturn, cast
 import psutil
 import zstandard
 
-from memtriage.allocator.trace_columns import PackedTrace
 from memtriage.model.recording import SnapshotError
 from memtriage.process.collector import collector_paused
-from memtriage.snapshots.packed import pack
 
 MAGIC_GZIP: Final = b"\x1f\x8b"
 MAGIC_XZ: Final = b"\xfd7zXZ\x00"
@@ -78,7 +76,7 @@ def _load(path: Path) -> Any:
                 raise SnapshotError(f"no pickle of protocol 2 to 5 ({_looks_like(head)})")
             size = os.fstat(file.fileno()).st_size
             with _memory_ceiling(size if stream is file else size * EXPANSION_RATIO):
-                return _objects(stream.read())
+                return _Restricted(stream).load()
         except SnapshotError as error:
             raise SnapshotError(f"{path}: not a memory snapshot: {error}") from None
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zstandard.ZstdError) as error:
@@ -92,18 +90,6 @@ def _load(path: Path) -> Any:
             # A damaged pickle's opcodes raise nearly anything: bad text, unhashable keys, a stack underflow.
             reason = "it ends too early" if "truncated" in str(error) else str(error)
             raise SnapshotError(f"{path}: truncated or damaged: {reason}") from None
-
-
-def _objects(data: bytes) -> Any:
-    """Return the file's content, with the events that can be as `PackedTrace`."""
-    packed = pack(data)
-    if packed is None:
-        return _Restricted(io.BytesIO(data)).load()
-    del data
-    raw, lists = _Restricted(io.BytesIO(packed.rest)).load()
-    traces = raw["device_traces"]
-    traces[packed.trace] = PackedTrace(traces[packed.trace], packed.columns, lists)
-    return raw
 
 
 class _Restricted(pickle.Unpickler):
