@@ -44,7 +44,8 @@ class Policy:
             a cache that fills exponentially by two thirds, the second half adds less than 0.6 of the first.
             Lowest points are used only if their noise is less than this part of the levels' noise.
         suspicion: standard errors by which growth must exceed 0 to be uncertain instead of flat.
-        accuracy: growth is certain if the interval of its rate reaches no further than this part of it.
+        accuracy: growth is certain if the interval of its rate reaches no further than this part of it, or
+            than `half` of it where the series does not fall.
         interval: standard errors to either side of a rate in which the truth lies, 99 times in 100.
         differs: standard errors by which two halves differ.
         several: with this many rises, irregular ones are growth; regular ones are with one less.
@@ -336,8 +337,11 @@ def _by_pieces(points: Points, x: Floats, y: Floats, policy: Policy, whole: floa
     more, gain = fit.best_step()
     other = _Fit(x, y, knots, sorted([*steps, more])).mean(begin, end)[0]
     jumped = 2 * gain > policy.bend and abs(other - rate) > policy.accuracy * rate
-    doubtful = jumped or grown < _swing(rest[inside]) or _may_come_again(y, steps, fit.sizes, policy)
-    if doubtful or reach > policy.accuracy * rate or keeps < policy.differs * few * about:
+    fell = _swing(rest[inside])
+    doubtful = jumped or grown < fell or _may_come_again(y, steps, fit.sizes, policy)
+    # Rises of random size make the rate uncertain, and not the growth: noise would also fall.
+    exact = policy.half if fell <= policy.share * grown else policy.accuracy
+    if doubtful or reach > exact * rate or keeps < policy.differs * few * about:
         return replace(result, state="uncertain")
     faster, about = halves.sum_of(-1 / policy.slows, 1)
     shape: Shape = "accelerating" if faster > policy.differs * about else "late" if first else "steady"
