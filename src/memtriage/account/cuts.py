@@ -44,6 +44,9 @@ _CUT_IN_CYCLE: Final[Mapping[SegmentKind, CutKind]] = {**_CUT_AT, SegmentKind.GR
 _OF_GRAPH: Final = frozenset((SegmentKind.LATER_NODE, SegmentKind.LEAF))
 """References within the autograd graph, which no change of a program removes alone."""
 
+_OF_NODES: Final = frozenset(("saved for backward", "autograd context"))
+"""Owners of what a node refers to."""
+
 Edge = tuple[int, int]
 Numbers = dict[int, frozenset[int]]
 """Edges that are removed, by where they begin."""
@@ -146,8 +149,10 @@ class CutMeter:
     def _elements(self, key: GroupKey) -> tuple[list[int], set[int]]:
         """Return the nodes that hang on a group's anchor, and the objects that the anchor names."""
         nodes = [at for at, name in self._anchors.items() if name == key[1]]
-        storages = (held.position for held in self._groups[key])
-        return nodes, {self._holders.holder_of(at)[1] for at in (*nodes, *storages)}
+        # Nodes below a node have its element, and what a node saves has that of the node.
+        first = [at for at in nodes if self._graph.parents[at] not in self._anchors]
+        storages = [held.position for held in self._groups[key] if held.owner not in _OF_NODES]
+        return nodes, {self._holders.holder_of(at)[1] for at in (*first, *storages)}
 
     def _with_others(self, cut: CutSeen, key: GroupKey, parts: Sequence[_OwnBytes]) -> CutSeen:
         """Return a cut together with the same one of other groups, if these keep the same graph."""
@@ -193,7 +198,8 @@ class CutMeter:
         graph, namer = self._graph, self._namer
         edges: dict[tuple[CutKind, HolderPath], list[Edge]] = {}
         seen: set[int] = set()
-        for start in (*elements, *(held.position for held in group)):
+        in_contexts = (held.position for held in group if held.owner == "autograd context")
+        for start in (*elements, *in_contexts):
             at = start
             while at not in seen and (above := graph.parents[at]) >= 0:
                 seen.add(at)
@@ -309,13 +315,37 @@ class CutMeter:
         Those through autograd nodes: C++ owns these. With the collector off, all.
         """
         graph, reaching = self._graph, self._retained.reaching
-        left = [at for at in range(len(reaching)) if not kept[at]]
+        left = self._referred(kept, removed)
         cycles = strongly_connected(self._successors, left, removed)
         return [
             each
             for each in cycles
             if not graph.collects or any(graph.kind(reaching[at]) == NODE for at in each)
         ]
+
+    def _referred(self, kept: bytearray, removed: Numbers) -> list[int]:
+        """Return the objects that are not kept, without those that nothing refers to, over and over.
+
+        These are cycles, and what cycles lead to: few, and often none.
+        """
+        successors = self._successors
+        left = [at for at in range(len(self._retained.reaching)) if not kept[at]]
+        counts = [0] * len(successors)
+        children: dict[int, list[int]] = {}
+        for at in left:
+            after = [child for child in successors[at] if not kept[child]]
+            if at in removed:
+                after = [child for child in after if child not in removed[at]]
+            children[at] = after
+            for child in after:
+                counts[child] += 1
+        unreferred = [at for at in left if not counts[at]]
+        for at in unreferred:
+            for child in children[at]:
+                counts[child] -= 1
+                if not counts[child]:
+                    unreferred.append(child)
+        return [at for at in left if counts[at]]
 
     # --- a copy without the rest of the storage -------------------------------------------------------------
 
