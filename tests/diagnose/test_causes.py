@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from memtriage.diagnose.causes import POLICY, common_holder, one_a_cause, with_native_part
 from memtriage.diagnose.growth.facts import Leak
 from memtriage.diagnose.held import Held
+from memtriage.model.census import CutSeen
 from memtriage.model.findings import Projection
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, anchor_of, in_words
 from support.judged import a_leak
@@ -128,6 +130,20 @@ def test_the_cause_of_several_has_the_facts_about_its_parts() -> None:
 
 
 METRIC = ("torchmetrics.metric.Metric",)
+
+
+def test_holders_of_one_graph_are_one_cause() -> None:
+    """Detaching the tensors of one releases little, of both all."""
+    losses, norms = (*of_module("train", "losses"), item("*")), (*of_module("train", "norms"), item("*"))
+    detach = CutSeen(cut="detach", at=losses, together=[norms], releases=90, of=100)
+    own = CutSeen(cut="detach", at=norms, releases=10, of=10)
+    (found,) = one_a_cause([held(norms, cuts=(own,)), held(losses, cuts=(detach,), rate=1.0)])
+    assert found.rate == 2000 and isinstance(found.cause, Held)
+    assert {holder(found), *map(in_words, found.also_held_by)} == {"train.losses[*]", "train.norms[*]"}
+    (joined,) = found.cause.cuts
+    assert (joined.releases, joined.of, found.cause.rate) == (100, 110, 2000)
+    apart = [held(norms, cuts=(own,)), held(losses, cuts=(msgspec.structs.replace(detach, together=[]),))]
+    assert len(one_a_cause(apart)) == 2
 
 
 @pytest.mark.parametrize(

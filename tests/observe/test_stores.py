@@ -228,6 +228,37 @@ def test_a_pack_hook_is_found(tmp_path: Path) -> None:
     assert pack_hook([file]) == Store(file, 2, "lambda x: x")
 
 
+HOOKS = (*SELF, PathSegment(SegmentKind.HOOKS, "_forward_pre_hooks"), ANY_ITEM)
+ONE_HOOK = """
+def scales(block, scale):
+    def pre_hook(module, args): return args[0] * scale
+    handle = block.register_forward_pre_hook(pre_hook)
+    block.register_forward_hook(print)
+    block.weight.register_hook(print)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (ONE_HOOK, 4),
+        (ONE_HOOK + "    block.register_forward_pre_hook(other)", 4),
+        (ONE_HOOK + "    block.register_forward_pre_hook(pre_hook, prepend=True)", None),
+        (ONE_HOOK.replace("_pre_hook(", "_hook("), None),
+    ],
+)
+def test_the_line_of_a_hook_is_its_registration(tmp_path: Path, source: str, line: int | None) -> None:
+    scale = (PathSegment(SegmentKind.HOOK_CLOSURE, "scales.<locals>.pre_hook"), *of_module("", "scale")[1:])
+    store = storing_line((*HOOKS, *scale), [place(tmp_path, source)])
+    assert (None if store is None else store.line) == line
+
+
+def test_the_line_of_a_tensors_hook_is_its_registration(tmp_path: Path) -> None:
+    path = (*SELF, PathSegment(SegmentKind.HOOKS, "_hooks"), ANY_ITEM)
+    store = storing_line(path, [place(tmp_path, ONE_HOOK)])
+    assert store is not None and store.line == 6
+
+
 def test_a_source_is_read_anew_after_it_was_forgotten(tmp_path: Path) -> None:
     file = place(tmp_path, "seen.append(x)")
     anchor = (*of_module("train", "seen"), ANY_ITEM)

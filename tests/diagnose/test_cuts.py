@@ -1,0 +1,96 @@
+"""The cut that is advised: the smallest change that stops the growth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memtriage.diagnose.cuts import as_found, cuts_of, fix_of
+from memtriage.diagnose.held import Held
+from memtriage.model.census import CutKind, CutSeen
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
+from support.paths import items_of
+
+MIB = 1 << 20
+LOSSES = items_of("main", "losses")
+
+
+def cut(change: CutKind, releases: int, at: HolderPath = LOSSES, **facts: Any) -> CutSeen:
+    return CutSeen(cut=change, at=at, releases=releases, of=100 * MIB, **facts)
+
+
+def held(*cuts: CutSeen, path: HolderPath = LOSSES, attached: bool = True, **facts: Any) -> Held:
+    return Held(path, path, attached, owner="variable", cuts=cuts, entries_grow=True, **facts)
+
+
+@pytest.mark.parametrize(
+    ("releases", "first"),
+    [
+        ({"detach": 99, "clone": 50, "bound": 100}, "detach"),
+        ({"detach": 1, "clone": 95, "bound": 100}, "clone"),
+        ({"detach": 50, "clone": 50, "bound": 100}, "bound"),
+        ({"detach": 99, "context": 95, "bound": 100}, "detach"),
+    ],
+)
+def test_the_smallest_change_that_stops_the_growth_comes_first(
+    releases: dict[CutKind, int], first: str
+) -> None:
+    found = cuts_of(held(*(cut(kind, part * MIB) for kind, part in releases.items())))
+    assert found[0].cut == first
+    assert {each.cut for each in found} == set(releases)
+
+
+def test_the_fix_says_what_is_released_and_what_remains() -> None:
+    facts = held(cut("detach", 99 * MIB), cut("bound", 100 * MIB), stored_value="loss", rate=50 * 1024.0)
+    assert fix_of(facts) == (
+        "store `loss.detach()` (or `loss.item()`) instead of the tensor itself in losses: it keeps its whole "
+        "graph: releases 99.0 MiB of 100.0 MiB; 512 B per step remain"
+    )
+    first, second = as_found(facts)
+    assert (first.cut, first.releases, first.remains_per_event) == ("detach", 99 * MIB, 512)
+    assert (second.cut, second.remains_per_event) == ("bound", 0)
+
+
+def test_without_figures_the_path_decides() -> None:
+    assert [each.cut for each in cuts_of(held())] == ["detach", "bound"]
+    assert [each.cut for each in cuts_of(held(attached=False))] == ["bound"]
+    assert all(each.releases is None and each.remains_per_event is None for each in as_found(held()))
+
+
+def test_a_container_around_the_one_that_grows_is_not_bounded() -> None:
+    inner = (*LOSSES, PathSegment(SegmentKind.ATTRIBUTE, "steps"), ANY_ITEM)
+    found = cuts_of(
+        held(cut("bound", 40 * MIB), cut("bound", 99 * MIB, at=inner), path=inner, attached=False)
+    )
+    assert [(each.at, each.releases) for each in found] == [(inner, 99 * MIB)]
+
+
+def test_a_state_that_is_detached_at_each_step_no_longer_grows() -> None:
+    state = LOSSES[:-1]
+    facts = Held(
+        state, state, attached=True, owner="variable", cuts=(cut("detach", 60 * MIB, at=state),), rate=1e6
+    )
+    (found,) = as_found(facts)
+    assert found.remains_per_event == 0
+    assert "`losses = losses.detach()`" in fix_of(facts)
+
+
+def test_others_that_keep_the_same_graph_are_named() -> None:
+    norms = items_of("main", "norms")
+    fix = fix_of(held(cut("detach", 99 * MIB, together=[norms]), stored_value="loss"))
+    assert "(and the same in norms)" in fix
+    any_list = (*LOSSES[:1], PathSegment(SegmentKind.VARIABLE, "*"), ANY_ITEM)
+    assert "and the same" not in fix_of(held(cut("detach", 99 * MIB, together=[norms]), path=any_list))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("list", "deque(maxlen=...)"),
+        ("OrderedDict", "losses.pop(next(iter(losses)))"),
+        ("Queue", "take an old"),
+    ],
+)
+def test_a_container_is_bounded_as_its_type_allows(kind: str, words: str) -> None:
+    assert words in fix_of(held(cut("bound", 100 * MIB, kind=kind), attached=False))
