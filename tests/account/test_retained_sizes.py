@@ -110,3 +110,18 @@ def test_what_something_refers_to_that_was_not_walked_is_held_elsewhere_too(
     assert sizes.dominator[alone] == 1
     assert len(others) == more
     assert last[0] is graph.objects[tensor]
+
+
+class Record:
+    def __init__(self, kept: torch.Tensor) -> None:
+        self.kept = [kept]
+
+
+def test_a_namespace_that_is_made_after_the_walk_is_the_instance_itself() -> None:
+    record = Record(torch.ones(1))
+    graph = heap_of([{"record": record}, record, record.kept, record.kept[0]])
+    graph.all_libraries = False
+    assert vars(record)["kept"] is graph.objects[2]  # Python 3.11 and 3.12 make the dict now
+    sizes = RetainedSizes(graph, graph.tensors)
+    assert sizes.elsewhere == frozenset()
+    assert [sizes.dominator[at] for at in (1, 2, 3)] == [0, 1, 2]

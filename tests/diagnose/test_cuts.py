@@ -31,6 +31,7 @@ def held(*cuts: CutSeen, path: HolderPath = LOSSES, attached: bool = True, **fac
         ({"detach": 1, "clone": 95, "bound": 100}, "clone"),
         ({"detach": 50, "clone": 50, "bound": 100}, "bound"),
         ({"detach": 99, "context": 95, "bound": 100}, "detach"),
+        pytest.param({"detach": 1, "clone": 0, "bound": 60}, "bound", id="none does"),
     ],
 )
 def test_the_smallest_change_that_stops_the_growth_comes_first(

@@ -93,8 +93,22 @@ def _referred_to_elsewhere(graph: HeapGraph, positions: Sequence[int]) -> frozen
     if graph.all_libraries:
         return frozenset()
     asked = {id(graph.objects[position]) for position in positions}
-    others = graph.not_walked()
+    namespaces = _made_meanwhile(graph, positions)
+    others = [obj for obj in graph.not_walked() if id(obj) not in namespaces]
     met: set[int] = set()
     for start in range(0, len(others), _AT_ONCE):
         met |= asked.intersection(map(id, gc.get_referents(*others[start : start + _AT_ONCE])))
     return frozenset(graph.index[key] for key in met)
+
+
+def _made_meanwhile(graph: HeapGraph, positions: Sequence[int]) -> frozenset[int]:
+    """Return the ids of instances' namespaces that Python made after the walk, when something asked for one.
+
+    Until then an instance refers to its attributes itself.
+    """
+    return frozenset(
+        id(child)
+        for position in positions
+        for child in gc.get_referents(graph.objects[position])
+        if type(child) is dict and id(child) not in graph.index
+    )

@@ -62,7 +62,7 @@ def cuts_of(held: Held) -> list[CutSeen]:
             measured[cut.cut] = cut
     for kind in _applicable(held):
         measured.setdefault(kind, CutSeen(cut=kind, at=held.anchor, releases=0, of=0))
-    return sorted(measured.values(), key=lambda cut: (not _stops(cut), _change(cut.cut, held)))
+    return sorted(measured.values(), key=lambda cut: (_grows_on(cut), _change(cut.cut, held)))
 
 
 def fix_of(held: Held) -> str:
@@ -139,8 +139,9 @@ def _words(cut: CutSeen, held: Held) -> str:
 _ALIKE: Final = {"OrderedDict": "dict", "defaultdict": "dict", "ModuleList": "Module", "ModuleDict": "Module"}
 
 
-def _stops(cut: CutSeen) -> bool:
-    return cut.releases >= _STOPS * cut.of
+def _grows_on(cut: CutSeen) -> float:
+    """Return the part of a growth that a cut leaves; 0 if it stops it."""
+    return 0.0 if cut.releases >= _STOPS * cut.of else 1 - cut.releases / cut.of
 
 
 def _remains(cut: CutSeen, growth: float) -> int:
