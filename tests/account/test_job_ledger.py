@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,16 @@ def test_workers_of_one_name_are_a_row() -> None:
     }
     assert ledger.total == 580 * MIB
     assert "2 processes" in str(ledger.rows[2].detail)
+
+
+def test_children_are_named_by_the_work_that_they_do() -> None:
+    below = [child("python", 10 * MIB, 10 * MIB), child("python", 20 * MIB, 20 * MIB)]
+    below[1] = msgspec.structs.replace(below[1], pid=2)
+    ledger = job_ledger(HostSample(rss=1, pss=1), below, None, None, {1: "workers of loader"})
+    assert [(row.row, row.bytes // MIB) for row in ledger.rows[1:]] == [
+        ("workers of loader: pages of its own", 10),
+        ("python: pages of its own", 20),
+    ]
 
 
 def test_limits_are_told_with_it() -> None:

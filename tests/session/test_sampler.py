@@ -36,6 +36,8 @@ class Quiet:
             marks=cast(TimeMarks, self),
             within_step=lambda: None,
             write=self._write,
+            job=lambda: None,
+            whole=lambda own, below, group: None,
             failed=lambda where, error: self._did(f"{where}: {error}"),
         )
 

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from tests.zoo.test_zoo import LEAKING, TRUTH, ZOO
 
-CURES = [(name, number) for name in LEAKING for number in range(len(TRUTH[name]["cures"]))]
+OF_MAIN = [name for name in LEAKING if "where" not in TRUTH[name]]
+"""Scripts whose own process grows: of others the counter of `MEASURE` shows nothing."""
+CURES = [(name, number) for name in OF_MAIN for number in range(len(TRUTH[name]["cures"]))]
 LEFT = 0.15
 """A cure leaves less than this part of the growth: a number per step, or a tensor object."""
 MEASURE = """
@@ -144,6 +146,6 @@ def test_a_cure_applies(name: str, number: int) -> None:
     compile(cured(name, TRUTH[name]["cures"][number]), name, "exec")
 
 
-@pytest.mark.parametrize("name", LEAKING)
+@pytest.mark.parametrize("name", OF_MAIN)
 def test_each_leak_has_a_cure(name: str) -> None:
     assert TRUTH[name]["cures"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.zoo.test_zoo import TRUTH, names_the_leak, within
+from tests.zoo.test_zoo import RATES, TRUTH, names_the_leak, within
 
 from memtriage.diagnose.ranks.merge import merge
 from memtriage.report.growth_words import judged_again
@@ -43,7 +43,8 @@ def test_a_recorded_run_is_judged_rightly(file: str) -> None:
     assert naming, judged["findings"]
     fixes = " / ".join(finding["fix"] or "" for finding in naming)
     assert "fix" not in truth or any(word in fixes for word in truth["fix"]), fixes
-    for field in ("bytes_per_step", "bytes_per_microbatch"):
+    assert "event" not in truth or {finding["event"] for finding in naming} == {truth["event"]}
+    for field in RATES:
         if field in truth:
             rates = [finding[field] for finding in naming]
             assert within(rates, truth[field], truth.get("tolerance", 0.10)), rates

@@ -36,9 +36,11 @@ FIELDS = {
     "bytes_per_step",
     "bytes_per_microbatch",
 }
+FIELDS |= {"where", "process", "event", "bytes_per_event"}
 FIELDS |= {"cures", "tolerance", "allocated_at", "corpus", "exit", "prints"}
 TIMEOUT_S = 600  # of a script that hangs; they take seconds, on a busy machine some more
 RUNS = 3
+RATES = ("bytes_per_step", "bytes_per_microbatch", "bytes_per_event")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,10 @@ def names_the_leak(finding: dict[str, Any], truth: dict[str, Any]) -> bool:
     """True where the finding is of the stated kind, on the right device, and names the holder."""
     if finding["kind"] != truth["kind"] or finding["device"] not in devices(truth):
         return False
+    if finding["where"] != truth.get("where", "main"):
+        return False
+    if not all(words in (finding["process"] or "") for words in truth.get("process", [])):
+        return False
     holder = finding["holder"] or ""
     return all(any(word in holder for word in words.split("|")) for words in truth.get("holder", []))
 
@@ -143,7 +149,10 @@ def complaints(run: Run, name: str, truth: dict[str, Any]) -> Iterator[str]:
     fixes = " / ".join(finding["fix"] or "" for finding in naming)
     if "fix" in truth and not any(word in fixes for word in truth["fix"]):
         yield f"no word of {truth['fix']} in the fix: {fixes}"
-    for field in ("bytes_per_step", "bytes_per_microbatch"):
+    events = {finding["event"] for finding in naming}
+    if "event" in truth and events != {truth["event"]}:
+        yield f"event is {truth['event']}, found {events}"
+    for field in RATES:
         figures = [finding[field] for finding in naming]
         if field in truth and not within(figures, truth[field], truth.get("tolerance", 0.10)):
             yield f"{field} is {truth[field]}, found {figures}"

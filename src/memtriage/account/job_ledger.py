@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.units import size
@@ -12,22 +12,27 @@ from memtriage.observe.host import ChildSample, HostSample, ShmUse, children, de
 
 
 def job_ledger(
-    own: HostSample, below: Iterable[ChildSample], shm: ShmUse | None, group: CgroupMemory | None
+    own: HostSample,
+    below: Iterable[ChildSample],
+    shm: ShmUse | None,
+    group: CgroupMemory | None,
+    work: Mapping[int, str] = {},
 ) -> Ledger:
     """Divide the proportional set sizes of all processes into private pages and shares of common pages.
 
-    Children with one name (torch calls its loader workers `pt_data_worker`) are one row. If the kernel does
-    not report proportional set sizes, resident sets are taken, and shared pages count in every process.
+    Children that do the same work, or have one name, are one row. If the kernel does not report proportional
+    set sizes, resident sets are taken, and shared pages count in every process.
 
     Args:
         own: `observe.host.host_sample()`.
         below: `observe.host.children()`.
         shm: `observe.host.dev_shm()`, to say what limits the job.
         group: `observe.cgroup.cgroup_memory()`, for the same.
+        work: what children are for, by process, where that is known.
     """
     by_name: dict[str, list[ChildSample]] = defaultdict(list)
     for child in below:
-        by_name[child.name].append(child)
+        by_name[work.get(child.pid, child.name)].append(child)
     rows = _rows("this process", [own], "")
     for name, processes in by_name.items():
         count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"

@@ -47,7 +47,6 @@ from memtriage.playbook.cuts import BOUNDS, CUTS
 
 _STOPS: Final = 0.9
 """A cut stops a growth if it releases this part of what the holder keeps. A number per step remains."""
-_UNITS: Final = {"step": "step", "backward": "backward", "second": "second", "run": "run"}
 
 
 def cuts_of(held: Held) -> list[CutSeen]:
@@ -75,7 +74,7 @@ def fix_of(held: Held) -> str:
     if not best.of:
         return text
     remains = 0 if held.rate is None else _remains(best, held.rate)
-    left = f"; {rate(remains, _UNITS[held.every])} remain" if remains else ""
+    left = f"; {rate(remains, held.every)} remain" if remains else ""
     others = [expression(named(each)) for each in best.together if not _covers(held.anchor, each)]
     also = f" (and the same in {', '.join(others)})" if others else ""
     return f"{text}{also}: releases {size(best.releases)} of {size(best.of)}{left}"

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final, Literal
 
 from memtriage.model.census import CutSeen
+from memtriage.model.findings import Event
 from memtriage.model.paths import (
     ANY_ITEM,
     HolderPath,
@@ -72,7 +73,7 @@ class Held:
     in_optimizer: bool = False
     collected: Literal["module", "optimizer"] | None = None
     ordinary: bool = False
-    every: Literal["step", "backward", "second", "run"] = "step"
+    every: Event | Literal["second", "run"] = "step"
     cuts: tuple[CutSeen, ...] = ()
     rate: float | None = None
 

@@ -69,7 +69,11 @@ def _text(mechanism: Mechanism, held: Held) -> MechanismText:
     return text if text.fix else replace(text, fix=fix_of(held))
 
 
-_HOW_OFTEN: Final = {"step": "at every step", "backward": "with every backward"}
+_HOW_OFTEN: Final = {
+    "step": "at every step", "backward": "with every backward", "save": "at every save",
+    "evaluation": "in every evaluation", "epoch": "in every epoch", "batch": "with every batch",
+    "call": "in every call",
+}  # fmt: skip
 
 
 def _what(held: Held) -> str:

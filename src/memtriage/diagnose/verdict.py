@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, FindingKind, Verdict
 from memtriage.model.judged import Judged
-from memtriage.model.units import devices_in_words, rate, size
+from memtriage.model.units import devices_in_words, is_process, processes_in_words, rate, size
 
 _IN_ORDER: Final[tuple[tuple[Verdict, frozenset[FindingKind]], ...]] = (
     ("leak", GROWING),
@@ -56,17 +56,23 @@ def reasons_not_judged(findings: Iterable[Finding], judged: Mapping[str, Judged]
     open_ones = [finding for finding in findings if _is_suspected(finding)]
     suspected = dict.fromkeys(_suspicion(finding) for finding in open_ones)
     # malloc's counter, by which the CPU is judged, is also the host's
-    suspected_devices = {"cpu" if finding.device == DEVICE_HOST else finding.device for finding in open_ones}
+    suspected_devices = {
+        "cpu" if finding.device == DEVICE_HOST else finding.device
+        for finding in open_ones
+        if finding.process is None
+    }
+    processes_grow = any(finding.process is not None for finding in open_ones)
     reasons: dict[str, list[str]] = {}
     for device, judgment in judged.items():
-        if device in suspected_devices:
+        process = is_process(device)
+        if device in suspected_devices or (process and (judgment.scale is None or processes_grow)):
             continue
         if judgment.reason is not None:
             reasons.setdefault(judgment.reason, []).append(device)
         elif judgment.scale is not None and judgment.detection_limit is None:
             reasons.setdefault(_UNEXPLAINED, []).append(device)
     if len(judged) > 1:
-        lines = [f"{devices_in_words(devices)}: {why}" for why, devices in reasons.items()]
+        lines = [f"{_in_words(devices)}: {why}" for why, devices in reasons.items()]
     else:
         lines = list(reasons)
     return [*suspected, *lines]
@@ -79,7 +85,15 @@ def _is_suspected(finding: Finding) -> bool:
 def _suspicion(finding: Finding) -> str:
     per = next(iter(finding.rates), None)
     amount = size(finding.bytes) if per is None else rate(finding.rates[per], per)
-    return f"suspected growth of {amount} on {finding.device}; {_SETTLES}"
+    place = f"on {finding.device}" if finding.process is None else f"in {finding.process}"
+    return f"suspected growth of {amount} {place}; {_SETTLES}"
+
+
+def _in_words(names: Sequence[str]) -> str:
+    devices = [name for name in names if not is_process(name)]
+    processes = [name for name in names if is_process(name)]
+    words = [devices_in_words(devices)] if devices else []
+    return ", ".join([*words, *([f"{processes_in_words(processes)} not judged"] if processes else [])])
 
 
 def weakest(judged: Iterable[Judged]) -> Judged:

@@ -9,6 +9,7 @@ import msgspec
 
 from memtriage.model.bounds import Whole
 from memtriage.model.census import GroupDetail
+from memtriage.model.findings import Event, ProcessKind
 from memtriage.model.paths import HolderPath
 from memtriage.model.position import Scale, TrainingPosition
 
@@ -18,8 +19,10 @@ class Readings(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         scale: what positions count.
-        counter: `cpu` (malloc's bytes in use), a device, `host` (the resident set), `shared` (its shared and
-            mapped part) or `code` (generated code).
+        counter: `cpu` (malloc's bytes in use; of a role: anonymous memory, resident or swapped out), a
+            device, `host` (the resident set), `shared` (its shared and mapped part), `code` (generated code),
+            or an event, whose readings are counts.
+        role: the process of the job, as `Role.role` has it; empty for the main process.
         step: for readings from micro-batch to micro-batch of one step: that step; None for those of the run.
         width: readings per block.
         at: mean position of each block.
@@ -29,6 +32,7 @@ class Readings(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     scale: Scale
     counter: str
+    role: str = ""
     step: Whole | None = None
     width: Whole = 1
     at: list[float] = []
@@ -133,6 +137,7 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         waiting: bytes that wait for the cyclic collector, by device, and by the class they belong to.
         collector_off: Python's cyclic collector was off.
         profiled: torch's profiler was on.
+        role: the process, as for `Readings`. Of another process than the main one it was read from outside.
     """
 
     position: TrainingPosition
@@ -149,6 +154,7 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     waiting: dict[str, dict[str, Whole]] = {}
     collector_off: bool = False
     profiled: bool = False
+    role: str = ""
 
     def at(self, scale: Scale) -> float:
         """Return its position on a scale, for comparisons over the run or within a step."""
@@ -159,6 +165,30 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.within_step:
             return self.position.into_step + 1 if self.interrupted else self.position.microbatch
         return self.position.backwards + self.interrupted
+
+
+class Role(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one process of the job is, as far as that is known by now. The last line of a role counts.
+
+    Processes that follow one another, such as the workers of each epoch, have one role.
+
+    Attributes:
+        role: in words, e.g. `worker 0 of train_loader`.
+        where: what kind of process.
+        group: what processes that do the same work have in common, e.g. `workers of train_loader`.
+        processes: how many have had this role so far.
+        lived_s: seconds that the longest of them was seen.
+        highest: most bytes of anonymous memory that one of them had.
+        unread: why its objects could not be read; None if they were, or were not asked for.
+    """
+
+    role: str
+    where: ProcessKind
+    group: str = ""
+    processes: Whole = 1
+    lived_s: float = 0.0
+    highest: Whole = 0
+    unread: str | None = None
 
 
 class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -172,6 +202,7 @@ class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
         works_s: position on the scale of seconds at which the program's work was first seen to repeat; before
             that it imports, loads and builds.
         shapes_vary: whether the program trained on batches of several shapes; None if unknown.
+        came_with: bytes by which malloc's use rose during each event.
     """
 
     position: TrainingPosition
@@ -180,3 +211,8 @@ class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
     readable: dict[str, bool] = {}
     works_s: float = 0.0
     shapes_vary: bool | None = None
+    came_with: dict[Event, int] = {}
+
+
+EvidenceLine = Readings | CensusSeen | Role | Situation
+"""A line of the record that growth is judged from."""

@@ -32,6 +32,10 @@ Verdict = Literal[
 ]
 VERDICTS_OF_A_RUN: Final[tuple[Verdict, ...]] = tuple(word for word in get_args(Verdict) if word != "killed")
 """The verdicts that a run can reach at its own end; a process that was killed is judged from its record."""
+ProcessKind = Literal["main", "worker", "child", "rank"]
+"""The process that was started, a worker of a `DataLoader`, another child, a rank."""
+Event = Literal["step", "microbatch", "backward", "save", "evaluation", "epoch", "call", "batch", "sample"]
+"""What growth comes with."""
 Certainty = Literal["proven", "suspected"]
 """Growth is proven if one holder was seen to grow over several intervals and no counter contradicts it."""
 
@@ -96,6 +100,10 @@ class Finding(msgspec.Struct, kw_only=True):
         bytes_per_step: growth per optimizer step.
         bytes_per_microbatch: growth per completed `torch.autograd.backward`.
         bytes_per_second: growth over time, in a program without steps and backwards.
+        event: what the growth comes with; None where nothing that was counted explains it.
+        bytes_per_event: growth per event.
+        where: which kind of process grows.
+        process: the process in words; None for the main one.
         certainty: whether growth is proven; `suspected` for an OOM to come; else None.
         holder: the holder path as printed, e.g. `train.losses['lm'][*] -> grad_fn WrapBackward ->
             ctx.context[1]`. Made from `holder_path` if that is given.
@@ -122,6 +130,10 @@ class Finding(msgspec.Struct, kw_only=True):
     bytes_per_step: Whole | None = None
     bytes_per_microbatch: Whole | None = None
     bytes_per_second: Whole | None = None
+    event: Event | None = None
+    bytes_per_event: Whole | None = None
+    where: ProcessKind | None = None
+    process: str | None = None
     certainty: Certainty | None = None
     holder: str | None = None
     holder_path: HolderPath | None = None
@@ -147,7 +159,9 @@ class Finding(msgspec.Struct, kw_only=True):
     @property
     def rates(self) -> dict[str, int]:
         """The known growth rates by unit (step, micro-batch, second), the most telling one first."""
-        known = {
+        of_event = self.event if self.event not in ("step", "microbatch", "backward") else None
+        known: dict[str, int | None] = {
+            **({} if of_event is None else {of_event: self.bytes_per_event}),
             "step": self.bytes_per_step,
             "micro-batch": self.bytes_per_microbatch,
             "second": self.bytes_per_second,

@@ -166,6 +166,40 @@ def rate(amount: int | None, per: str) -> str:
     return UNKNOWN if amount is None else f"{size(amount)} per {per}"
 
 
+def is_process(name: str) -> bool:
+    """Return whether what was judged is another process of the job, and no device.
+
+    >>> is_process("worker 0 of train_loader"), is_process("cuda:0"), is_process("cpu")
+    (True, False, False)
+    """
+    return _DEVICE.fullmatch(name) is None
+
+
+def processes_in_words(names: Collection[str]) -> str:
+    """Return processes, those that do the same work together.
+
+    >>> processes_in_words(["worker 0 of loader", "worker 1 of loader", "rank 0"])
+    '2 workers of loader, rank 0'
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(work_of(name), []).append(name)
+    return ", ".join(of[0] if len(of) == 1 else f"{len(of)} {work}" for work, of in alike.items())
+
+
+def work_of(name: str) -> str:
+    """Return what processes that do the same work are called; of another name the name.
+
+    >>> work_of("process 3 of ProcessPoolExecutor"), work_of("rank 0"), work_of("cpu")
+    ('processes of ProcessPoolExecutor', 'ranks', 'cpu')
+    """
+    return _NUMBERED.sub(lambda found: f"{found[1]}{'es' if found[1].endswith('s') else 's'}{found[2]}", name)
+
+
+_DEVICE: Final = re.compile(r"cpu|host|job|[a-z]+:\d+")
+_NUMBERED: Final = re.compile(r"^(.*?) \d+(| of .*)$")
+
+
 def devices_in_words(devices: Collection[str]) -> str:
     """Return devices with runs of numbers drawn together.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 
 from memtriage.observe.classes import exactly
 from memtriage.observe.item_lengths import MOST_NUMBERS, Integers, item_lengths, numbers
+from memtriage.observe.process_tree import name_of_loader, workers_of
 from memtriage.process.replaced import Replaced
 from memtriage.process.stdlib import os
 
@@ -48,11 +50,21 @@ class Epoch:
     Args:
         loader: the `DataLoader`.
         batches: its iterator.
+        name: what the program calls the loader.
+
+    Attributes:
+        name: as given.
     """
 
-    def __init__(self, loader: Any, batches: Any) -> None:
+    def __init__(self, loader: Any, batches: Any, name: str = "") -> None:
+        self.name = name
         self._loader = weakref.ref(loader)
         self._batches = weakref.ref(batches)
+
+    @property
+    def workers(self) -> list[int]:
+        """Processes of its workers, in their order."""
+        return workers_of(self._batches())
 
     @property
     def given(self) -> int | None:
@@ -110,7 +122,7 @@ class LoaderHook:
                 del own
                 raise
             if os.getpid() == pid:
-                begins(Epoch(loader, batches))
+                begins(Epoch(loader, batches, name_of_loader(loader, sys._getframe(1))))
             return batches
 
         self._replaced = Replaced(DataLoader)

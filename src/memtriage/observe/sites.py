@@ -196,7 +196,7 @@ class SiteRecorder:
 
     def named(self, trace: SiteTrace) -> str | None:
         """`file.py:line in function` of the responsible line; None for an object that the census made."""
-        return allocation_site(_frames(trace), self._root)
+        return named_line(trace, self._root)
 
     def _block_sites(self) -> dict[int, str]:
         if self._blocks is None:
@@ -206,6 +206,11 @@ class SiteRecorder:
                     if block.site is not None:
                         self._blocks[block.address] = block.site
         return self._blocks
+
+
+def named_line(trace: SiteTrace, root: str | None) -> str | None:
+    """Return `file.py:line in function` of the responsible line; `root` is the folder of the script."""
+    return allocation_site(_frames(trace), root)
 
 
 def _frames(trace: SiteTrace) -> list[dict[str, Any]]:

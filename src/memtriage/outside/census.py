@@ -14,9 +14,11 @@ import numpy as np
 
 from memtriage.account.ownership import RANK
 from memtriage.model.census import GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
+from memtriage.model.evidence import DataSeen
 from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
 from memtriage.model.units import count, size
 from memtriage.observe.tensors import StorageFacts
+from memtriage.outside.containers import RemoteContainers
 from memtriage.outside.gradients import Gradients, gradients_now, most_gradients
 from memtriage.outside.holders import Holders, RemoteHolding
 from memtriage.outside.interpreter import (
@@ -78,6 +80,10 @@ class RemoteReading:
         stopped_s: how long the process was stopped for it.
         partial: why it is not complete.
         notes: what is not seen.
+        data: containers of ordinary data that have grown since an earlier reading; nothing where they are
+            not followed.
+        trains: the program has an optimizer.
+        again: it was read before.
     """
 
     heap: RemoteHeap
@@ -100,6 +106,9 @@ class RemoteReading:
     stopped_s: float = 0.0
     partial: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    data: list[DataSeen] = field(default_factory=list)
+    trains: bool = False
+    again: bool = False
 
     def still(self, torch: TorchReader) -> Iterator[Key]:
         """Yield the storages that are still there, or that were read at one instant.
@@ -191,13 +200,14 @@ class JobReader:
     Args:
         pid: the process.
         within_s: seconds for each reading.
+        containers: follows the containers of ordinary data as well; None if they do not matter.
 
     Raises:
         OutsideError: it cannot be read.
     """
 
-    def __init__(self, pid: int, within_s: float = 60.0) -> None:
-        self._pid, self._within_s = pid, within_s
+    def __init__(self, pid: int, within_s: float = 60.0, containers: RemoteContainers | None = None) -> None:
+        self._pid, self._within_s, self._containers = pid, within_s, containers
         self._born = _started_at(pid)
         self._copies: list[ProcessMemory] = []
         memory = self._open()
@@ -261,6 +271,8 @@ class JobReader:
         """
         memory = self._open()
         memory.read_ahead(before.chunks)
+        if self._containers is not None:
+            self._containers.begin(memory, self._layout.size)
         reading = self._reading(memory, before)
         leaves = before.leaves if gradients else before.leaves[:0]
         found, ever = most_gradients(reading.torch, leaves, self._deadline())
@@ -313,11 +325,28 @@ class JobReader:
         memory.steady = copied == len(busy)
         return self._reading(memory, before), found
 
+    def numbers(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """Yield whole numbers in variables of the program's running functions, by function and variable.
+
+        Copies frames alone, which takes about a millisecond.
+        """
+        memory = ProcessMemory(self._pid)
+        heap = RemoteHeap(memory, self._layout, self._translate)
+        modules = RemoteModules(heap)
+        for _, frame in RemoteInterpreter(heap, self._found, self._translate).frames(self._pid)[0]:
+            if modules.is_user_file(frame.file):
+                for name, address in frame.variables:
+                    if (number := heap.number(address)) is not None:
+                        yield (frame.name, name), number
+        memory.release()
+
     def _reading(self, memory: ProcessMemory, before: RemoteReading | None) -> RemoteReading:
         """Return a reading that has a copy, and nothing in it yet."""
         heap = RemoteHeap(memory, self._layout, self._translate, None if before is None else before.heap)
         modules = RemoteModules(heap, None if before is None else before.modules)
-        return RemoteReading(heap, TorchReader(heap, self._torch), modules, time.monotonic())
+        return RemoteReading(
+            heap, TorchReader(heap, self._torch), modules, time.monotonic(), again=before is not None
+        )
 
     def _deadline(self, within_s: float = math.inf) -> Callable[[], bool]:
         end = time.monotonic() + min(within_s, self._within_s)
@@ -329,7 +358,10 @@ class JobReader:
         with collector_paused():  # it would take a seventh of the time
             interpreter = RemoteInterpreter(reading.heap, self._found, self._translate)
             frames, reading.whole = self._frames(interpreter, steady=reading.heap.memory.steady)
-            walk_once(reading, interpreter, frames, self._translate, is_late, program_only=program_only)
+            walk_once(
+                reading, interpreter, frames, self._translate, is_late, self._containers,
+                program_only=program_only,
+            )  # fmt: skip
         if failed := reading.heap.memory.failed:
             reading.notes.append(f"{count(failed, 'range')} of its memory were unmapped while they were read")
         if reading.heap.memory.full:
@@ -370,6 +402,7 @@ def walk_once(
     frames: Sequence[tuple[int | None, Frame]],
     translate: Translate,
     is_late: Callable[[], bool],
+    containers: RemoteContainers | None = None,
     *,
     program_only: bool = False,
 ) -> None:
@@ -378,9 +411,13 @@ def walk_once(
     Args:
         reading: has the copy, and gets what is found.
         interpreter, frames, translate, is_late, program_only: as `RemoteWalk` has them.
+        containers: follows the containers of ordinary data.
     """
     torch = reading.torch
-    walk = RemoteWalk(reading.heap, torch, interpreter, reading.modules, translate, frames, is_late)
+    walk = RemoteWalk(
+        reading.heap, torch, interpreter, reading.modules, translate, frames, is_late,
+        outermost_first=containers is not None,
+    )  # fmt: skip
     graph = walk.run(program_only=program_only)
     namer = RemoteNamer(graph)
     owners = owners_in(graph, namer)
@@ -398,6 +435,10 @@ def walk_once(
             owner = min(owner, before, key=RANK.__getitem__)
             position = position if is_native(namer.path(at).anchor) else at
         held[key] = facts, position, owner
+    if containers is not None:
+        if not reading.again:
+            reading.at = time.monotonic()  # the lengths of its containers are of this instant
+        reading.data = containers.add(graph, namer, translate, reading.modules)
     holders = Holders(graph, namer)
     for key, (facts, position, owner) in held.items():
         path = namer.path(position)
@@ -412,6 +453,7 @@ def walk_once(
             reading.attached.add(key)
         if position >= walk.program_end:
             reading.beyond.add(key)
+    reading.trains = bool(graph.optimizers)
     reading.objects, reading.nodes, reading.chunks = len(graph.objects), len(graph.nodes), walk.chunks
     reading.leaves = torch.leaves(np.array([graph.objects[at] for at in graph.tensors], np.int64))
     if graph.cut is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
 from memtriage.model.code_origin import is_installed
@@ -74,6 +74,14 @@ class RemoteModules:
         if known is None:
             known = self._users[module] = self._has_user_file(module)
         return known
+
+    def files_of(self, classes: Iterable[RemoteType]) -> list[str]:
+        """Return the program's own source files with some classes; all of them where there are none."""
+        of_classes = (self.of_class(klass) for klass in classes)
+        own = [module for module in of_classes if module is not None and self.is_user(module)]
+        own = own or [module for module, is_user in self._users.items() if is_user]
+        files = (self._module_variable(module, "__file__") for module in own)
+        return list(dict.fromkeys(file for file in files if file))
 
     def _has_user_file(self, module: int) -> bool:
         name = self._module_variable(module, "__name__") or ""

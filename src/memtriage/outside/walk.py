@@ -7,6 +7,7 @@ holder for each tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from memtriage.outside.tensors import TorchReader
 from memtriage.outside.unrooted import Unrooted
 from memtriage.outside.values import Translate
 from memtriage.outside.walker import RemoteWalker
+from memtriage.process.stdlib import os
+
+_WORKER_FILE: Final = os.path.join("torch", "utils", "data", "_utils", "worker.py")
+"""Has the function that runs in each worker of a `DataLoader`, with the program's data set."""
 
 
 class RemoteWalk:
@@ -31,6 +36,8 @@ class RemoteWalk:
         translate: from an address of this process to that of the same thing there.
         frames: of its threads, as `RemoteInterpreter.frames` returns them.
         is_late: whether the time for the walk is over.
+        outermost_first: name what is in variables by the functions that have run for longest, whose names
+            are the same at each reading.
 
     Attributes:
         chunks: numbers of the chunks in which the program's own objects are, and what they lead to.
@@ -46,6 +53,8 @@ class RemoteWalk:
         translate: Translate,
         frames: Sequence[tuple[int | None, Frame]],
         is_late: Callable[[], bool],
+        *,
+        outermost_first: bool = False,
     ) -> None:
         self.chunks: list[int] = []
         self.program_end = 0
@@ -54,7 +63,8 @@ class RemoteWalk:
         self._modules = modules
         self._heap = heap
         self._interpreter = interpreter
-        self._running = frames
+        self._running = frames[::-1] if outermost_first else frames
+        self._outermost_first = outermost_first
 
     def run(self, *, program_only: bool = False) -> RemoteGraph:
         """Walk, and return the graph.
@@ -88,7 +98,10 @@ class RemoteWalk:
                 continue
             self._graph.index.fence(frame.own_object)  # as the frame was read: the heap may be older
             thread = None if ident is None else names.get(ident, f"id {ident}")
-            frames.append((RemoteFrame(frame, thread), self._modules.is_user_file(frame.file)))
+            runs_program = self._outermost_first and frame.file.endswith(_WORKER_FILE)
+            frames.append(
+                (RemoteFrame(frame, thread), runs_program or self._modules.is_user_file(frame.file))
+            )
         return frames
 
     def _thread_names(self) -> dict[int, str]:

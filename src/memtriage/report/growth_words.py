@@ -21,7 +21,7 @@ from memtriage.model.findings import GROWING, Finding
 from memtriage.model.judged import Judged
 from memtriage.model.paths import in_words
 from memtriage.model.position import Scale
-from memtriage.model.units import count, rate, size
+from memtriage.model.units import count, duration, rate, size
 from memtriage.playbook.entries import LEAKS
 from memtriage.playbook.mechanisms import MECHANISMS, MechanismText
 from memtriage.store.reader import RankRecord
@@ -43,6 +43,8 @@ _WHY: Final[Mapping[Open, str]] = {
     "new shapes": "a cache with an entry for each shape of the input may still be filling",
     "not covered": "the censuses since then do not show what holds it",
 }
+_ROLES: Final = 8
+"""Processes that the evidence of one leak lists."""
 _PARTS: Final = 4
 """Parts of a leak that its evidence lists."""
 
@@ -63,6 +65,10 @@ def _finding(leak: Leak, rank: int | None) -> Finding:
         bytes_per_step=leak.rates.get("step"),
         bytes_per_microbatch=leak.rates.get("micro-batch"),
         bytes_per_second=leak.rates.get("second"),
+        event=leak.event,
+        bytes_per_event=None if leak.event is None else round(leak.rate * leak.spacing),
+        where=leak.where,
+        process=leak.process,
         certainty=leak.certainty,
         holder=_holder(leak),
         holder_path=leak.path,
@@ -133,6 +139,10 @@ def _evidence(leak: Leak) -> Iterator[str]:
         yield from (f"suspected only: {_WHY[reason]}" for reason in leak.reasons)
         if isinstance(leak.shown_by, HolderRise):
             yield from _of_holder(leak, leak.shown_by)
+    if leak.by_role:
+        per, listed = next(iter(leak.rates), "step"), leak.by_role[:_ROLES]
+        more = f" and {len(leak.by_role) - _ROLES} more" if len(leak.by_role) > _ROLES else ""
+        yield f"per {per}: {', '.join(f'{size(grown)} in {role}' for role, grown in listed)}{more}"
     if leak.projection is not None:
         yield str(leak.projection)
     if leak.on_host:
@@ -242,6 +252,10 @@ def _reason(judged: JudgedDevice) -> str | None:
             return f"{grows}, which may end by itself; run longer to confirm"
         case "unread":
             return f"its counter was not read after {unit} {judged.figure:.4g}"
+        case "small":
+            return f"it grew by less than {size(round(judged.figure))}"
+        case "lived":
+            return f"it lived {duration(judged.figure)}"
         case "restless":
             return "the counter moves too much: no growth of any size would show"
 

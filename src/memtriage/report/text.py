@@ -10,10 +10,13 @@ from memtriage.model.units import (
     count,
     devices_in_words,
     duration,
+    is_process,
+    processes_in_words,
     rank_list,
     ranks_in_words,
     rate,
     size,
+    work_of,
 )
 
 __all__ = [
@@ -23,10 +26,13 @@ __all__ = [
     "count",
     "devices_in_words",
     "duration",
+    "is_process",
+    "processes_in_words",
     "rank_list",
     "ranks_in_words",
     "rate",
     "size",
+    "work_of",
 ]
 
 KINDS: Final[dict[FindingKind, str]] = {

@@ -10,7 +10,7 @@ import contextlib
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,19 +18,16 @@ from typing import Final, get_args
 
 import msgspec
 
-from memtriage.account.followed import Contents, FollowedHolders
 from memtriage.account.process_ledger import gpu_rows
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Comparison, Evidence
 from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import verdict, weakest
 from memtriage.model.blocks import DeviceCounters
-from memtriage.model.census import Census, HolderGroup
-from memtriage.model.evidence import CensusSeen, Situation
+from memtriage.model.evidence import Situation
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
 from memtriage.model.ledger import Ledger, LedgerRow
-from memtriage.model.paths import is_native
 from memtriage.model.position import TrainingPosition
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import MIB, count, rate, size
@@ -40,6 +37,7 @@ from memtriage.observe.smaps import MappingClass
 from memtriage.outside.answer import arguments
 from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, joined
 from memtriage.outside.cuda_allocator import CudaAllocator, allocator_of
+from memtriage.outside.followed import FollowedOutside, totals
 from memtriage.outside.memory import GoneError, OtherBuildError, OutsideError
 from memtriage.process.stdlib import os, time
 from memtriage.report.growth_words import findings_of, judged_in_words
@@ -115,7 +113,7 @@ class Attached:
     censuses: int = 0
     took_s: float = 0.0
     next_whole: float = 0.0
-    holders: FollowedHolders = field(default_factory=FollowedHolders)
+    holders: FollowedOutside = field(default_factory=FollowedOutside)
     last: OutsideCensus | None = None
     allocator: CudaAllocator | None = None
     allocated: dict[str, DeviceCounters] = field(default_factory=dict)
@@ -168,29 +166,10 @@ class Attached:
         if not program_only or self.last is None:
             self.last = census
         if not program_only:
-            sizes = _totals(census.groups)
+            sizes = totals(census.groups)
             for device in {*sizes, *self.seconds.tracks} - {*self.allocated, _CPU}:
                 self.seconds.read(device, now, sizes.get(device, 0))
-        named = [group for group in census.groups if not is_native(group.anchor)]
-        taken = Census(
-            storages=[], groups=named, nodes_by_anchor={}, objects=census.objects, nodes=census.nodes,
-            seconds=census.seconds,
-        )  # fmt: skip
-        seen = self.holders.add(taken, Contents({}, {}), partial=program_only)
-        for holder in seen:
-            holder.detail = census.details.get((holder.device, holder.anchor))
-        alike = [earlier for earlier in self.seconds.censuses if earlier.partial or not program_only]
-        known = {holder.id for earlier in alike for holder in earlier.holders}
-        self.evidence.add(
-            CensusSeen(
-                position=TrainingPosition(time_s=now),
-                work_s=now,
-                partial=program_only,
-                holders=seen,
-                gone=sorted(known - {holder.id for holder in seen}),
-                totals={} if program_only else _totals(named),
-            )
-        )
+        self.evidence.add(self.holders.add(census, now, program_only=program_only))
 
     def open(self) -> None:
         """Make ready to read it from outside, which takes seconds, unless it listens.
@@ -287,14 +266,6 @@ class Attached:
                 if (nbytes := classes.resident(kind))
             ]
         return rows
-
-
-def _totals(groups: Iterable[HolderGroup]) -> dict[str, int]:
-    """Return bytes by device."""
-    totals: dict[str, int] = {}
-    for group in groups:
-        totals[group.device] = totals.get(group.device, 0) + group.nbytes
-    return totals
 
 
 def _rate_shown(resident: int) -> int:

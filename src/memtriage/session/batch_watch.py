@@ -112,12 +112,20 @@ class BatchWatch:
         rank: whose findings they are.
         record: gets findings, and a note if something fails.
         say: takes one line of text when a batch will not fit.
+        passes: gets each pass over a loader as well.
     """
 
-    def __init__(self, rank: int | None, record: SessionRecord, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        rank: int | None,
+        record: SessionRecord,
+        say: Callable[[str], None],
+        passes: Callable[[Epoch], None] = lambda epoch: None,
+    ) -> None:
         self._rank = rank
         self._record = record
         self._say = say
+        self._passes = passes
         self._hook = LoaderHook(self._begins)
         self._begun: deque[Epoch] = deque(maxlen=POLICY.epochs)
         self._followed: _Followed | None = None
@@ -142,6 +150,7 @@ class BatchWatch:
 
     def _begins(self, epoch: Epoch) -> None:
         self._begun.append(epoch)
+        self._passes(epoch)
 
     @never_raises
     def backward_begins(self, elements: int | None) -> None:

@@ -33,6 +33,7 @@ from memtriage.model.position import TrainingPosition
 from memtriage.model.run_status import RunStatus
 from memtriage.observe.counters import CounterReader
 from memtriage.observe.hooks import TrainingHooks, inside_optimizer_step
+from memtriage.observe.loaders import Epoch
 from memtriage.process.stdlib import os, threading, time
 from memtriage.session.batch_watch import BatchWatch
 from memtriage.session.conclusion import Conclusion
@@ -118,7 +119,7 @@ class Session:
             look=self._census_at_death,
         )
         say_or_not = say or (lambda _: None)
-        self._batches = BatchWatch(rank, record, say_or_not)
+        self._batches = BatchWatch(rank, record, say_or_not, self._epoch_begins)
         self._growth = GrowthWatch(
             self._reader,
             progress,
@@ -153,6 +154,8 @@ class Session:
             marks=time_marks,
             within_step=self._within_step,
             write=lambda sample: record.write("host", sample),
+            job=self._growth.job.at_wake,
+            whole=self._growth.job.at_sample,
             failed=record.failed,
         )
         self._conclusion = Conclusion(
@@ -233,6 +236,12 @@ class Session:
     def _attach(self, attach: Callable[[], None]) -> None:
         attach()
         self._batches.install()
+        self._growth.events.install()
+
+    @never_raises
+    def _epoch_begins(self, epoch: Epoch) -> None:
+        self._growth.events.epoch_begins()
+        self._growth.job.passes(epoch)
 
     @never_raises
     def backward_begins(self) -> None:
@@ -368,8 +377,12 @@ class Session:
     @never_raises
     def _stop_observing(self) -> None:
         self._sampler.stop()
+        self._growth.job.stop()
+        if self._growth.job.ledger is not None:
+            self._record.write("ledger", self._growth.job.ledger)
         self._hooks.remove()
         self._batches.remove()
+        self._growth.events.remove()
         self._death.stop()
 
     @never_raises

@@ -10,14 +10,16 @@ from typing import Final
 from memtriage.diagnose.growth.evidence import CODE, Evidence
 from memtriage.diagnose.growth.judgment import Judgment, judge
 from memtriage.model.census import Census
-from memtriage.model.evidence import CensusSeen, Readings, Situation
+from memtriage.model.evidence import CensusSeen, EvidenceLine, Situation
 from memtriage.model.findings import Finding
 from memtriage.observe import cuda
 from memtriage.observe.counters import CounterReader, Reading
+from memtriage.observe.events import EventCounts
 from memtriage.observe.generated_code import generated_code
 from memtriage.observe.host import InUse
 from memtriage.process.stdlib import time
 from memtriage.report.growth_words import findings_of
+from memtriage.session.job_watch import JobWatch
 from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.marks import MarkPoint
 from memtriage.session.progress import TrainingProgress
@@ -55,6 +57,8 @@ class GrowthWatch:
 
     Attributes:
         evidence: all that was observed, from which growth is judged.
+        job: follows the other processes of the job.
+        events: counts what the program does besides steps.
         scheduler: decides when to take a census.
         transient: memory that comes and goes between marks.
 
@@ -80,11 +84,13 @@ class GrowthWatch:
         script_root: str | None,
         say: Callable[[str], None],
         report: Callable[[list[Finding]], None],
-        write: Callable[[Readings | CensusSeen | Situation], None],
+        write: Callable[[EvidenceLine], None],
         rank: int | None,
         batches_vary: Callable[[], bool | None],
     ) -> None:
         self.evidence = Evidence()
+        self.job = JobWatch(self.evidence, progress.now, script_root, write)
+        self.events = EventCounts(lambda: progress.position.backwards, reader.in_malloc)
         self.transient = TransientPeak()
         self._reader = reader
         self._progress = progress
@@ -124,6 +130,7 @@ class GrowthWatch:
         for reading in mark.readings:
             readable_before = self._readable.get(reading.device, False)
             self._readable[reading.device] = reading.allocated is not None or readable_before
+        self.job.at_mark(mark.position)
         if mark.name in ("step", "backward", "time"):
             before, tables = self._without_own(mark), self._investigator.recorder_tables()
             values, started = self._values(mark, before), time.perf_counter()
@@ -149,7 +156,8 @@ class GrowthWatch:
     def judged(self, *, limits: bool = True) -> Judgment:
         """Judge what was observed so far; arguments as `judge` has them."""
         self.evidence.add(self._situation())
-        return judge(self.evidence, limits=limits)
+        with self.job.lock:
+            return judge(self.evidence, limits=limits)
 
     def _without_own(self, mark: MarkPoint) -> dict[str, int]:
         """Return bytes by readable counter, without what is known to be the watch's own."""
@@ -165,7 +173,7 @@ class GrowthWatch:
         if self.recording:
             values.pop("cpu", None)  # malloc's counter includes the recorders of allocation sites
         within_step = mark.name == "backward" and mark.position.step > 0
-        return values if within_step else values | self._generated_code()
+        return values if within_step else values | self._generated_code() | self.events.now()
 
     def _subtract_own(self, before: Mapping[str, int], recorders: int) -> None:
         """Subtract from later readings what remains of the memory that a census, or the first estimate, took.
@@ -218,6 +226,9 @@ class GrowthWatch:
         for comparison in (*self.evidence.run.values(), *self.evidence.steps):
             for line in comparison.new_readings(last=last):
                 self._write(line)
+        with self.job.lock:
+            for job_line in self.job.lines(last=last):
+                self._write(job_line)
         if last:
             self._write(self._situation())
 
@@ -236,6 +247,7 @@ class GrowthWatch:
             readable=self._readable,
             works_s=round(self.evidence.run["second"].begins, 3),
             shapes_vary=self._shapes_vary(),
+            came_with=dict(self.events.came_with),
         )
 
     # --- when memory runs out, and at the end ---------------------------------------------------------------

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from memtriage.model.evidence import CensusSeen, Readings, Situation
+from memtriage.model.evidence import EvidenceLine
 from memtriage.model.findings import Finding
 from memtriage.observe.exceptions import summary_of
 from memtriage.observe.foreign import is_programs_exception
@@ -24,7 +24,7 @@ class SessionRecord(RankWriter):
         super().__init__(path)
         self._noted: set[str] = set()
 
-    def evidence(self, line: Readings | CensusSeen | Situation) -> None:
+    def evidence(self, line: EvidenceLine) -> None:
         """Write what was observed, for the judgment of growth."""
         self.write(EVIDENCE[type(line)], line)
 

@@ -8,8 +8,15 @@ from typing import TypeVar
 import psutil
 
 from memtriage.model.position import TrainingPosition
-from memtriage.observe.cgroup import cgroup_memory
-from memtriage.observe.host import children, dev_shm, has_children, host_sample
+from memtriage.observe.cgroup import CgroupMemory, cgroup_memory
+from memtriage.observe.host import (
+    ChildSample,
+    HostSample,
+    children,
+    dev_shm,
+    has_children,
+    host_sample,
+)
 from memtriage.process.stdlib import threading
 from memtriage.process.threads import OwnThread
 from memtriage.session.host_watch import HostWatch
@@ -17,7 +24,8 @@ from memtriage.session.time_marks import TimeMarks
 from memtriage.store.records import HostSampleLine
 
 _Result = TypeVar("_Result")
-_WAKE_S = 0.25
+_WAKE_S = 0.1
+_SAMPLE_S = 0.25
 _HOST_EVERY_S = 5.0
 _STOP_WITHIN_S = 2.0
 _CHILDREN_EVERY_S = 0.5
@@ -33,6 +41,8 @@ class Sampler:
         marks: asked at each wake whether a time-based mark is due.
         within_step: called with each sample, to note what a step takes.
         write: gets a sample every few seconds, for the record.
+        job: called at each wake, to read the processes of the job.
+        whole: gets each sample of this process, its children and the control group.
         failed: notes that a part of the watch failed, by its name.
     """
 
@@ -44,6 +54,8 @@ class Sampler:
         marks: TimeMarks,
         within_step: Callable[[], None],
         write: Callable[[HostSampleLine], None],
+        job: Callable[[], None],
+        whole: Callable[[HostSample, list[ChildSample], CgroupMemory | None], None],
         failed: Callable[[str, BaseException], None],
     ) -> None:
         self._watch = watch
@@ -51,6 +63,8 @@ class Sampler:
         self._marks = marks
         self._within_step = within_step
         self._write = write
+        self._job = job
+        self._whole = whole
         self._failed = failed
         self._stop = threading.Event()
         self._thread = OwnThread(self._run)
@@ -74,6 +88,7 @@ class Sampler:
         # heap, which must not count against a limit that the program sets later.
         while True:
             self._try(self._sample_if_due)
+            self._try(self._job)
             due_s = self._try(self._marks.at_wake)
             if self._stop.wait(_WAKE_S if due_s is None else min(_WAKE_S, due_s)):
                 break
@@ -95,7 +110,7 @@ class Sampler:
         now = self._now().time_s
         if now < self._next:
             return  # it has only come for a mark
-        self._next = now + _WAKE_S
+        self._next = now + _SAMPLE_S
         self._within_step()
         self._watch.at_shared_memory(dev_shm())
         if now >= self._next_host:
@@ -119,6 +134,7 @@ class Sampler:
         below = [child.pss for child in processes if child.pss is not None]
         available = psutil.virtual_memory().available
         self._watch.at_sample(own, processes, group, available)
+        self._whole(own, processes, group)
         position = self._now()
         return HostSampleLine(
             time_s=round(position.time_s, 3),

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from memtriage.model.evidence import CensusSeen, Readings, Situation
+from memtriage.model.evidence import CensusSeen, EvidenceLine, Readings, Role, Situation
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
@@ -65,7 +65,7 @@ class RankRecord:
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     census_steps: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
-    evidence: list[Readings | CensusSeen | Situation] = field(default_factory=list)
+    evidence: list[EvidenceLine] = field(default_factory=list)
     end: End | None = None
     cut_lines: int = 0
     alive: bool | None = None
@@ -255,6 +255,7 @@ _NOTE: Final = msgspec.json.Decoder(Note)
 _END: Final = msgspec.json.Decoder(End)
 _READINGS: Final = msgspec.json.Decoder(Readings)
 _CENSUS: Final = msgspec.json.Decoder(CensusSeen)
+_ROLE: Final = msgspec.json.Decoder(Role)
 _SITUATION: Final = msgspec.json.Decoder(Situation)
 
 
@@ -322,9 +323,11 @@ def take_line(record: RankRecord, kind: str | None, line: bytes) -> None:
             record.evidence.append(census)
         case "situation" if (situation := _decode(_SITUATION, line)) is not None:
             record.evidence.append(situation)
+        case "role" if (role := _decode(_ROLE, line)) is not None:
+            record.evidence.append(role)
         case None | "start" | "host" | "finding" | "ledger" | "note" | "end":
             record.cut_lines += 1
-        case "readings" | "census" | "situation":
+        case "readings" | "census" | "situation" | "role":
             record.cut_lines += 1
 
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from memtriage.model.bounds import Rank, Ranks, Seconds, Whole
-from memtriage.model.evidence import CensusSeen, Readings, Situation
+from memtriage.model.evidence import CensusSeen, Readings, Role, Situation
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 
@@ -24,11 +24,12 @@ UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a line raises that is cut, garbled, out of bounds or nested without end."""
 
 RecordKind = Literal[
-    "start", "mark", "host", "finding", "ledger", "note", "end", "readings", "census", "situation"
+    "start", "mark", "host", "finding", "ledger", "note", "end", "readings", "census", "role", "situation"
 ]
 EVIDENCE: Final[Mapping[type[msgspec.Struct], RecordKind]] = {
     Readings: "readings",
     CensusSeen: "census",
+    Role: "role",
     Situation: "situation",
 }
 """Lines that growth is judged from; they have the types of `model.evidence`."""

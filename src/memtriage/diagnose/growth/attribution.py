@@ -33,6 +33,8 @@ class AttributionPolicy:
     Attributes:
         accounts: a holder accounts for a counter's rise between two censuses if its own is at least this part
             of it; several may together. Less than all: malloc rounds up, and others grow meanwhile.
+        graph: the same for holders of tensors in a process that is read from outside: only the counter counts
+            the nodes of their graphs.
         pace: holders get their counter's rate if theirs together differs by more than this part of it.
         minor: what is less than this part of a proven rise is not seen in it: a holder is then proven by the
             censuses alone, and a suspicion is not reported.
@@ -43,6 +45,7 @@ class AttributionPolicy:
     """
 
     accounts: float = 0.7
+    graph: float = 0.4
     pace: float = 0.15
     minor: float = 0.1
     intervals: int = 3
@@ -157,6 +160,7 @@ def attribute(comparison: Comparison) -> list[HolderRise | DataRise]:
     # Pages have room for more than what is in them: their count is no rate of a holder.
     exact = {name: counters[name] for name in counters if name != "cpu" or not comparison.outside}
     judged = _at_counters_rate(_judged(rises, counters, now), exact)
+    judged = _with_nodes(judged) if comparison.outside else judged
     return sorted(judged, key=lambda rise: -rise.rate)
 
 
@@ -329,7 +333,8 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
         # One interval. What else came in it must be known, and the holder must have what it got before it: a
         # list that is emptied now and then grows, too.
         before = points[-1][0] - (growth.onset or float(counter.points.at[0]))
-        known = own + others * apart >= POLICY.accounts * risen
+        accounts = POLICY.graph if counter.pages and isinstance(rise, HolderRise) else POLICY.accounts
+        known = own + others * apart >= accounts * risen
         if not known or points[-1][1] < POLICY.accounts * own / apart * before:
             return None
     # What comes in single rises has one more or less in an interval: the counter has seen them all.
@@ -393,6 +398,23 @@ def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter])
     ]
 
 
+def _with_nodes(rises: Sequence[AnyRise]) -> list[AnyRise]:
+    """Return what was read from outside, with the nodes of its graphs, which only the counter counts.
+
+    Where holders account for nearly all of it, the rest is room in its pages.
+    """
+    kept = [rise for rise in rises if isinstance(rise, HolderRise) and rise.by_counter]
+    share = sum(rise.share for rise in kept)
+    if not POLICY.graph <= share < POLICY.accounts:
+        return list(rises)
+    return [
+        replace(rise, rate=rise.rate / share, recent=rise.recent / share, share=rise.share / share)
+        if rise in kept
+        else rise
+        for rise in rises
+    ]
+
+
 def _since(points: tuple[tuple[float, float], ...], onset: float | None) -> tuple[tuple[float, float], ...]:
     """Return the points from an onset on; where these are too few, with the last one before it."""
     later = tuple(point for point in points if onset is None or point[0] >= onset)
@@ -400,11 +422,12 @@ def _since(points: tuple[tuple[float, float], ...], onset: float | None) -> tupl
 
 
 def _keeps_up(points: Sequence[tuple[float, float]], counter: Counter, share: float) -> bool:
-    """Whether a holder grew in each interval in which its counter certainly rose."""
+    """Whether a holder grew in each interval in which its counter certainly rose, by more than a little."""
+    little = POLICY.minor * (points[-1][1] - points[0][1]) / (len(points) - 1)
     for (start, least), (end, most) in pairwise(points):
         risen, error = counter.rise(start, end)
         expected = share * (risen - 2 * error)
-        if expected > 0 and most - least < POLICY.open * expected:
+        if expected > little and most - least < POLICY.open * expected:
             return False
     return True
 

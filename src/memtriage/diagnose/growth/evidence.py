@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
 from memtriage.diagnose.growth.estimate import POLICY, Growth, Policy, grow, policy_of, rose
 from memtriage.diagnose.growth.track import Points, Track
-from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Situation
+from memtriage.model.evidence import CensusSeen, DataSeen, EvidenceLine, HolderSeen, Readings, Role, Situation
+from memtriage.model.findings import Event
 from memtriage.model.position import Scale, TrainingPosition
 
 CODE: Final = "code"
 CONFIRMING: Final = frozenset({"host", "shared", CODE})
 """Counters that only confirm or contradict others: the resident set, its shared or mapped part, and generated
 code (`observe.generated_code`)."""
+EVENTS: Final = frozenset(get_args(Event))
+"""Counters of events: their readings are counts."""
 WARM_UP: Final = 3
 """First readings that are left out: optimizer state, workspaces, compilation."""
 ENOUGH_MARKS: Final = WARM_UP + POLICY.points
@@ -50,6 +53,8 @@ class Counter:
     points: Points
     growth: Growth
     policy: Policy
+    pages: bool = False
+    """It counts pages of another process: more than its holders have, such as the nodes of their graphs."""
 
     @property
     def rises(self) -> bool:
@@ -80,6 +85,7 @@ class Comparison:
     Attributes:
         scale: what positions count.
         tracks: readings by counter.
+        events: counts by event, since it first happened.
         censuses: oldest first.
         step: the step, if it is within one.
         begins: position before which nothing counts.
@@ -90,6 +96,7 @@ class Comparison:
 
     scale: Scale
     tracks: dict[str, Track] = field(default_factory=dict)
+    events: dict[str, Track] = field(default_factory=dict)
     censuses: list[CensusSeen] = field(default_factory=list)
     step: int | None = None
     begins: float = 0.0
@@ -104,15 +111,14 @@ class Comparison:
             read = track.readings, self.begins
             if name not in self._estimated or self._estimated[name][0] != read:
                 points = track.points().since(self.begins)
-                policy = policy_of("host" if name == "cpu" and self.outside else name)
-                self._estimated[name] = read, Counter(name, points, grow(points, policy), policy)
+                pages = name == "cpu" and self.outside
+                policy = policy_of("host" if pages else name)
+                self._estimated[name] = read, Counter(name, points, grow(points, policy), policy, pages)
         return {name: counter for name, (_, counter) in self._estimated.items()}
 
     def read(self, counter: str, at: float, value: int) -> None:
         """Add a reading."""
-        if counter not in self.tracks:
-            self.tracks[counter] = Track(0 if self.step is not None else WARM_UP)
-        self.tracks[counter].add(at, value)
+        self._track(counter).add(at, value)
         self.now = max(self.now, at)
 
     def read_all(self, at: float, values: Mapping[str, int]) -> None:
@@ -122,12 +128,16 @@ class Comparison:
 
     def extend(self, line: Readings) -> None:
         """Add readings of a record."""
-        if line.counter not in self.tracks:
-            self.tracks[line.counter] = Track()
-            self.tracks[line.counter].readings = 0 if self.step is not None else WARM_UP
-        blocks = np.array([line.at, line.means, line.floors or line.means]).T
-        self.tracks[line.counter].extend(line.width, blocks)
+        track = self._track(line.counter)
+        track.readings = max(track.readings, track.left_out)
+        track.extend(line.width, np.array([line.at, line.means, line.floors or line.means]).T)
         self.now = max(self.now, *line.at)
+
+    def _track(self, counter: str) -> Track:
+        tracks = self.events if counter in EVENTS else self.tracks
+        if counter not in tracks:
+            tracks[counter] = Track(0 if self.step is not None or tracks is self.events else WARM_UP)
+        return tracks[counter]
 
     def new_readings(self, *, last: bool = False) -> Iterator[Readings]:
         """Yield the readings since the last call, for a record.
@@ -135,7 +145,7 @@ class Comparison:
         Args:
             last: none will follow, so that blocks which are being filled count, too.
         """
-        for name, track in self.tracks.items():
+        for name, track in (*self.tracks.items(), *self.events.items()):
             for width, blocks in track.new_blocks(last=last):
                 at, means, floors = blocks.T.tolist()
                 yield Readings(
@@ -220,26 +230,42 @@ class Evidence:
         run: comparisons over the run, by scale.
         steps: those within a step, latest last.
         situation: as of the last line that says it.
+        roles: what was seen of the other processes of the job, by role.
+        role: of such a process, what it is; None of the main one.
+        counts: of such a process, the comparisons that have the main one's events; None of the main one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, role: Role | None = None) -> None:
         self.run: dict[Scale, Comparison] = {
-            scale: Comparison(scale) for scale in ("step", "microbatch", "second")
+            scale: Comparison(scale, outside=role is not None) for scale in ("step", "microbatch", "second")
         }
         self.steps: list[Comparison] = []
         self.situation = Situation(position=TrainingPosition())
+        self.roles: dict[str, Evidence] = {}
+        self.role = role
+        self.counts: Mapping[Scale, Comparison] | None = None
 
     @classmethod
-    def of(cls, lines: Iterable[Readings | CensusSeen | Situation]) -> Evidence:
+    def of(cls, lines: Iterable[EvidenceLine]) -> Evidence:
         """Return what the lines of a record say."""
         evidence = cls()
         for line in lines:
             evidence.add(line)
         return evidence
 
-    def add(self, line: Readings | CensusSeen | Situation) -> None:
+    def of_role(self, role: str) -> Evidence:
+        """Return what was seen of another process of the job."""
+        if role not in self.roles:
+            self.roles[role] = Evidence(Role(role=role, where="child"))
+        return self.roles[role]
+
+    def add(self, line: EvidenceLine) -> None:
         """Add a line of a record."""
-        if isinstance(line, Situation):
+        if isinstance(line, Role):
+            self.of_role(line.role).role = line
+        elif not isinstance(line, Situation) and line.role and self.role is None:
+            self.of_role(line.role).add(line)
+        elif isinstance(line, Situation):
             self.situation = line
             self.run["second"].begins = line.works_s
         elif isinstance(line, CensusSeen):
@@ -253,6 +279,8 @@ class Evidence:
             self.of_step(census.position.step).censuses.append(census)
             return
         for scale, comparison in self.run.items():
+            if self.role is not None and not census.at(scale):
+                continue  # taken before its loop was seen
             comparison.censuses.append(census)
             comparison.now = max(comparison.now, census.at(scale))
 
@@ -271,7 +299,7 @@ class Evidence:
         Otherwise over backwards or time: the first with enough marks, or the one with more.
         """
         steps, backwards, time = self.run["step"], self.run["microbatch"], self.run["second"]
-        if steps.marks:
+        if steps.marks and (self.role is None or steps.marks >= ENOUGH_MARKS):
             return steps
         return next(
             (scale for scale in (backwards, time) if scale.marks >= ENOUGH_MARKS),

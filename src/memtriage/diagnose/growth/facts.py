@@ -9,7 +9,7 @@ from typing import Literal
 from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open
 from memtriage.diagnose.held import Held
 from memtriage.model.evidence import DataSeen
-from memtriage.model.findings import Certainty, Projection
+from memtriage.model.findings import Certainty, Event, ProcessKind, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale
 from memtriage.model.paths import HolderPath
 from memtriage.model.position import Scale
@@ -17,7 +17,7 @@ from memtriage.model.position import Scale
 Per = Literal["step", "micro-batch", "second"]
 Unexplained = Literal["not named", "not listed from outside", "profiler", "native code"]
 """Why nothing is known to hold what grows: no census covers it, or it is memory of C++ alone."""
-Obstacle = Literal["no counter", "few", "may end", "unread", "restless"]
+Obstacle = Literal["no counter", "few", "may end", "unread", "restless", "small", "lived"]
 """Why growth on a device could not be judged."""
 
 
@@ -66,6 +66,11 @@ class Leak:
         on_host: bytes of host memory that the same holder keeps, for a leak on a GPU.
         parts: leaks of this one cause, if they are several.
         with_native: a container's leak, and the native memory of its entries that only a counter shows.
+        event: what the growth comes with; None where nothing that was counted explains it.
+        spacing: positions of `rate` from one event to the next.
+        where: which kind of process grows.
+        process: the process in words; None for the main one.
+        by_role: rates of several processes, if they are that.
     """
 
     kind: Literal["leak", "garbage_cycle"] = "leak"
@@ -88,6 +93,11 @@ class Leak:
     on_host: int = 0
     parts: tuple[Leak, ...] = ()
     with_native: tuple[Leak, Leak] | None = None
+    event: Event | None = None
+    spacing: float = 1.0
+    where: ProcessKind = "main"
+    process: str | None = None
+    by_role: tuple[tuple[str, int], ...] = ()
 
     @property
     def rate(self) -> int:
@@ -112,8 +122,8 @@ class JudgedDevice:
     Attributes:
         scale, points, limit: as `model.judged.Judged` has them.
         obstacle: why growth was not judged.
-        figure: of the obstacle: a rate (`may end`), or the last position at which the counter was read
-            (`unread`).
+        figure: of the obstacle: a rate (`may end`), the last position at which the counter was read
+            (`unread`), seconds of a process's life (`lived`), bytes that it has grown less than (`small`).
         waiting: memory that explains why the counter goes up and down.
     """
 

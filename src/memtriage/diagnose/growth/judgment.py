@@ -15,6 +15,7 @@ from typing import Final
 
 from memtriage.diagnose.causes import memory_of, one_a_cause, with_native_part
 from memtriage.diagnose.code_cache import fills_with_code
+from memtriage.diagnose.growth import roles
 from memtriage.diagnose.growth.attribution import (
     POLICY as ATTRIBUTION,
 )
@@ -27,6 +28,7 @@ from memtriage.diagnose.growth.attribution import (
 )
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit
+from memtriage.diagnose.growth.events import event_of
 from memtriage.diagnose.growth.evidence import (
     CODE,
     CONFIRMING,
@@ -38,7 +40,7 @@ from memtriage.diagnose.growth.evidence import (
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
-from memtriage.model.evidence import DataSeen, HolderSeen, Situation
+from memtriage.model.evidence import DataSeen, HolderSeen, Role, Situation
 from memtriage.model.findings import DEVICE_HOST, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale
 from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
@@ -94,7 +96,31 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
     judgment.leaks = worth_reporting(leaks)
     if limits:
         judgment.judged = _judged(evidence, judgment)
+    _add_roles(judgment, evidence, limits=limits)
     return judgment
+
+
+def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
+    """Judge the other processes of the job by the same rules."""
+    found: list[tuple[Role, Leak]] = []
+    for name, of_role in evidence.roles.items():
+        role = of_role.role
+        if role is None or not role.group:
+            continue
+        judged = None
+        if not roles.is_small(of_role):
+            of_role.counts = evidence.run
+            of_role.situation = roles.situation_of(of_role, evidence.situation)
+            own = judge(of_role, limits=limits)
+            judged = own.judged.get("cpu")
+            if name != roles.ITSELF or not judgment.leaks:
+                found += ((role, leak) for leak in own.leaks)
+        if limits and name != roles.ITSELF:
+            judgment.judged[name] = roles.judged_role(role, judged)
+        elif limits and "cpu" in judgment.judged and judgment.judged["cpu"].obstacle == "few":
+            judgment.judged["cpu"] = roles.judged_role(role, judged)
+    judgment.leaks += roles.of_job(found)
+    judgment.leaks.sort(key=lambda leak: leak.certainty == "suspected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +230,8 @@ def is_bounded(seen: HolderSeen) -> bool:
 
 def _held(basis: _Basis, rise: HolderRise) -> Held:
     """Collect what the rules of mechanisms look at."""
-    seen, first, before = rise.seen, rise.grown[0], rise.grown[-2:][0]
+    seen, first = rise.seen, rise.grown[0]
+    before = next((each for each in reversed(rise.grown) if each.size < seen.size), rise.grown[-2:][0])
     position = basis.evidence.situation.position
     detail = seen.detail or GroupDetail()
     anchor = detail.carrier or seen.anchor
@@ -268,7 +295,7 @@ def _leak(
 ) -> Leak:
     """Make the leak of what grows, without its holder and lines; `nbytes` as of the last census."""
     last = basis.comparison.censuses[-1]
-    return Leak(
+    leak = Leak(
         device=device,
         scale=basis.scale,
         shown_by=rise,
@@ -282,6 +309,24 @@ def _leak(
         projection=_projection(basis, device, basis.counters.get(rise.counter), rise.recent),
         period=basis.comparison.period,
     )
+    return _with_event(basis, leak, rise.rate, rise.counter, rise)
+
+
+def _with_event(
+    basis: _Basis, leak: Leak, rate: float, counter: str, rise: HolderRise | DataRise | None = None
+) -> Leak:
+    """Return a leak with the event that it comes with; `rate` and `counter` are what shows it."""
+    if basis.scale == "run" or not leak.rate:
+        return leak
+    counts = (basis.evidence.counts or basis.evidence.run)[basis.scale].events
+    came_with = basis.evidence.situation.came_with
+    event, per_event = event_of(basis.comparison, basis.counters.get(counter), rate, counts, came_with, rise)
+    if event is None or per_event is None:
+        return leak
+    cause = leak.cause
+    if isinstance(cause, Held) and event not in ("step", "microbatch", "backward"):
+        cause = replace(cause, every=event, rate=per_event)
+    return replace(leak, event=event, spacing=per_event / leak.rate, cause=cause)
 
 
 def _rates(basis: _Basis, rate: float, counter: str) -> dict[Per, int]:
@@ -405,7 +450,7 @@ def _unnamed(
     device = DEVICE_HOST if name == "cpu" else name
     pace = growth.recent / growth.rate if growth.rate > 0 else 1.0
     in_use = basis.evidence.situation.used.get(device, math.inf)
-    return Leak(
+    leak = Leak(
         device=device,
         scale=basis.scale,
         shown_by=Counted(name, growth.rate, growth.low, growth.high, known, covered),
@@ -420,6 +465,7 @@ def _unnamed(
         step=basis.evidence.situation.position.step or None,
         projection=_projection(basis, device, basis.counters[name], missing * pace),
     )
+    return _with_event(basis, leak, missing, name)
 
 
 def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:

@@ -59,26 +59,27 @@ class Track:
         warm_up: first readings to leave out.
 
     Attributes:
+        left_out: first readings that it leaves out.
         readings: number of readings so far, including the warm-up.
         last: position and bytes of the last one; None before the first.
     """
 
     __slots__ = (
         "_blocks",
-        "_left_out",
         "_length",
         "_open",
         "_unwritten",
         "_width",
         "_written",
         "last",
+        "left_out",
         "readings",
     )
 
     def __init__(self, warm_up: int = 0) -> None:
         self.readings = 0
         self.last: tuple[float, int] | None = None
-        self._left_out = warm_up
+        self.left_out = warm_up
         self._width = 1
         self._unwritten: list[tuple[int, Floats]] = []
         self._written = 0
@@ -100,7 +101,7 @@ class Track:
             return
         self.last = (position, value)
         self.readings += 1
-        if self.readings <= self._left_out:
+        if self.readings <= self.left_out:
             return
         count, positions, values, least = self._open
         count, positions, values = count + 1, positions + position, values + value

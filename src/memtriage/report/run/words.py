@@ -17,10 +17,13 @@ from memtriage.report.text import (
     count,
     devices_in_words,
     duration,
+    is_process,
+    processes_in_words,
     rank_list,
     ranks_in_words,
     rate,
     size,
+    work_of,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +97,12 @@ class FindingGroup:
         return devices_in_words({finding.device for finding in self.findings})
 
     @property
+    def place(self) -> str:
+        """The device, or the process where it is not the main one."""
+        process = self.first.process
+        return f" on {self.device}" if process is None else f" in {process}"
+
+    @property
     def amount(self) -> str:
         """The growth, or else the size, over all ranks."""
         for per in self.first.rates:
@@ -132,7 +141,7 @@ class FindingGroup:
 
     def title(self, report: RunReport) -> str:
         """Return what it is, on which device and ranks."""
-        on = "" if self.kind == "host_limit" else f" on {self.device}"
+        on = "" if self.kind == "host_limit" else self.place
         sure = "suspected " if self.suspected else ""
         return f"{sure}{KINDS[self.kind]}{on}{self._where(report)}"
 
@@ -177,7 +186,7 @@ def fold(findings: Sequence[Finding], runs_out_in: Sequence[int | None]) -> list
 def _cause(finding: Finding) -> tuple[object, ...]:
     device = finding.device.partition(":")[0]  # every rank has its own cuda:N
     open_one = finding.certainty == "suspected"
-    place = (finding.held_at, finding.allocated_at, finding.phase, finding.mechanism)
+    place = (finding.process, finding.held_at, finding.allocated_at, finding.phase, finding.mechanism)
     return (finding.kind, open_one, device, *place)
 
 
@@ -191,7 +200,7 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
             return "; ".join([*_not_judged(report, context), *_worth_acting(groups)])
         case "leak" if growing:
             more = f"; {count(len(growing) - 1, 'more leak')} below" if len(growing) > 1 else ""
-            return f"{growing[0].amount} on {growing[0].device}{_until_full(growing[0])}{more}"
+            return f"{growing[0].amount}{growing[0].place}{_until_full(growing[0])}{more}"
         case "residue" | "fragmentation" as kind if named := [
             group for group in groups if group.kind == kind
         ]:
@@ -226,14 +235,18 @@ def stated_limit(judged: Mapping[str, Judged], *, steps: int, seconds: float | N
         steps: optimizer steps of the run.
         seconds: how long it was watched; None if unknown.
     """
-    devices: dict[str, list[str]] = {}
-    for device, judgment in judged.items():
+    alike: dict[str, list[str]] = {}
+    for name, judgment in judged.items():
         if judgment.detection_limit is not None:
-            limit = rate(judgment.detection_limit.bytes, judgment.detection_limit.per)
-            devices.setdefault(limit, []).append(device)
+            alike.setdefault(work_of(name), []).append(name)
+    devices: dict[str, list[str]] = {}
+    for names in alike.values():  # of processes that do the same work, the highest limit
+        limits = [limit for name in names if (limit := judged[name].detection_limit) is not None]
+        most = max(limits, key=lambda limit: limit.bytes)
+        devices.setdefault(rate(most.bytes, most.per), []).extend(names)
     if not devices:
         return None
-    limits = " and ".join(f"{limit} on {devices_in_words(names)}" for limit, names in devices.items())
+    stated = " and ".join(f"{limit} {_on(names)}" for limit, names in devices.items())
     first = next(judgment for judgment in judged.values() if judgment.detection_limit is not None)
     if first.scale == "step":
         rests_on = count(steps, "step")
@@ -241,7 +254,15 @@ def stated_limit(judged: Mapping[str, Judged], *, steps: int, seconds: float | N
         rests_on = count(first.points, "backward")
     else:
         rests_on = count(first.points, "reading") if seconds is None else duration(seconds)
-    return f"no growth above {limits} in {rests_on}"
+    return f"no growth above {stated} in {rests_on}"
+
+
+def _on(names: Sequence[str]) -> str:
+    """Return devices or processes in words, after `on` or `in`."""
+    processes = [name for name in names if is_process(name)]
+    devices = [name for name in names if not is_process(name)]
+    parts = [f"on {devices_in_words(devices)}"] if devices else []
+    return " and ".join([*parts, *([f"in {processes_in_words(processes)}"] if processes else [])])
 
 
 def _limits(report: RunReport, context: RunContext) -> str:

@@ -1,0 +1,113 @@
+"""Join what the processes of a job show of growth: one finding per kind of work and holder. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from memtriage.diagnose.growth.estimate import policy_of
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.facts import JudgedDevice, Leak
+from memtriage.model.evidence import Role, Situation
+from memtriage.model.findings import DEVICE_HOST
+from memtriage.model.position import TrainingPosition
+
+ITSELF: Final = "this process"
+"""Role of the main process while it makes no step, and may only wait for the others."""
+_ALIKE: Final = 2.0
+"""Processes that do the same work grow at about one pace if neither is faster than the other by this."""
+
+
+def situation_of(role: Evidence, main: Situation) -> Situation:
+    """Return the situation in which another process of the job is judged: its memory is the host's."""
+    limits = {name: nbytes for name, nbytes in main.limits.items() if name == DEVICE_HOST}
+    own = 0 if role.role is None else role.role.highest
+    used = {name: nbytes + own for name, nbytes in main.used.items() if name == DEVICE_HOST}
+    position = TrainingPosition(
+        step=main.position.step,
+        backwards=main.position.backwards,
+        microbatches_per_step=main.position.microbatches_per_step,
+        time_s=main.position.time_s,
+    )
+    return Situation(
+        position=position, limits=limits, used=used, readable={"cpu": True}, came_with=main.came_with
+    )
+
+
+def is_small(role: Evidence) -> bool:
+    """Whether a process has grown by so little that no growth of it matters."""
+    track = role.run["second"].tracks.get("cpu")
+    points = None if track is None else track.points()
+    if points is None or not len(points.at):
+        return True
+    return role.role is None or role.role.highest - points.floors.min() < policy_of(DEVICE_HOST).settles
+
+
+def judged_role(role: Role, judged: JudgedDevice | None) -> JudgedDevice:
+    """Return whether growth of a process could be judged, in its own terms.
+
+    Args:
+        role: the process.
+        judged: what its counter shows; None for one that is too small to matter.
+    """
+    if judged is None:
+        return JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
+    if judged.obstacle in ("few", "restless"):
+        return replace(judged, obstacle="lived", figure=role.lived_s)
+    return judged
+
+
+def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
+    """Join what processes that do the same work have in common: the same holder, their rates together.
+
+    The objects of one of them are read. Growth of about the same pace in the others has the same holder.
+
+    Args:
+        found: growth of the processes, each with its role.
+    """
+    joined: list[list[tuple[Role, Leak]]] = []
+    for role, leak in sorted(found, key=lambda each: (each[1].path is None, -each[1].rate)):
+        for members in joined:
+            if _is_same(role, leak, *members[0]) and role not in [other for other, _ in members]:
+                members.append((role, leak))
+                break
+        else:
+            joined.append([(role, leak)])
+    return [_joined(members) for members in joined]
+
+
+def _is_same(role: Role, leak: Leak, other: Role, named: Leak) -> bool:
+    if role.group != other.group or leak.kind != named.kind or leak.rates.keys() != named.rates.keys():
+        return False
+    if leak.path is None:
+        return named.rate <= _ALIKE * leak.rate and leak.rate <= _ALIKE * named.rate
+    return leak.path == named.path
+
+
+def _joined(members: Sequence[tuple[Role, Leak]]) -> Leak:
+    role, first = members[0]
+    leaks = [leak for _, leak in members]
+    of_steps, total = "step" in first.rates, sum(leak.rate for leak in leaks)
+    process = role.role if len(leaks) == 1 else f"{len(leaks)} {role.group}"
+    projection, now = first.projection, first.step or 0
+    if projection is not None and projection.step is not None and total:
+        left = round((projection.step - now) * first.rate / total)
+        projection = msgspec.structs.replace(projection, step=now + left)
+    return replace(
+        first,
+        device=DEVICE_HOST,
+        nbytes=sum(leak.nbytes for leak in leaks),
+        nbytes_step=None,
+        rates={
+            per: sum(leak.rates[per] for leak in leaks)
+            for per in first.rates
+            if per != "micro-batch" or not of_steps
+        },
+        projection=projection,
+        where=role.where,
+        process=None if role.where == "main" else process,
+        by_role=tuple((each.role, leak.rate) for each, leak in members) if len(leaks) > 1 else (),
+    )

@@ -1,0 +1,182 @@
+"""Count what a program does besides steps: saves, evaluations, epochs, batches, calls without gradients.
+
+Functions of torch are replaced where that is free and no compiler traces through them. The first event after
+a backward counts; those that follow before the next one are the same event, such as the files of one
+checkpoint, or the evaluation of two models.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from memtriage.model.code_origin import code_owner
+from memtriage.model.findings import Event
+from memtriage.process.replaced import Replaced
+from memtriage.process.stdlib import os
+
+_LATER: Final = (
+    ("safetensors.torch", "serialize_file"),
+    ("safetensors.torch", "serialize"),
+    ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"),
+)
+"""Functions that save, in modules that a program imports when it likes."""
+
+
+class EventCounts:
+    """Counts events while it is installed.
+
+    Args:
+        backwards: returns how many backwards have completed.
+        in_use: returns the bytes that malloc has handed out.
+
+    Attributes:
+        counts: by event; only those that have happened.
+        came_with: bytes by which malloc's use rose during an event, or right before and after a save, less
+            where it fell. Where two events always follow each other, that tells which one has the memory.
+    """
+
+    def __init__(self, backwards: Callable[[], int], in_use: Callable[[], int | None]) -> None:
+        self.counts: dict[Event, int] = {}
+        self.came_with: dict[Event, int] = {}
+        self._backwards = backwards
+        self._in_use = in_use
+        self._at: dict[Event, int] = {}
+        self._before: tuple[Event | None, int | None] = (None, None)
+        self._replaced: list[Replaced] = []
+        self._waiting = list(_LATER)
+        self._pid = os.getpid()
+
+    def happened(self, event: Event) -> None:
+        """Count an event, unless it belongs to the one before."""
+        backwards = self._backwards()
+        if not backwards or self._at.get(event) != backwards:
+            self._at[event] = backwards
+            self.counts[event] = self.counts.get(event, 0) + 1
+
+    def turns(self, to: Event | None, event: Event | None = None) -> None:
+        """Note what malloc has handed out at the beginning or end of an event.
+
+        Args:
+            to: what begins, None where something ends.
+            event: what all since the last turn belongs to; that which began there where it is None.
+        """
+        began, before = self._before
+        now = self._in_use()
+        belongs = event or began
+        if belongs is not None and before is not None and now is not None:
+            self.came_with[belongs] = self.came_with.get(belongs, 0) + now - before
+        self._before = to, now
+
+    def install(self) -> None:
+        """Begin to count. torch must be imported."""
+        import torch
+        from torch.utils.data import dataloader
+
+        self._put(torch, save=self._saving(torch.save))
+        self._put(torch.serialization, save=torch.save)
+        self._put(torch.nn.Module, train=self._switching(torch.nn.Module.train))
+        self._put(
+            dataloader._BaseDataLoaderIter, __next__=self._giving(dataloader._BaseDataLoaderIter.__next__)
+        )
+        for mode in (torch.no_grad, torch.inference_mode):
+            self._put(mode, __enter__=self._entering(mode.__enter__))
+
+    def remove(self) -> None:
+        """Put the functions back."""
+        for replaced in self._replaced:
+            replaced.restore()
+        self._replaced.clear()
+
+    def epoch_begins(self) -> None:
+        """Take a pass over a loader: an epoch, or an evaluation if no gradients are recorded."""
+        self.happened("epoch" if sys.modules["torch"].is_grad_enabled() else "evaluation")
+
+    def now(self) -> dict[Event, int]:
+        """Return the counts; functions of modules that have been imported since are replaced."""
+        if self._replaced:
+            self._find_more()
+        return dict(self.counts)
+
+    def _find_more(self) -> None:
+        for entry in list(self._waiting):
+            module = sys.modules.get(entry[0])
+            original = getattr(module, entry[1], None)
+            if module is not None and original is not None:
+                self._waiting.remove(entry)
+                self._put(module, **{entry[1]: self._saving(original)})
+
+    def _put(self, module: Any, **wrappers: Callable[..., Any]) -> None:
+        replaced = Replaced(module)
+        replaced.put(**wrappers)
+        self._replaced.append(replaced)
+
+    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            ours = os.getpid() == self._pid
+            if ours:
+                self.happened("save")
+                self.turns("save", "save")
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                own = error.__traceback__
+                error.__traceback__ = None if own is None else own.tb_next
+                del own
+                raise
+            finally:
+                del args, kwargs
+                if ours:
+                    self.turns("save")
+
+        return save
+
+    def _switching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def train(module: Any, mode: bool = True) -> Any:
+            outermost = sys._getframe(1).f_code is not original.__code__
+            if outermost and os.getpid() == self._pid:
+                if not mode and module.training:
+                    self.happened("evaluation")
+                    self.turns("evaluation")
+                elif mode and not module.training:
+                    self.turns(None)
+            return original(module, mode)
+
+        return train
+
+    def _giving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __next__(batches: Any) -> Any:
+            batch = original(batches)
+            if os.getpid() == self._pid:
+                self.counts["batch"] = self.counts.get("batch", 0) + 1
+            return batch
+
+        return __next__
+
+    def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch import is_grad_enabled
+
+        @functools.wraps(original)
+        def __enter__(mode: Any) -> Any:
+            counts = is_grad_enabled() and not self._backwards() and os.getpid() == self._pid
+            if counts and _is_programs(sys._getframe(1)):
+                self.counts["call"] = self.counts.get("call", 0) + 1
+            return original(mode)
+
+        return __enter__
+
+
+def _is_programs(frame: FrameType | None) -> bool:
+    """Whether a block without gradients is the program's own, or a function that it calls is such a block."""
+    if frame is not None and frame.f_code.co_filename.endswith(_DECORATED):
+        frame = frame.f_back
+    return frame is not None and code_owner(frame.f_code.co_filename) == "user"
+
+
+_DECORATED: Final = os.path.join("torch", "utils", "_contextlib.py")

@@ -1,0 +1,231 @@
+"""A process of the watch that reads the objects of the job's other processes, so that none of them waits.
+
+Requests come as lines of JSON on its standard input, answers go to its standard output. It is no child of the
+program, which sees no other process and waits for none.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import select
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from memtriage.model.evidence import CensusSeen
+from memtriage.model.paths import HolderPath
+from memtriage.observe.process_tree import sizes_of
+from memtriage.outside.census import JobReader, RemoteReading, joined
+from memtriage.outside.containers import RemoteContainers
+from memtriage.outside.followed import FollowedOutside
+from memtriage.outside.memory import OutsideError
+from memtriage.process.stdlib import time
+
+_NICE: Final = 3
+_DIE_FIRST: Final = "1000"
+_LINES_OF: Final = 4
+"""Holders, the largest first, whose storing line is looked for."""
+_COUNTED_EVERY_S: Final = 0.25
+
+
+class ReadRequest(msgspec.Struct):
+    """Read a process.
+
+    Attributes:
+        pid: which.
+        root: folder of the program's script.
+        counts: follow the steps of its own loop from now on, if it trains.
+    """
+
+    pid: int
+    root: str | None = None
+    counts: bool = False
+
+
+class ReadReply(msgspec.Struct, omit_defaults=True):
+    """What was read, or counted.
+
+    Attributes:
+        pid: of which process.
+        at: when, in seconds of the monotonic clock.
+        took_s: seconds of a processor that the reading took.
+        census: what was read; None where steps were counted, or nothing could be read.
+        steps: completed passes of its loop; None where it has none.
+        anonymous: bytes of its anonymous memory at that time.
+        error: why it could not be read.
+    """
+
+    pid: int
+    at: float
+    took_s: float = 0.0
+    census: CensusSeen | None = None
+    steps: int | None = None
+    anonymous: int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _LoopCounter:
+    """A whole number in a variable, that rises again and again.
+
+    Attributes:
+        last: its value.
+        total: how far it has risen, also after it began again.
+        changes: how often it was seen to change.
+        unit: the largest number that all its rises are multiples of.
+    """
+
+    last: int
+    total: int = 0
+    changes: int = 0
+    unit: int = 0
+
+    def add(self, value: int) -> None:
+        """Take the next reading."""
+        if value != self.last:
+            more = value - self.last if value > self.last else value
+            self.total += more
+            self.unit = math.gcd(self.unit, more)
+            self.changes += 1
+            self.last = value
+
+
+@dataclass(slots=True)
+class ReadProcess:
+    """One process that is read again and again."""
+
+    pid: int
+    reader: JobReader
+    containers: RemoteContainers
+    followed: FollowedOutside = field(default_factory=FollowedOutside)
+    reading: RemoteReading | None = None
+    counts: bool = False
+    trains: bool = False
+    counters: dict[tuple[str, str], _LoopCounter] = field(default_factory=dict)
+    lines: dict[HolderPath, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: ReadRequest) -> ReadProcess:
+        """Begin with a process.
+
+        Raises:
+            OutsideError: it cannot be read.
+        """
+        containers = RemoteContainers(request.root)
+        return cls(request.pid, JobReader(request.pid, containers=containers), containers)
+
+    def read(self) -> ReadReply:
+        """Read what the program itself holds.
+
+        Raises:
+            OutsideError: it cannot be read.
+        """
+        started, before = time.process_time(), self.reading
+        earlier = self._counted()
+        if before is None:
+            reading = self.reading = self.reader.read(program_only=True)
+        else:
+            reading = self.reader.read_again(before, gradients=False)
+            before.chunks = reading.chunks
+        self.trains = self.trains or reading.trains
+        census = self.followed.add(joined([reading]), reading.at, reading.data, program_only=True)
+        largest = sorted(census.holders, key=lambda seen: -seen.size)[:_LINES_OF]
+        files = reading.modules.files_of([])
+        for seen in largest if before is not None else ():
+            if seen.detail is not None:
+                if seen.anchor not in self.lines:
+                    self.lines[seen.anchor] = self.containers.stored_at(seen.anchor, files)
+                seen.detail.stored_at = self.lines[seen.anchor]
+        if before is not None:
+            self.reader.release(reading)
+        return ReadReply(
+            self.pid, reading.at, time.process_time() - started, census,
+            _between(earlier, self._counted(), reading.at),
+        )  # fmt: skip
+
+    def steps(self) -> int | None:
+        """Return the passes of the loop that trains so far, by the variable that counts them."""
+        ones = [each for each in self.counters.values() if each.changes >= 3 and each.unit == 1]
+        return max((each.total for each in ones), default=None)
+
+    def count(self) -> ReadReply | None:
+        """Return how often its loop has run, and its size; None where no loop is known."""
+        at, steps = self._counted()
+        sizes = sizes_of(self.pid)
+        if steps is None or sizes is None:
+            return None
+        return ReadReply(self.pid, at, steps=steps, anonymous=sizes.anonymous)
+
+    def _counted(self) -> tuple[float, int | None]:
+        """Read the whole numbers in the variables of the program's running functions, if it trains."""
+        at = time.monotonic()
+        for name, number in self.reader.numbers() if self.counts and self.trains else ():
+            if name in self.counters:
+                self.counters[name].add(number)
+            else:
+                self.counters[name] = _LoopCounter(number)
+        return at, self.steps()
+
+
+def _between(earlier: tuple[float, int | None], later: tuple[float, int | None], at: float) -> int | None:
+    """Return the steps at a time between two counts; None where these are not known."""
+    (start, fewer), (end, more) = earlier, later
+    if fewer is None or more is None or end <= start:
+        return None
+    return round(fewer + (more - fewer) * min(1.0, max(0.0, (at - start) / (end - start))))
+
+
+def answer_all() -> None:
+    """Answer requests until there are no more."""
+    followed: dict[int, ReadProcess] = {}
+    waiting = b""
+    while True:
+        counted = [each for each in followed.values() if each.counts and each.trains]
+        ready = select.select([0], [], [], _COUNTED_EVERY_S if counted else None)[0]
+        if ready:
+            data = os.read(0, 1 << 16)
+            if not data:
+                return
+            *lines, waiting = (waiting + data).split(b"\n")
+            for line in lines:
+                _answer(msgspec.json.decode(line, type=ReadRequest), followed)
+        for each in counted:
+            with suppress(OutsideError):
+                if (reply := each.count()) is not None:
+                    _say(reply)
+
+
+def _answer(request: ReadRequest, followed: dict[int, ReadProcess]) -> None:
+    try:
+        if request.pid not in followed:
+            followed[request.pid] = ReadProcess.of(request)
+        each = followed[request.pid]
+        each.counts = request.counts
+        _say(each.read())
+        gc.collect()
+    except OutsideError as error:
+        followed.pop(request.pid, None)
+        _say(ReadReply(request.pid, time.monotonic(), error=str(error)))
+
+
+def _say(reply: ReadReply) -> None:
+    data = memoryview(msgspec.json.encode(reply) + b"\n")
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def main() -> None:
+    """Leave the program's process tree, its terminal and its files, and answer_all."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.nice(_NICE)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(_DIE_FIRST)
+    with suppress(BrokenPipeError):
+        answer_all()

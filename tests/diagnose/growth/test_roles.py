@@ -1,0 +1,131 @@
+"""Growth of the job's other processes: judged by the same rules, and joined by the work they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.judgment import Judgment, judge
+from memtriage.model.evidence import CensusSeen, Role, Situation
+from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
+from memtriage.model.position import TrainingPosition
+from support.observed import data
+
+MIB = 1 << 20
+STEPS = 120
+CACHE = (
+    PathSegment(SegmentKind.FRAME, "main"),
+    PathSegment(SegmentKind.VARIABLE, "dataset"),
+    PathSegment(SegmentKind.ATTRIBUTE, "cache"),
+    ANY_ITEM,
+)
+
+
+def follow(evidence: Evidence, role: str, group: str, sizes: Sequence[int], lived_s: float = 60.0) -> None:
+    """Add a process whose size was read at each step, half a second apart."""
+    known = Role(role=role, where="worker", group=group, lived_s=lived_s, highest=max(sizes))
+    evidence.add(known)
+    for step, size in enumerate(sizes, 1):
+        evidence.of_role(role).run["step"].read("cpu", step, size)
+        evidence.of_role(role).run["second"].read("cpu", step / 2, size)
+
+
+def flat_main() -> Evidence:
+    evidence = Evidence()
+    for step in range(1, STEPS + 1):
+        evidence.run["step"].read("cpu", step, 100 * MIB)
+    position = TrainingPosition(step=STEPS, backwards=STEPS, microbatches_per_step=1)
+    evidence.add(
+        Situation(position=position, limits={"host": 1 << 34}, used={"host": 1 << 30}, readable={"cpu": True})
+    )
+    return evidence
+
+
+def growing(rate: int, start: int = 200 * MIB) -> list[int]:
+    return [start + rate * step for step in range(STEPS)]
+
+
+def judged(evidence: Evidence) -> Judgment:
+    return judge(evidence)
+
+
+def test_workers_that_grow_alike_are_one_leak_with_the_holder_that_was_read_in_one() -> None:
+    evidence, rate, entry = flat_main(), MIB, 64 * 1024
+    for worker in range(3):
+        follow(evidence, f"worker {worker} of loader", "workers of loader", growing(rate))
+    for step in (40, 70, 100):
+        seen = msgspec.structs.replace(data(step * rate // entry, entry), path=CACHE)
+        where = TrainingPosition(step=step, time_s=step / 2)
+        census = CensusSeen(position=where, work_s=step / 2, data=[seen], partial=True)
+        evidence.of_role("worker 1 of loader").add(census)
+    (leak,) = judged(evidence).leaks
+    assert leak.path == CACHE and leak.certainty == "proven"
+    assert leak.where == "worker" and leak.process == "3 workers of loader"
+    assert leak.rates["step"] == pytest.approx(3 * rate, rel=0.02)
+    assert leak.event == "step" and leak.rate * leak.spacing == pytest.approx(3 * rate, rel=0.02)
+    assert leak.by_role[0][0] == "worker 1 of loader"
+
+
+def test_growth_whose_holder_was_not_read_is_suspected() -> None:
+    evidence = flat_main()
+    follow(evidence, "worker 0 of loader", "workers of loader", growing(MIB))
+    (leak,) = judged(evidence).leaks
+    assert leak.certainty == "suspected" and leak.path is None and leak.process == "worker 0 of loader"
+
+
+def test_processes_of_other_work_are_leaks_of_their_own() -> None:
+    evidence = flat_main()
+    follow(evidence, "worker 0 of train_loader", "workers of train_loader", growing(MIB))
+    follow(evidence, "worker 0 of val_loader", "workers of val_loader", growing(MIB))
+    assert {leak.process for leak in judged(evidence).leaks} == {
+        "worker 0 of train_loader",
+        "worker 0 of val_loader",
+    }
+
+
+def test_a_process_that_fills_a_cache_and_stays_flat_is_judged_and_clean() -> None:
+    evidence = flat_main()
+    sizes = [200 * MIB + min(step, 20) * 2 * MIB for step in range(STEPS)]
+    follow(evidence, "worker 0 of loader", "workers of loader", sizes)
+    judgment = judged(evidence)
+    assert judgment.leaks == []
+    limit = judgment.judged["worker 0 of loader"].limit
+    assert limit is not None and limit.bytes < MIB
+
+
+def test_workers_that_begin_anew_with_each_epoch_do_not_grow() -> None:
+    evidence = flat_main()
+    sizes = [200 * MIB + (step % 20) * 2 * MIB for step in range(STEPS)]
+    follow(evidence, "worker 0 of loader", "workers of loader", sizes)
+    assert judged(evidence).leaks == []
+
+
+def test_a_process_that_lived_too_short_says_so_and_one_that_hardly_grew_does_not_matter() -> None:
+    evidence = flat_main()
+    follow(evidence, "worker 0 of loader", "workers of loader", growing(20 * MIB)[:6], lived_s=3.0)
+    follow(evidence, "rank 0", "spawned ranks", [300 * MIB + step * 1024 for step in range(6)])
+    judgment = judged(evidence)
+    assert (judgment.judged["worker 0 of loader"].obstacle, judgment.judged["worker 0 of loader"].figure) == (
+        "lived",
+        3.0,
+    )
+    assert judgment.judged["rank 0"].obstacle == "small" and judgment.judged["rank 0"].scale is None
+
+
+def test_a_record_gives_the_same_judgment() -> None:
+    evidence = flat_main()
+    follow(evidence, "worker 0 of loader", "workers of loader", growing(MIB))
+    lines = [evidence.situation, *(role.role for role in evidence.roles.values() if role.role is not None)]
+    for scale in ("step", "second"):
+        lines += evidence.run[scale].new_readings(last=True)
+        for name, role in evidence.roles.items():
+            for line in role.run[scale].new_readings(last=True):
+                line.role = name
+                lines.append(line)
+    again = judged(Evidence.of(lines))
+    assert [(leak.process, leak.rates) for leak in again.leaks] == [
+        (leak.process, leak.rates) for leak in judged(evidence).leaks
+    ]

@@ -1,0 +1,85 @@
+"""The processes below one: which they are, how large, and what the program calls them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from memtriage.observe.process_tree import (
+    Named,
+    children_of_program,
+    command_of,
+    descendants,
+    is_helper,
+    name_of_loader,
+    sizes_of,
+    started_at,
+)
+
+CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+MIB = 1 << 20
+
+
+def test_descendants_are_children_and_their_children_as_long_as_they_live() -> None:
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None and child.stdin is not None
+        child.stdout.readline()
+        assert child.pid in descendants(os.getpid())
+        assert started_at(child.pid) == started_at(child.pid) is not None
+        assert "input()" in command_of(child.pid) and not is_helper(child.pid)
+        sizes = sizes_of(child.pid)
+        assert sizes is not None and 0 < sizes.anonymous < 1 << 30
+        child.communicate(b"\n")
+    assert child.pid not in descendants(os.getpid())
+    assert sizes_of(child.pid) is None and command_of(child.pid) == ""
+
+
+def test_what_a_process_has_written_is_in_its_anonymous_memory() -> None:
+    before = sizes_of(os.getpid())
+    kept = bytearray(b"x" * (64 * MIB))
+    after = sizes_of(os.getpid())
+    assert before is not None and after is not None
+    assert after.anonymous - before.anonymous >= len(kept) // 2
+
+
+def test_an_executors_processes_are_named_by_it() -> None:
+    with ProcessPoolExecutor(2) as pool:
+        pids = {pool.submit(os.getpid).result()} | set(pool._processes or {})
+        named: dict[int, Named] = {}
+        for pid, name in children_of_program():
+            named.setdefault(pid, name)
+        roles = {named[pid].role for pid in pids}
+        assert all(role.startswith("process ") and "ProcessPoolExecutor" in role for role in roles)
+        assert len(roles) == len(pids)
+        assert {named[pid].where for pid in pids} == {"child"}
+
+
+class Trainer:
+    def __init__(self, loader: Any) -> None:
+        self.train_loader = loader
+
+    def name(self) -> str:
+        return name_of_loader(self.train_loader, sys._getframe())
+
+
+class Loader:
+    def __init__(self) -> None:
+        self.dataset = [1]
+
+
+def nameless(frame: FrameType | None) -> str:
+    return name_of_loader(Loader(), frame)
+
+
+def test_a_loader_has_the_name_of_its_variable_its_attribute_or_its_data() -> None:
+    pytest.importorskip("torch")
+    batches = Loader()
+    assert name_of_loader(batches, sys._getframe()) == "batches"
+    assert Trainer(Loader()).name() == "train_loader"
+    assert nameless(None) == "the loader of list"

@@ -1,0 +1,172 @@
+"""The processes below the program, followed by role."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, cast
+
+import pytest
+
+from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.model.evidence import CensusSeen, EvidenceLine
+from memtriage.model.position import TrainingPosition
+from memtriage.observe.host import ChildSample, HostSample
+from memtriage.observe.loaders import Epoch
+from memtriage.session.job_watch import POLICY, JobWatch
+from memtriage.session.outside_helper import ReadReply, ReadRequest
+from memtriage.session.outside_reader import OutsideReader
+
+MIB = 1 << 20
+
+
+class Asked:
+    """A reader that only notes what is asked for, and answers what the test says."""
+
+    def __init__(self) -> None:
+        self.requests: list[ReadRequest] = []
+        self.answers: list[ReadReply] = []
+
+    def ask(self, request: ReadRequest) -> None:
+        self.requests.append(request)
+
+    def replies(self) -> list[ReadReply]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    def stop(self) -> None:
+        pass
+
+
+class Job:
+    """A watch whose clock the test moves, with children that grow when they are told."""
+
+    def __init__(self, children: ExitStack) -> None:
+        self.position = TrainingPosition()
+        self.lines: list[EvidenceLine] = []
+        self.evidence = Evidence()
+        self.reader = Asked()
+        self.watch = JobWatch(
+            self.evidence,
+            lambda: self.position,
+            None,
+            self.lines.append,
+            _reader=cast(OutsideReader, self.reader),
+        )
+        self._children = children
+
+    def child(self) -> subprocess.Popen[str]:
+        code = "kept = []\nfor size in map(int, iter(input, '')): kept.append(b'x' * size); print(flush=True)"
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
+        self._children.callback(process.wait)
+        self._children.callback(process.kill)
+        return process
+
+    def wakes(self, seconds: float, step: int) -> None:
+        self.position = TrainingPosition(time_s=seconds, step=step)
+        self.watch.at_wake()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with ExitStack() as children:
+        yield Job(children)
+
+
+def grow(process: subprocess.Popen[str], size: int) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{size}\n")
+    process.stdin.flush()
+    process.stdout.readline()
+
+
+def as_workers(job: Job, *processes: subprocess.Popen[str]) -> None:
+    class Pass:
+        name = "loader"
+        workers = [process.pid for process in processes]
+
+    job.watch.passes(cast(Epoch, Pass))
+
+
+def test_workers_have_a_role_that_the_next_epochs_workers_take_over(job: Job) -> None:
+    first = job.child()
+    as_workers(job, first)
+    job.wakes(1, 1)
+    job.wakes(2, 2)
+    first.kill()
+    first.wait()
+    second = job.child()
+    as_workers(job, second)
+    job.wakes(3, 3)
+    job.wakes(4, 4)
+    role = job.evidence.roles["worker 0 of loader"]
+    assert role.role is not None and role.role.processes == 2 and role.role.where == "worker"
+    assert role.run["step"].tracks["cpu"].readings == 2
+
+
+def test_a_process_is_named_once_it_has_become_what_it_will_be(job: Job) -> None:
+    process = job.child()
+    job.wakes(1, 1)
+    assert not job.evidence.roles
+    job.wakes(1 + 2 * POLICY.settles_s, 2)
+    (role,) = job.evidence.roles
+    assert role.startswith(sys.executable) and process.poll() is None
+
+
+def test_what_grows_is_read_and_what_was_read_is_evidence(job: Job) -> None:
+    process, flat = job.child(), job.child()
+    as_workers(job, process, flat)
+    for step in range(1, 16):
+        job.wakes(step, step)
+        grow(process, 2 * MIB)
+    assert {request.pid for request in job.reader.requests} == {process.pid}
+    count = len(job.reader.requests)
+    job.reader.answers = [
+        ReadReply(process.pid, at, took_s=0.1, census=CensusSeen(position=TrainingPosition(), partial=True))
+        for at, position in list(job.watch._positions)[-1:]
+    ]
+    job.wakes(17, 17)
+    (census,) = job.evidence.roles["worker 0 of loader"].run["step"].censuses
+    assert census.position.step == 15 and census.role == "worker 0 of loader"
+    assert job.lines == [census]
+    job.wakes(30, 30)
+    assert len(job.reader.requests) == count + 1
+
+
+def test_a_process_that_cannot_be_read_says_why_and_is_not_asked_for_again(job: Job) -> None:
+    process = job.child()
+    as_workers(job, process)
+    for step in range(1, 16):
+        job.wakes(step, step)
+        grow(process, 2 * MIB)
+    asked = len(job.reader.requests)
+    job.reader.answers = [ReadReply(process.pid, 0.0, error="not this one")]
+    for step in range(20, 25):
+        job.wakes(step, step)
+    role = job.evidence.roles["worker 0 of loader"].role
+    assert role is not None and role.unread == "not this one"
+    assert len(job.reader.requests) == asked == 1
+
+
+def test_the_jobs_ledger_is_that_of_the_last_moment_with_children(job: Job) -> None:
+    process = job.child()
+    as_workers(job, process)
+    job.wakes(1, 1)
+    job.wakes(2, 2)
+    below = ChildSample(pid=process.pid, name="python", command="", rss=9, pss=7, uss=5)
+    job.watch.at_sample(HostSample(rss=3, pss=2, uss=1), [below], None)
+    job.watch.at_sample(HostSample(rss=3, pss=2, uss=1), [], None)
+    ledger: Any = job.watch.ledger
+    assert ledger.step == 2 and ledger.total == 9
+    assert "workers of loader: pages of its own" in [row.row for row in ledger.rows]
+
+
+def test_a_program_that_only_waits_is_followed_itself(job: Job) -> None:
+    job.child()
+    job.position = TrainingPosition(time_s=1.0)
+    job.watch.at_wake()
+    assert job.evidence.roles["this process"].role is not None
+    assert os.getpid() not in job.watch._processes

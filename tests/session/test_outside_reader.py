@@ -1,0 +1,81 @@
+"""A process of the watch's own reads others, and the program does not see it."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+
+from memtriage.outside.python_layout import layout_of
+from memtriage.session.outside_helper import ReadReply, ReadRequest
+from memtriage.session.outside_reader import OutsideReader
+
+pytestmark = pytest.mark.skipif(
+    layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
+)
+
+JOB = """
+import torch
+def main():
+    kept = [torch.zeros(1000) for _ in range(10)]
+    print(flush=True)
+    input()
+main()
+"""
+
+
+def next_reply(reader: OutsideReader) -> ReadReply:
+    """The next answer, however long the reading takes."""
+    assert reader._replies is not None
+    while not (replies := reader.replies()):
+        select.select([reader._replies.number], [], [])
+    return replies[0]
+
+
+def test_it_reads_a_process_and_is_no_child_of_the_program() -> None:
+    reader = OutsideReader()
+    try:
+        with subprocess.Popen([sys.executable, "-c", JOB], stdin=-1, stdout=-1) as job:
+            assert job.stdout is not None
+            job.stdout.readline()
+            others = {child.pid for child in psutil.Process().children(recursive=True)}
+            reader.ask(ReadRequest(job.pid))
+            assert {child.pid for child in psutil.Process().children(recursive=True)} == others
+            reply = next_reply(reader)
+            assert reply.error is None and reply.census is not None
+            (kept,) = [seen for seen in reply.census.holders if seen.anchor[-1].name == "*"]
+            assert (kept.nbytes, kept.storages) == (40_000, 10)
+            job.communicate(b"\n")
+        reader.ask(ReadRequest(job.pid))
+        assert "ended" in (next_reply(reader).error or "")
+    finally:
+        reader.stop()
+
+
+def test_a_process_without_torch_is_not_read_and_says_why() -> None:
+    reader = OutsideReader()
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1
+        ) as job:
+            assert job.stdout is not None
+            job.stdout.readline()
+            reader.ask(ReadRequest(job.pid))
+            assert "has not loaded torch" in (next_reply(reader).error or "")
+            job.communicate(b"\n")
+    finally:
+        reader.stop()
+
+
+def test_nothing_is_open_once_it_is_stopped() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    reader = OutsideReader()
+    reader.ask(ReadRequest(os.getpid()))
+    reader.stop()
+    assert set(os.listdir("/proc/self/fd")) == before
