@@ -50,6 +50,7 @@ def test_the_json_has_exactly_the_fields_of_the_schema(make_report, leak):
         "stored_at",
         "mechanism",
         "fix",
+        "cuts",
         "playbook",
         "phase",
         "step",
