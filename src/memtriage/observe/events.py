@@ -16,8 +16,11 @@ from typing import Any, Final
 from memtriage.model.code_origin import code_owner
 from memtriage.model.findings import Event
 from memtriage.process.replaced import Replaced
-from memtriage.process.stdlib import os
+from memtriage.process.stdlib import os, time
 
+_CHEAP_S: Final = 0.2e-3
+_SHARE: Final = 0.05
+"""Part of the time that readings of malloc may take if they are not cheap: they walk every free chunk."""
 _LATER: Final = (
     ("safetensors.torch", "serialize_file"),
     ("safetensors.torch", "serialize"),
@@ -49,6 +52,7 @@ class EventCounts:
         self._replaced: list[Replaced] = []
         self._waiting = list(_LATER)
         self._pid = os.getpid()
+        self._due_s = 0.0
 
     def happened(self, event: Event) -> None:
         """Count an event, unless it belongs to the one before."""
@@ -65,7 +69,11 @@ class EventCounts:
             event: what all since the last turn belongs to; that which began there where it is None.
         """
         began, before = self._before
-        now = self._in_use()
+        at, started = time.perf_counter(), time.thread_time()
+        now = self._in_use() if at >= self._due_s else None
+        took = time.thread_time() - started
+        if took > _CHEAP_S:
+            self._due_s = at + took / _SHARE
         belongs = event or began
         if belongs is not None and before is not None and now is not None:
             self.came_with[belongs] = self.came_with.get(belongs, 0) + now - before

@@ -77,7 +77,8 @@ class OutsideReader:
                 ],
                 setsigmask=[],
             )
-            os.waitpid(pid, 0)  # it has become two at once, of which the first has ended
+            with suppress(ChildProcessError):  # the program may wait for all children itself
+                os.waitpid(pid, 0)  # it has become two at once, of which the first has ended
         finally:
             os.close(requests)
             os.close(replies)
