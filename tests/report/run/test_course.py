@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memtriage.model.evidence import Readings, Role
 from memtriage.model.marks import Mark
 from memtriage.report.run.course import charts
 from memtriage.store.reader import RankRecord
@@ -57,6 +58,22 @@ def test_each_device_has_a_chart_and_the_host_comes_last() -> None:
         "Memory of cuda:10 over the run",
         "Host memory over the run",
     ]
+
+
+def test_processes_that_do_the_same_work_have_a_chart_of_their_memory_together() -> None:
+    rank = cpu_rank([("step", 100 * MIB, None)] * 4)
+    for worker in range(2):
+        role = f"worker {worker} of loader"
+        rank.evidence.append(Role(role=role, where="worker", group="workers of loader"))
+        means = [10.0 * MIB, 20.0 * MIB, 30.0 * MIB]
+        rank.evidence.append(
+            Readings(scale="second", counter="cpu", role=role, at=[1.0, 2.0, 3.0], means=means)
+        )
+    *_, chart = drawn(rank)
+    assert chart["title"] == "Memory of the workers of loader over the run"
+    assert [measure["name"] for measure in chart["measures"]] == ["anonymous memory"]
+    (lane,) = chart["lanes"]
+    assert unpack(lane["values"]["allocated"]) == [20 * MIB, 40 * MIB, 60 * MIB]
 
 
 def test_ranks_share_the_chart_of_their_own_gpus() -> None:

@@ -7,7 +7,7 @@ findings first), each with the highest and the lowest figures of every stretch; 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter
@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtriage.diagnose.ranks.killed import fate
+from memtriage.model.evidence import Readings, Role
 from memtriage.model.marks import Mark
 from memtriage.report.html.columns import pack
 from memtriage.report.html.downsample import instants
 from memtriage.report.run.words import COURSE_MARKS
-from memtriage.report.text import count, devices_in_words
+from memtriage.report.text import count, devices_in_words, is_process
 from memtriage.store.reader import RankRecord
 
 HOST: Final = "host"
@@ -79,6 +80,7 @@ _OF_HOST: Final = (
     Measure("held", "malloc holds", "hue-2", None, attrgetter("reserved")),
     Measure("rss", "resident", "hue-9", "wash-9", attrgetter("host_rss")),
 )
+_OF_PROCESSES: Final = (Measure("allocated", "anonymous memory", "hue-1", "wash-1", attrgetter("allocated")),)
 _FIRST: Final = {"cpu": "malloc", HOST: "rss"}
 """The host's counter in which a finding on a device shows."""
 
@@ -141,7 +143,35 @@ def _slots(drawn: Sequence[RankRecord]) -> list[list[_DeviceMarks]]:
             slots[slot].append(_DeviceMarks(rank, device, by_device[device]))
         if host:
             hosts.append(_DeviceMarks(rank, HOST, host))
-    return [*(slots[slot] for slot in sorted(slots)), *([hosts] if hosts else [])]
+    processes = [[course] for rank in drawn for course in _of_processes(rank)]
+    return [*(slots[slot] for slot in sorted(slots)), *([hosts] if hosts else []), *processes]
+
+
+def _of_processes(rank: RankRecord) -> Iterator[_DeviceMarks]:
+    """Yield the courses of a rank's other processes, of those together that do the same work."""
+    groups = {line.role: line.group for line in rank.evidence if isinstance(line, Role)}
+    series: dict[str, dict[str, list[Readings]]] = defaultdict(lambda: defaultdict(list))
+    for line in rank.evidence:
+        if isinstance(line, Readings) and (line.scale, line.counter) == ("second", "cpu"):
+            series[groups.get(line.role, "")][line.role].append(line)
+    at = [mark.time_s for mark in rank.marks] or [0.0]
+    at_steps = [mark.step for mark in rank.marks] or [0]
+    for group in filter(None, series):
+        sizes = [
+            ([each for line in lines for each in line.at], [each for line in lines for each in line.means])
+            for lines in series[group].values()
+        ]
+        times = sorted({each for read, _ in sizes for each in read})
+        total = np.sum([np.interp(times, read, means, left=0, right=0) for read, means in sizes], axis=0)
+        steps = np.interp(times, at, at_steps)
+        marks = [
+            Mark(
+                name="time", step=int(step), microbatch=0, rank=rank.start.rank, time_s=time_s, device=group,
+                allocated=round(nbytes),
+            )
+            for time_s, step, nbytes in zip(times, steps, total, strict=True)
+        ]  # fmt: skip
+        yield _DeviceMarks(rank, group, marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +233,8 @@ class _Chart:
 
 def _plan(courses: Sequence[_DeviceMarks]) -> _Chart | None:
     """Return what to draw of courses on one chart; None where that is nothing, or no more than a point."""
-    known = _OF_HOST if courses[0].device == HOST else _DEVICE
+    of_processes = _OF_PROCESSES if is_process(courses[0].device) else _DEVICE
+    known = _OF_HOST if courses[0].device == HOST else of_processes
     measures = [
         measure for measure in known if any(measure.read(mark) for course in courses for mark in course.marks)
     ]
@@ -243,6 +274,8 @@ def _heading(plan: _Chart, interest: str | None) -> dict[str, Any]:
 def _title(plan: _Chart, devices: set[str]) -> str:
     if plan.of_host:
         return "Host memory over the run"
+    if is_process(name := next(iter(devices))):
+        return f"Memory of the {name} over the run"
     words = devices_in_words(devices)
     return f"Memory of {words if len(words) <= _LONGEST_TITLE else 'GPUs'} over the run"
 
