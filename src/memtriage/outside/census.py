@@ -562,12 +562,19 @@ def _details(reading: RemoteReading) -> dict[GroupKey, GroupDetail]:
 
 
 def _started_at(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks: a number may be given to another process."""
+    """Return when a process started, in the kernel's ticks: a number may be given to another process.
+
+    Raises:
+        GoneError: it ended; also of one that waits for its parent, whose memory is gone.
+    """
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
+            fields = file.read().rpartition(")")[2].split()
     except OSError:
-        raise GoneError(f"process {pid} ended while it was read") from None
+        fields = ["X"]
+    if fields[0] in "ZX":
+        raise GoneError(f"process {pid} ended while it was read")
+    return fields[19]
 
 
 def _has_torch() -> bool:

@@ -99,6 +99,8 @@ class _RoleReading:
         first_s, due_s: when it was first asked for, and is to be read again.
         asked: a reading has been asked for that has not come yet.
         taken: how many have come.
+        base, highest: what is added to the numbers that holders have in its process, and the highest so far:
+            another process begins again with 1.
         estimate_at: readings of its size at which its growth is estimated again.
     """
 
@@ -107,6 +109,8 @@ class _RoleReading:
     due_s: float = 0.0
     asked: bool = False
     taken: int = 0
+    base: int = 0
+    highest: int = 0
     estimate_at: float = 0.0
 
 
@@ -185,7 +189,7 @@ class JobWatch:
             if reading.asked or now < reading.due_s:
                 continue
             if pid != reading.pid:
-                reading.pid, reading.first_s = pid, now
+                reading.pid, reading.first_s, reading.base = pid, now, reading.highest
             reading.asked = True
             self._reader.ask(ReadRequest(pid, self.root, counts=not self.now().step))
 
@@ -226,7 +230,17 @@ class JobWatch:
             if reply.anonymous is not None:
                 evidence.run["step"].read("cpu", reply.steps, reply.anonymous)
         if reply.census is not None:
-            census = replace(reply.census, position=position, work_s=position.time_s, role=role)
+            census = replace(
+                reply.census,
+                position=position,
+                work_s=position.time_s,
+                role=role,
+                holders=[replace(seen, id=seen.id + reading.base) for seen in reply.census.holders],
+                data=[replace(seen, id=seen.id + reading.base) for seen in reply.census.data],
+                gone=[number + reading.base for number in reply.census.gone],
+            )
+            numbers = [seen.id for seen in (*census.holders, *census.data)]
+            reading.highest = max([reading.highest, *numbers])
             self.evidence.add(census)
             self.write(census)
         if reply.took_s:

@@ -25,7 +25,7 @@ from memtriage.outside.followed import FollowedOutside
 from memtriage.outside.memory import OutsideError
 from memtriage.process.stdlib import time
 
-_NICE: Final = 3
+_NICE: Final = 1
 _DIE_FIRST: Final = "1000"
 _LINES_OF: Final = 4
 """Holders, the largest first, whose storing line is looked for."""
@@ -132,6 +132,9 @@ class ReadProcess:
             reading = self.reader.read_again(before, gradients=False)
             before.chunks = reading.chunks
         self.trains = self.trains or reading.trains
+        if any(not seen.entry_bytes for seen in reading.data):
+            # Its memory was freed while it was read: it is about to end.
+            return ReadReply(self.pid, reading.at, time.process_time() - started)
         census = self.followed.add(joined([reading]), reading.at, reading.data, program_only=True)
         largest = sorted(census.holders, key=lambda seen: -seen.size)[:_LINES_OF]
         files = reading.modules.files_of([])
@@ -149,6 +152,8 @@ class ReadProcess:
 
     def steps(self) -> int | None:
         """Return the passes of the loop that trains so far, by the variable that counts them."""
+        if not self.trains:
+            return None
         ones = [each for each in self.counters.values() if each.changes >= 3 and each.unit == 1]
         return max((each.total for each in ones), default=None)
 
@@ -161,9 +166,9 @@ class ReadProcess:
         return ReadReply(self.pid, at, steps=steps, anonymous=sizes.anonymous)
 
     def _counted(self) -> tuple[float, int | None]:
-        """Read the whole numbers in the variables of the program's running functions, if it trains."""
+        """Read the whole numbers in the variables of the program's running functions."""
         at = time.monotonic()
-        for name, number in self.reader.numbers() if self.counts and self.trains else ():
+        for name, number in self.reader.numbers() if self.counts else ():
             if name in self.counters:
                 self.counters[name].add(number)
             else:
@@ -184,7 +189,7 @@ def answer_all() -> None:
     followed: dict[int, ReadProcess] = {}
     waiting = b""
     while True:
-        counted = [each for each in followed.values() if each.counts and each.trains]
+        counted = [each for each in followed.values() if each.counts]
         ready = select.select([0], [], [], _COUNTED_EVERY_S if counted else None)[0]
         if ready:
             data = os.read(0, 1 << 16)
