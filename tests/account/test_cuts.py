@@ -87,6 +87,15 @@ class Two(torch.autograd.Function):
     def backward(ctx, one, two):
         return one
 Two.apply(weight)
+
+class Strategy:
+    pass
+
+def look_ahead():
+    strategy, mean = Strategy(), weight * torch.ones(5000)
+    strategy.cache = {"mean": mean}
+    mean.grad_fn.register_hook(functools.partial(print, strategy))
+look_ahead()
 """
 
 
@@ -166,6 +175,13 @@ def test_a_cycle_through_native_code_is_cut_at_any_of_its_references(
 ) -> None:
     of_cycle = next(each for anchor, each in cuts.items() if anchor.startswith("C++") and "context" in each)
     assert of_cycle["context"].releases == of_cycle["context"].of > 2 * FLOATS
+
+
+@shown
+def test_a_hook_of_a_node_that_leads_to_its_tensor_is_a_cycle(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    of_cycle = next(each for anchor, each in cuts.items() if "functools.partial print" in anchor)
+    assert of_cycle["detach"].of > 2 * FLOATS
+    assert left(of_cycle["detach"]) == left(of_cycle["break"]) == 0
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=10, max_size=10), st.integers(0, 9))

@@ -165,6 +165,15 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "train.with_hook._hooks gets new hooks at every step, and none is removed",
         ["`remove()`", "handle", "`finally:`"],
     ),
+    "hook of a node": (
+        "class Strategy: pass\n"
+        "def look_ahead():\n    strategy, mean = Strategy(), made(leaf() * T())\n"
+        "    strategy.cache = {'mean': mean}\n"
+        "    mean.grad_fn.register_hook(functools.partial(print, strategy))\n"
+        "look_ahead()",
+        "tensor -> grad_fn -> hook -> functools.partial print[0]",
+        ["detached tensor in cache['mean']", "`weakref.ref()`", "`remove()`"],
+    ),
     "cache": (
         "@functools.lru_cache(maxsize=None)\ndef causal_mask(n): return T()\n"
         "for n in range(3): causal_mask(n)",

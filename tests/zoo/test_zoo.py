@@ -152,6 +152,10 @@ def complaints(run: Run, name: str, truth: dict[str, Any]) -> Iterator[str]:
     events = {finding["event"] for finding in naming}
     if "event" in truth and events != {truth["event"]}:
         yield f"event is {truth['event']}, found {events}"
+    advised = {finding["cuts"][0]["cut"] for finding in naming if finding["cuts"]}
+    cures = {cure["cut"] for cure in truth.get("cures", [])}
+    if advised and not advised & cures:
+        yield f"the first cuts are {advised}; measured to work: {cures}"
     for field in RATES:
         figures = [finding[field] for finding in naming]
         if field in truth and not within(figures, truth[field], truth.get("tolerance", 0.10)):

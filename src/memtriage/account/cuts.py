@@ -92,12 +92,12 @@ class CutMeter:
         self._successors = [*retained.successors]
         for node, table in tables:
             self._successors[node] = [*self._successors[node], table]
-        referred = {table for _, table in tables}
+        self._node_of = {table: node for node, table in tables}
         self._roots = [
             at
             for at in retained.successors[-1]
             if retained.reaching[at] < graph.first_unrooted
-            or not (retained.referrers[retained.reaching[at]] or at in referred)
+            or not (retained.referrers[retained.reaching[at]] or at in self._node_of)
         ]
 
     def of(self, key: GroupKey) -> list[CutSeen]:
@@ -247,11 +247,9 @@ class CutMeter:
         edges: dict[PathSegment, list[Edge]] = {}
         paths: dict[PathSegment, HolderPath] = {}
         reaching, place = self._retained.reaching, self._retained.place
-        cyclic = self._cycles(self._kept({}, roots_only=True), {})
-        number = {at: cycle for cycle, each in enumerate(cyclic) for at in each}
-        kept = self._below([number_at for each in cyclic for number_at in each], {})
-        if not any(kept[place[at]] for at in members if at in place):
-            return
+        leading = self._above(place[at] for at in members if at in place)
+        cyclic = self._cycles(self._below(self._roots, {}), {})
+        number = {at: cycle for cycle, each in enumerate(cyclic) for at in each if leading[at]}
         for parent, cycle in number.items():
             for child in self._successors[parent]:
                 if number.get(child) == cycle:
@@ -284,14 +282,29 @@ class CutMeter:
                 removed.setdefault(place[parent], set()).add(place[child])
         return {parent: frozenset(children) for parent, children in removed.items()}
 
-    def _kept(self, removed: Numbers, *, roots_only: bool = False) -> bytearray:
+    def _kept(self, removed: Numbers) -> bytearray:
         """Return which objects roots still reach, or a cycle that no collection frees."""
         kept = self._below(self._roots, removed)
-        if not roots_only:
-            cyclic = self._cycles(kept, removed)
-            for number, is_kept in enumerate(self._below([at for each in cyclic for at in each], removed)):
+        cyclic = [at for each in self._cycles(kept, removed) for at in each]
+        if cyclic:
+            for number, is_kept in enumerate(self._below(cyclic, removed)):
                 kept[number] |= is_kept
         return kept
+
+    def _above(self, start: Iterable[int]) -> bytearray:
+        """Return which objects lead to some others, these included."""
+        reaching, place = self._retained.reaching, self._retained.place
+        leading = bytearray(len(reaching))
+        queue = list(start)
+        for at in queue:
+            leading[at] = 1
+        for at in queue:
+            before = [place[referrer] for referrer in self._retained.referrers[reaching[at]]]
+            for referrer in (*before, self._node_of.get(at, at)):
+                if not leading[referrer]:
+                    leading[referrer] = 1
+                    queue.append(referrer)
+        return leading
 
     def _below(self, start: Iterable[int], removed: Numbers) -> bytearray:
         successors = self._successors

@@ -239,8 +239,8 @@ class JobWatch:
                 data=[replace(seen, id=seen.id + reading.base) for seen in reply.census.data],
                 gone=[number + reading.base for number in reply.census.gone],
             )
-            numbers = [seen.id for seen in (*census.holders, *census.data)]
-            reading.highest = max([reading.highest, *numbers])
+            holders, data = (seen.id for seen in census.holders), (seen.id for seen in census.data)
+            reading.highest = max([reading.highest, *holders, *data])
             self.evidence.add(census)
             self.write(census)
         if reply.took_s:
