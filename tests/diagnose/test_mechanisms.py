@@ -172,7 +172,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "    mean.grad_fn.register_hook(functools.partial(print, strategy))\n"
         "look_ahead()",
         "tensor -> grad_fn -> hook -> functools.partial print[0]",
-        ["detached tensor in cache['mean']", "`weakref.ref()`", "`remove()`"],
+        ["detached tensor in mean", "`weakref.ref()`", "`remove()`"],
     ),
     "cache": (
         "@functools.lru_cache(maxsize=None)\ndef causal_mask(n): return T()\n"

@@ -198,8 +198,8 @@ class CutMeter:
         graph, namer = self._graph, self._namer
         edges: dict[tuple[CutKind, HolderPath], list[Edge]] = {}
         seen: set[int] = set()
-        in_contexts = (held.position for held in group if held.owner == "autograd context")
-        for start in (*elements, *in_contexts):
+        others = (held.position for held in group if held.owner != "saved for backward")
+        for start in (*elements, *others):
             at = start
             while at not in seen and (above := graph.parents[at]) >= 0:
                 seen.add(at)
