@@ -47,8 +47,6 @@ from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
 from memtriage.model.position import Scale
 from memtriage.model.units import MIB
 
-MEANINGFUL: Final = 8.0
-"""A limit means nothing if a leak at the limit would add this many times the memory in use during the run."""
 NO_COUNTER: Final = JudgedDevice(obstacle="no counter")
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
 _PER: Final[Mapping[Scale, Per]] = {"step": "step", "microbatch": "micro-batch", "second": "second"}
@@ -578,7 +576,8 @@ def judge_counter(
     if not by_time and now - last > max(ENOUGH_MARKS, ESTIMATE.share * now):
         return replace(judged, obstacle="unread", figure=last)
     limit = growth.high if counter.rises else detection_limit(points, policy)
-    if limit is None or limit * points.span > MEANINGFUL * points.means.max():
+    # A limit means nothing if a leak at the limit would have more than doubled the memory in use.
+    if limit is None or limit * points.span > points.means.max():
         return replace(judged, obstacle="restless")
     stated = DetectionLimit(math.ceil(round(limit, 3)), "second" if by_time else "step")
     return replace(judged, limit=stated)
