@@ -17,9 +17,12 @@ from memtriage.model.recording import OWNERS, DeviceRecording, SnapshotError
 from memtriage.snapshots.read import load_snapshot
 from support.expected import assert_as_kept
 from support.raw_snapshot import (
+    AUTOGRAD,
+    Frames,
     Program,
     custom_backward,
     forward,
+    frame,
     optimizer,
     placement,
     save,
@@ -377,14 +380,97 @@ def test_the_pool_of_a_segment_that_is_gone_is_told_by_its_events(tmp_path: Path
     assert [one.pools[pool] for pool in one.lives.pool.tolist()] == [(1, 0), (0, 0)]
 
 
-def test_a_loop_without_optimizer_is_recognized_by_its_period(tmp_path: Path) -> None:
+def loop_without_optimizer(*backward: Frames) -> Program:
     program = Program()
     program.alloc(50 * MIB, placement(10))
     for _ in range(25):
         step = [program.alloc(4 * MIB, forward(30 + layer)) for layer in range(6)]
         program.alloc(MIB, user(50, "collect"))
-        program.free(step)
+        program.free([*step, *(program.alloc(4 * MIB, frames) for frames in backward)])
+    return program
+
+
+def test_a_recurrence_without_backward_is_no_step(tmp_path: Path) -> None:
+    one = analyzed(tmp_path, loop_without_optimizer())
+    assert (one.steps.count, one.steps.repeats, one.verdict) == (0, 25, "not_judged")
+    assert any("repeats 25 times" in note for note in one.notes)
+    assert not one.findings
+
+
+def test_layers_of_a_step_are_no_steps(tmp_path: Path) -> None:
+    program = Program()
+    layers = [(program.alloc(4 * MIB, forward(30)), program.alloc(2 * MIB, forward(31))) for _ in range(32)]
+    for pair in reversed(layers):
+        program.free([*pair, program.alloc(2 * MIB, AUTOGRAD)])
     one = analyzed(tmp_path, program)
+    assert (one.steps.count, one.verdict) == (0, "not_judged")
+
+
+def test_what_is_freed_at_the_end_is_no_leak(tmp_path: Path) -> None:
+    program = Program()
+    kept = []
+    train(program, 12, lambda step: kept.append(program.alloc(3 * MIB, user(77))))
+    assert analyzed(tmp_path, program).verdict == "leak"
+    program.free(kept)
+    assert analyzed(tmp_path, program).verdict == "clean"
+
+
+def test_frames_in_the_history_of_blocks_are_read(tmp_path: Path) -> None:
+    """torch 2.0 had no frames beside the block's own figures."""
+    program = Program()
+    program.alloc(3 * MIB, user(7))
+    raw = snapshot_of(program)
+    for segment in raw["segments"]:
+        for block in segment["blocks"]:
+            block["history"] = [{"addr": block["address"], "frames": block.pop("frames")}]
+    raw["device_traces"] = [[]]
+    one = load_snapshot(save(raw, tmp_path / "old.pickle")).devices[0]
+    assert [(row.site, row.bytes) for row in one.owners] == [("train.py:7 in train", 3 * MIB)]
+    assert one.verdict == "not_judged" and not any("call stacks" in note for note in one.notes)
+
+
+def test_the_site_is_the_programs_python_before_any_cpp(tmp_path: Path) -> None:
+    inner = [
+        frame("??", 0, "torch::unwind::unwind()"),
+        frame("memory_snapshot.cpp", 0, "torch::cuda::(anonymous namespace)::gather_with_cpp()"),
+        frame("CUDACachingAllocator.cpp", 0, "c10::cuda::CUDACachingAllocator::malloc(void**)"),
+        frame("", 0, "at::detail::empty_cuda(c10::ArrayRef<long>)"),
+        frame("Ops.cpp", 0, "at::native::bmm_out_cuda(at::Tensor const&)"),
+    ]
+    program = Program()
+    program.alloc(3 * MIB, inner + user(7))
+    program.alloc(5 * MIB, inner)
+    owners = analyzed(tmp_path, program).owners
+    assert {row.site: row.bytes for row in owners} == {
+        "train.py:7 in train": 3 * MIB,
+        "C++ in at::native::bmm_out_cuda": 5 * MIB,
+    }
+
+
+def test_a_cache_of_a_forward_that_never_trains_is_not_saved_for_backward(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(3 * MIB, forward(30))
+    assert [row.owner for row in analyzed(tmp_path, program).owners] == ["variable"]
+    program.free(program.alloc(3 * MIB, AUTOGRAD))
+    assert [row.owner for row in analyzed(tmp_path, program).owners] == ["saved for backward"]
+
+
+def test_a_file_that_contradicts_itself_says_so_first(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(3 * MIB, user(7))
+    raw = snapshot_of(program)
+    raw["device_traces"][0] += [
+        {"action": action, "addr": place << 40, "size": 1 << 30, "stream": 0, "time_us": 2_000_000}
+        for action in ("alloc", "free_requested", "free_completed")
+        for place in range(1, 9)
+    ]
+    one = load_snapshot(save(raw, tmp_path / "odd.pickle")).devices[0]
+    assert one.notes[0].startswith("the file contradicts itself") and one.verdict == "not_judged"
+    assert one.peak.stranded >= 0
+
+
+def test_a_loop_without_optimizer_is_recognized_by_its_period(tmp_path: Path) -> None:
+    one = analyzed(tmp_path, loop_without_optimizer(AUTOGRAD))
     assert (one.steps.source, one.steps.count) == ("period", 25)
     (finding,) = one.findings
     assert (finding.kind, finding.bytes_per_step, finding.allocated_at) == (

@@ -92,6 +92,7 @@ def test_the_outer_loop_is_the_step_not_the_layers(tmp_path: Path, layers: int) 
             work(program, user(3, "attention"))
             work(program, user(4, "mlp"))
         work(program, user(5, "loss"))
+        work(program, AUTOGRAD)
     numbers = steps(tmp_path, program)
     assert (numbers.count, numbers.source) == (9, "period")
 

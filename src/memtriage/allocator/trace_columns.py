@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from memtriage.model.code_origin import is_python
 from memtriage.model.recording import (
     ALLOC,
     EVENT_KINDS,
@@ -32,6 +33,10 @@ from memtriage.observe.cuda import Frame, allocation_site
 _CODES: Final = {name: code for code, name in enumerate(EVENT_KINDS)}
 _NODE: Final = re.compile(r"Backward\w*::apply$|AccumulateGrad::apply$")
 """What autograd's nodes are called: `torch::autograd::generated::MmBackward0::apply`."""
+_ALLOCATES: Final = re.compile(
+    r"torch::(?:unwind|CapturedTraceback|cuda::)|c10::|at::(?:detail::|native::empty|.*empty)|^<?unknown|anonymous"
+)
+"""Functions of C++ between a request and the allocator, and those that record it."""
 _CHUNK: Final = 1 << 16
 """Events converted at a time: bounds the temporary lists."""
 _MAX_IDENTITIES: Final = 1 << 16
@@ -193,19 +198,22 @@ def named_spans(raw: object) -> tuple[Annotation, ...]:
 
 
 def _stack(frames: Sequence[Frame]) -> Stack:
+    python = [frame for frame in frames if is_python(str(frame.get("filename", "")))]
     return Stack(
-        site=_native_site(frames) or allocation_site(frames) or NO_FRAMES,
+        site=allocation_site(python) or _native_site(frames) or NO_FRAMES,
         frames=tuple(_line(frame) for frame in frames[:MAX_FRAMES]),
     )
 
 
 def _native_site(frames: Sequence[Frame]) -> str | None:
-    """The site of a stack that is all C++ (`stacks="all"`, autograd's thread): the node that ran."""
-    if any(str(frame.get("filename", "")).endswith(".py") for frame in frames):
-        return None
-    names = (str(frame.get("name", "")).partition("(")[0] for frame in frames)
+    """The site of a stack that is all C++ (`stacks="all"`, autograd's thread).
+
+    The node that ran; else the innermost function that is no part of allocating.
+    """
+    names = [str(frame.get("name", "")).partition("(")[0] for frame in frames]
     node = next((name for name in names if _NODE.search(name)), None)
-    return None if node is None else f"C++ in {node}"
+    node = node or next((name for name in names if name and not _ALLOCATES.search(name)), None)
+    return None if node is None else f"C++ in {node.partition('<')[0].rpartition(' ')[2]}"
 
 
 def _line(frame: Frame) -> str:

@@ -22,6 +22,11 @@ def is_installed(path: str) -> bool:
     return _INSTALLED.search(path) is not None
 
 
+def is_python(path: str) -> bool:
+    """Whether a recorded frame's file is Python's: C++ frames name a source file, `??`, or nothing."""
+    return path.endswith(".py") or path.startswith("<")
+
+
 def is_torch(path: str) -> bool:
     """Whether a path is inside torch, or in the folder of the code that `torch.compile` writes."""
     return _TORCH.search(path) is not None

@@ -269,10 +269,12 @@ class Steps:
     Attributes:
         ends: index of the first event after each step, rising; step i is events[ends[i-1]:ends[i]].
         source: `annotations`, `optimizer frames`, `period`, or `none`.
+        repeats: how often something recurs that has neither a backward nor an optimizer, and is no step.
     """
 
     ends: tuple[int, ...] = ()
     source: str = "none"
+    repeats: int = 0
 
     @property
     def count(self) -> int:
@@ -363,6 +365,7 @@ class DeviceRecording:
         exact_from_us: time from which the timeline is exact; None if the replay is exact throughout.
         notes: what the recording does not say, in words.
         findings: what is wrong; empty when healthy.
+        judged: there is enough to judge growth by; without it, no finding does not mean clean.
     """
 
     device: str
@@ -382,6 +385,14 @@ class DeviceRecording:
     exact_from_us: int | None
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
+    judged: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """The kind of the first finding, `clean`, or `not_judged`."""
+        if self.findings:
+            return self.findings[0].kind
+        return "clean" if self.judged else "not_judged"
 
     def owner_timeline(self, owner: int) -> Int64s:
         """Allocated bytes of one owner after each event.

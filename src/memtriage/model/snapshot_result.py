@@ -110,6 +110,7 @@ class SnapshotDevice(msgspec.Struct, kw_only=True):
         steps: the training steps.
         exact_from_us: from when on the figures are exact; None throughout.
         notes: what limits the result.
+        verdict: the kind of the first finding, `clean`, or `not_judged` where growth could not be judged.
         findings: the causes found; none for a healthy recording.
     """
 
@@ -133,6 +134,7 @@ class SnapshotDevice(msgspec.Struct, kw_only=True):
     steps: SnapshotSteps
     exact_from_us: int | None
     notes: list[str]
+    verdict: str
     findings: list[Finding]
 
 

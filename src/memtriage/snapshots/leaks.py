@@ -63,7 +63,13 @@ def growths(
     groups += [[other] for other in others if other.rate >= fastest]
     causes = [_growth(view, group, is_graph=group[0] in graph) for group in groups]
     return sorted(
-        (cause for cause in causes if cause.per_step >= policy.floor_bytes), key=lambda cause: -cause.per_step
+        # What is freed at the end is no leak.
+        (
+            cause
+            for cause in causes
+            if cause.per_step >= policy.floor_bytes and view.total(cause.lives) >= cause.per_step
+        ),
+        key=lambda cause: -cause.per_step,
     )
 
 

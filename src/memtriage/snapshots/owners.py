@@ -79,7 +79,10 @@ def owners_of(
     forward = phase == FORWARD
     owners[forward] = _CODE["forward temporary"]
     outlives = (died < 0) | (_phase_at(trace, phases, died) != FORWARD)
-    owners[forward & outlives] = _CODE["saved for backward"]
+    if len(ends) or (phases[trace.stack[trace.kind == ALLOC]] == BACKWARD).any():
+        owners[forward & outlives] = _CODE["saved for backward"]
+    else:  # nothing shows that it trains: a cache of keys and values is made in forward, too
+        owners[forward & outlives] = _CODE["variable"]
 
     custom = np.array([fact.custom for fact in facts])[replayed.stack]
     first_end = ends[0] if len(ends) else 0

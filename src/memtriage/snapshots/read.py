@@ -19,7 +19,6 @@ from memtriage.allocator.trace_columns import StackTable, TraceColumns, named_sp
 from memtriage.allocator.what_if import settings_of
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 from memtriage.model.recording import (
-    ALLOC,
     OOM,
     OTHER_EVENT,
     OWNERS,
@@ -42,7 +41,7 @@ from memtriage.model.recording import (
 from memtriage.model.units import count, size
 from memtriage.observe.cuda import parse_segments
 from memtriage.snapshots.file import loaded
-from memtriage.snapshots.growth import MOST_STEPS, SiteGrowth, growing_sites
+from memtriage.snapshots.growth import MOST_STEPS, RECORDED_POLICY, SiteGrowth, growing_sites
 from memtriage.snapshots.owners import owners_of
 from memtriage.snapshots.rules import judge
 from memtriage.snapshots.sites import alive_at, index_sites, owned_bytes, site_series
@@ -155,9 +154,14 @@ def _segments(
         for block in raw_segment.get("blocks", ()):
             address = int(block.get("address", position))
             position = address + int(block["size"])
-            if block.get("frames"):
-                numbers[int(raw_segment.get("device", 0)), address] = table.number(block["frames"])
+            if frames := block.get("frames") or _latest_frames(block.get("history")):
+                numbers[int(raw_segment.get("device", 0)), address] = table.number(frames)
     return segments, numbers
+
+
+def _latest_frames(history: object) -> Any:
+    """The frames of a block's latest allocation, where torch 2.0 wrote them."""
+    return history[0].get("frames") if isinstance(history, list) and history else None
 
 
 def _without_frames(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +229,7 @@ def _device(
         ooms=tuple(view.ooms),
         exact_from_us=_exact_from(trace, replayed),
         notes=_notes(trace, replayed, steps),
+        judged=steps.count >= RECORDED_POLICY.few and not _contradicts(replayed),
         findings=tuple(judge(view, growing, shared.simulated)),
     )
 
@@ -294,7 +299,7 @@ def _peak(view: DeviceView) -> Peak:
         time_us=int(view.trace.time_us[max(event, 0)]) if len(view.trace) else 0,
         allocated=int(timeline.allocated[event]) if event >= 0 else start[0],
         reserved=int(timeline.reserved[event]) if event >= 0 else start[1],
-        stranded=int(stranded[event]) if event >= 0 else view.end.stranded,
+        stranded=max(0, int(stranded[event])) if event >= 0 else view.end.stranded,
         owners=owned_bytes(alive, view.replayed.size, view.owners, view.sites),
     )
 
@@ -372,6 +377,11 @@ def _main_by_site(view: DeviceView, shown: Mask) -> dict[int, tuple[int, int]]:
     return main
 
 
+def _contradicts(replayed: ReplayedTrace) -> bool:
+    timeline = replayed.timeline
+    return bool((timeline.allocated > timeline.reserved).any())
+
+
 def _exact_from(trace: TraceColumns, replayed: ReplayedTrace) -> int | None:
     """When the timeline becomes exact; None if it is exact throughout."""
     if not len(trace):
@@ -385,6 +395,11 @@ def _notes(trace: TraceColumns, replayed: ReplayedTrace, steps: Steps) -> tuple[
     notes = []
     if not len(trace):
         return ("no events were recorded: only what is alive at the snapshot is known",)
+    if _contradicts(replayed):
+        notes.append(
+            "the file contradicts itself: more is allocated than reserved in it, so its figures over time "
+            "can't be trusted"
+        )
     if (replayed.born < 0).any():
         notes.append(
             f"{size(replayed.start[0])} were allocated before the first event (the recording began late, or "
@@ -396,8 +411,14 @@ def _notes(trace: TraceColumns, replayed: ReplayedTrace, steps: Steps) -> tuple[
             "figures before the last of these events are estimates"
         )
     if not steps.count:
-        notes.append("no training steps were found, so that growth can't be judged")
-    if not trace.stack[trace.kind == ALLOC].any():
+        repeats = (
+            f": a pattern repeats {count(steps.repeats, 'time')}, without a backward or an optimizer in it "
+            "(if these are steps, name each with torch.profiler.record_function('ProfilerStep#N'))"
+            if steps.repeats
+            else ""
+        )
+        notes.append(f"no training steps were found, so that growth can't be judged{repeats}")
+    if not replayed.stack.any():
         notes.append("no call stacks were recorded (`context=None`?): sites and most owners are unknown")
     unknown = int((trace.kind == OTHER_EVENT).sum())
     if unknown:

@@ -1,4 +1,7 @@
-"""Training steps in a recording: from the optimizer's own spans, from its frames, or from what repeats."""
+"""Training steps in a recording: from the optimizer's own spans, from its frames, or from what repeats.
+
+What repeats is a step only if it has a backward or an optimizer in it.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,19 @@ def find_steps(trace: TraceColumns, facts: Sequence[StackFacts], spans: Sequence
             return Steps(step_ends, "annotations")
     if step_ends := _coalesced(np.flatnonzero(phases == OPTIMIZER) + 1, phases, allocs):
         return Steps(step_ends, "optimizer frames")
-    step_ends = _period(trace.stack[allocs], allocs)
-    return Steps(step_ends, "period" if step_ends else "none")
+    period = _period(trace.stack[allocs], allocs)
+    if _train(period, phases, allocs):
+        return Steps(period, "period")
+    return Steps(repeats=len(period))
+
+
+def _train(ends: Sequence[int], phases: NDArray[np.uint8], allocs: NDArray[np.int64]) -> bool:
+    """Whether what lies between recurrences trains: the layers of a forward recur as regularly as steps."""
+    kinds = phases[allocs]
+    trains = (kinds == BACKWARD) | (kinds == OPTIMIZER)
+    bounds = np.searchsorted(allocs, ends)
+    backward, work = (np.diff(np.append(0, np.cumsum(which))[bounds]) > 0 for which in (trains, ~trains))
+    return len(ends) > 1 and bool((backward & work).mean() >= REGULAR)
 
 
 def settled(trace: TraceColumns, ends: Sequence[int]) -> tuple[int, ...]:

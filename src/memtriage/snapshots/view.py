@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memtriage.allocator.replay import ReplayedTrace
 from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import Segment
-from memtriage.model.code_origin import is_installed
+from memtriage.model.code_origin import is_installed, is_python
 from memtriage.model.recording import NO_FRAMES, OWNERS, Bytes8, Figures, OomEvent, Stack, Steps
 from memtriage.model.units import size
 from memtriage.snapshots.owners import steps_survived
@@ -89,7 +89,11 @@ def way_to(view: DeviceView, lives: Mask) -> str | None:
         return None
     biggest = int(np.argmax(np.bincount(numbers, weights=sizes)))
     frames = view.stacks[biggest].frames
-    own = [frame.rpartition("/")[2] for frame in frames if not is_installed(frame)]
+    own = [
+        frame.rpartition("/")[2]
+        for frame in frames
+        if is_python(frame.rpartition(":")[0]) and not is_installed(frame)
+    ]
     return " < ".join(own) if len(own) > 1 else None
 
 

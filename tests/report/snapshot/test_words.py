@@ -30,14 +30,22 @@ def finding(**fields: object) -> Finding:
     return Finding(**({"kind": "leak", "device": "cuda:0", "bytes": MIB} | fields))
 
 
-def recorded(findings: list[Finding], steps: int = 0) -> Any:
+def recorded(findings: list[Finding], steps: int = 0, verdict: str = "clean") -> Any:
+    verdict = findings[0].kind if findings else verdict
     ends = tuple(range(steps))
-    return SimpleNamespace(findings=findings, steps=Steps(ends), events=range(1200))
+    return SimpleNamespace(findings=findings, steps=Steps(ends), events=range(1200), verdict=verdict)
 
 
 def test_a_device_without_findings_says_how_much_was_searched() -> None:
     assert verdict(recorded([])) == ("good", "clean", "nothing wrong found in 1,200 events")
     assert verdict(recorded([], 3))[2] == "nothing wrong found in 1,200 events and 3 steps"
+
+
+def test_a_device_that_was_not_judged_is_not_clean() -> None:
+    weight, word, sentence = verdict(recorded([], verdict="not_judged"))
+    assert (weight, word) == ("warn", "not judged")
+    assert "1,200 events with no steps" in sentence
+    assert "1 step" in verdict(recorded([], 1, "not_judged"))[2]
 
 
 def test_the_first_finding_is_the_verdict() -> None:

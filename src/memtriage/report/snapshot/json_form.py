@@ -69,6 +69,7 @@ def _device(device: DeviceRecording) -> SnapshotDevice:
         steps=SnapshotSteps(device.steps.count, device.steps.source),
         exact_from_us=device.exact_from_us,
         notes=list(device.notes),
+        verdict=device.verdict,
         findings=list(device.findings),
     )
 

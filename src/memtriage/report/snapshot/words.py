@@ -93,12 +93,16 @@ def level(finding: Finding) -> Severity:
 
 def verdict(device: DeviceRecording) -> tuple[Severity, str, str]:
     """Return the verdict on a device: how much it matters, its word, and the sentence after it."""
+    events = count(len(device.events), "event")
+    if device.verdict == "not_judged":
+        steps = count(device.steps.count, "step") if device.steps.count else "no steps"
+        return "warn", "not judged", f"growth can't be judged from {events} with {steps}"
     if not device.findings:
         steps = f" and {count(device.steps.count, 'step')}" if device.steps.count else ""
         return (
             "good",
             "clean",
-            f"nothing wrong found in {count(len(device.events), 'event')}{steps}",
+            f"nothing wrong found in {events}{steps}",
         )
     first, *rest = device.findings
     at = f" at {first.allocated_at}" if first.allocated_at else ""
