@@ -41,6 +41,8 @@ def test_stranded_bytes_are_divided_by_the_site_of_what_pins(
         "4 segments pinned by 8.0 MiB, and 152.0 MiB in them can't be released",
         "pinned by site: train.py:55 in log (114.0 MiB), train.py:56 in log (38.0 MiB)",
     ]
+    assert "expandable_segments" in (finding.fix or "")
+    assert not [line for line in finding.evidence if line.startswith("expandable segments")]
     (*_, line) = [line for line in finding.evidence if line.startswith("segment ")]
     assert "of 40.0 MiB: 38.0 MiB stranded by 2.0 MiB at 0x" in line
     assert line.endswith("in log (variable)")
@@ -152,6 +154,9 @@ def test_growth_is_a_leak_or_fragmentation_by_what_it_strands(
         if finding.kind == "fragmentation":
             assert finding.bytes == 7 * room * MIB
             assert finding.evidence[-1] == "each step keeps 14.0 MiB more at train.py:55 in log"
+            # Room that is smaller than a page of 20 MiB is stranded with expandable segments, too.
+            refuted = any(line.startswith("expandable segments do not help") for line in finding.evidence)
+            assert refuted == (room < 20) == ("expandable_segments" not in (finding.fix or ""))
 
 
 TE = "site-packages/transformer_engine/pytorch/"

@@ -40,11 +40,13 @@ class SnapshotAdvice:
         entry: of the playbook.
         why: the mechanism. For a failed request, `{free}` is filled in from `FREE_MEMORY`.
         fix: what to do.
+        otherwise: what to do where a replay shows that expandable segments would not help.
     """
 
     entry: str
     why: str
     fix: str
+    otherwise: str = ""
 
 
 FREE_MEMORY: Final[Mapping[FreeMemory, str]] = {
@@ -81,6 +83,7 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
         "block keeps its whole segment from being released",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or "
         "allocate what is kept before the first step, or all at once",
+        "allocate what is kept before the first step, or all at once",
     ),
     "needed fragmentation": SnapshotAdvice(
         "M8",
@@ -88,6 +91,7 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
         "block keeps its whole segment from being released",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or allocate parameters and "
         "optimizer state before the first large activations",
+        "allocate parameters and optimizer state before the first large activations",
     ),
     "workspace fragmentation": SnapshotAdvice(
         "M8",
@@ -96,6 +100,8 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
         "run a small matrix product, forward and backward, before the first large allocation: the workspace "
         "then has a segment of its own; or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which releases "
         "by the page",
+        "run a small matrix product, forward and backward, before the first large allocation: the workspace "
+        "then has a segment of its own",
     ),
     "surplus in segments": SnapshotAdvice(
         "M8",

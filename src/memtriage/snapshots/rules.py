@@ -21,7 +21,7 @@ from memtriage.snapshots.stranding import (
     strands_times,
 )
 from memtriage.snapshots.streams import stream_findings
-from memtriage.snapshots.surplus import surplus, surplus_finding, surplus_lines, tried
+from memtriage.snapshots.surplus import EXPANDABLE, surplus, surplus_finding, surplus_lines, tried
 from memtriage.snapshots.view import DeviceView
 
 
@@ -56,7 +56,7 @@ def judge(view: DeviceView, growing: Sequence[SiteGrowth], settings: AllocatorSe
         findings.append(residue_finding(view, residue, parts, sum(segment.stranded for segment in explained)))
     as_fragmentation: list[GrowingSites] = []
     if is_fragmented(view, pinned):
-        findings += fragmentation_findings(view, pinned, stranding)
+        findings += fragmentation_findings(view, pinned, stranding, _expandable(view, settings))
         as_fragmentation = [cause for cause in stranding if strands[cause.sites] >= POLICY.dominates]
     findings += [leak_finding(view, cause) for cause in alone if cause not in as_fragmentation]
     if surplus(view):
@@ -69,6 +69,15 @@ def judge(view: DeviceView, growing: Sequence[SiteGrowth], settings: AllocatorSe
     findings += stream_findings(view) + pool_findings(view)
     findings.sort(key=lambda finding: -(finding.bytes or 0))
     return oom_findings(view) + findings
+
+
+def _expandable(view: DeviceView, settings: AllocatorSettings) -> tuple[int, int] | None:
+    """Return bytes stranded in a replay as recorded and with expandable segments; None without events."""
+    if not len(view.trace):
+        return None
+    trial = tried(view, settings)
+    other = trial.others.get(EXPANDABLE)
+    return None if other is None else (trial.same.end_stranded, other.end_stranded)
 
 
 def _without(

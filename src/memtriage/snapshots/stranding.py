@@ -152,7 +152,10 @@ def is_fragmented(
 
 
 def fragmentation_findings(
-    view: DeviceView, pinned: Sequence[LongPinnedSegment], growing: Sequence[GrowingSites]
+    view: DeviceView,
+    pinned: Sequence[LongPinnedSegment],
+    growing: Sequence[GrowingSites],
+    expandable: tuple[int, int] | None = None,
 ) -> list[Finding]:
     """Make a finding for the segments of each kind of pins: avoidable blocks, workspaces, other needed ones.
 
@@ -162,6 +165,7 @@ def fragmentation_findings(
         view: the device.
         pinned: the segments, the worst first.
         growing: growth that adds to the pins from step to step.
+        expandable: bytes stranded in a replay as recorded, and with expandable segments.
     """
     groups: dict[SnapshotCause, list[LongPinnedSegment]] = {}
     for segment in pinned:
@@ -171,7 +175,7 @@ def fragmentation_findings(
     reported = [group for group in ranked if _now(group[1]) >= POLICY.floor_bytes] or ranked[:1]
     small = [segment for group in ranked if group not in reported for segment in group[1]]
     findings = [
-        _fragmentation(view, cause, segments, growing if cause == "fragmentation" else ())
+        _fragmentation(view, cause, segments, growing if cause == "fragmentation" else (), expandable)
         for cause, segments in reported
     ]
     if small:
@@ -203,6 +207,7 @@ def _fragmentation(
     cause: SnapshotCause,
     stranding: Sequence[LongPinnedSegment],
     growing: Sequence[GrowingSites],
+    expandable: tuple[int, int] | None,
 ) -> Finding:
     total = _now(stranding)
     sites = _stranded_by_site(view, stranding)
@@ -220,11 +225,18 @@ def _fragmentation(
     pins[[life for segment in stranding for life in segment.lives]] = True
     known = known_bytes(view, pins)
     evidence += known_words(known)
+    advice = ADVICE[cause]
+    fix = advice.fix
+    if expandable is not None and expandable[1] >= expandable[0]:
+        fix = advice.otherwise
+        recorded, other = map(size, expandable)
+        evidence.append(
+            f"expandable segments do not help: {other} stranded in a replay with, {recorded} without"
+        )
     evidence += [
         f"each step keeps {size(growth.per_step)} more at {view.sites.names[growth.sites[0]]}"
         for growth in growing
     ]
-    advice = ADVICE[cause]
     return Finding(
         kind="fragmentation",
         device=view.device,
@@ -232,7 +244,7 @@ def _fragmentation(
         bytes_per_step=per_step or None,
         allocated_at=known_site(sites[0][0]),
         mechanism=advice.why,
-        fix=_clearing(known) + advice.fix,
+        fix=_clearing(known) + fix,
         playbook=advice.entry,
         step=view.steps.count or None,
         evidence=evidence,

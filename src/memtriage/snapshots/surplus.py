@@ -13,6 +13,8 @@ from memtriage.model.units import MIB, count, size
 from memtriage.playbook.snapshots import ADVICE, SnapshotCause
 from memtriage.snapshots.view import DeviceView
 
+EXPANDABLE: Final = "expandable_segments:True"
+
 
 @dataclass(frozen=True, slots=True)
 class SurplusPolicy:
