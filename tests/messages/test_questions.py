@@ -57,8 +57,19 @@ from support.message_cases import GIB, device_case, sizes_case, text_case
                 labels=("fragmentation", "unknown"),
             ),
             Settle(
-                fact=("the largest free block at the failure, and the owners of the live bytes around it"),
-                command="memtriage run train.py",
+                fact="how much was free before the program began",
+                command="nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
+            ),
+        ),
+        (
+            replace(
+                device_case("fragmentation"),
+                labels=("fragmentation", "does_not_fit"),
+                traits=frozenset({"generates"}),
+            ),
+            Settle(
+                fact="how much was free before the program began",
+                command="nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
             ),
         ),
         (

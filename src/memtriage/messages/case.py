@@ -76,6 +76,11 @@ class Case:
             and self.phase not in ("backward", "optimizer")
         )
 
+    @property
+    def trains_nothing(self) -> bool:
+        """Whether the program only runs a model, by an engine or by itself: there is no script to watch."""
+        return self.serving or self.generates
+
     def possible(self, label: Label) -> bool:
         """Whether the text proves a label or cannot rule it out."""
         return label in self.labels

@@ -85,6 +85,8 @@ def _choices(case: Case) -> Iterator[_Choice]:
             yield _Choice("read-on", "this line alone does not show whose memory ran out")
         case "unknown" if not case.torch:
             yield from _other_runtime(case)
+        case "unknown" if case.trains_nothing:
+            yield from _without_figures(case)
         case "unknown":
             yield from _without_figures(case)
             yield _Choice(
@@ -110,7 +112,7 @@ def _without_figures(case: Case) -> Iterator[_Choice]:
         yield _Choice("page-cache", "device and host share one memory: files that were read count, too")
     if case.message.form == "engine pool":
         yield from _engine_and_trainer()
-    elif case.serving or case.generates:
+    elif case.trains_nothing:
         yield from _ladder(case, None)
 
 

@@ -67,7 +67,7 @@ def settle(case: Case) -> Settle | None:
                 fact="which buffer it is, and the device's limit for one",
                 command="grep -n -B5 -iE 'buffer|max.*alloc' train.log",
             )
-        case "does_not_fit" if message.family in NOT_TORCH:
+        case "does_not_fit" | "fragmentation" | "private_pools" if not case.torch or case.trains_nothing:
             return Settle(fact="how much was free before the program began", command=_users(message))
         case "does_not_fit" | "fragmentation" | "private_pools":
             return Settle(
@@ -113,7 +113,7 @@ def settle(case: Case) -> Settle | None:
                 fact="the size of the request and what was free: the lines around this one",
                 command="grep -n -B5 -A5 -iE 'out of memory|alloc|oom' train.log",
             )
-        case "unknown" if not case.torch:
+        case "unknown" if not case.torch or case.trains_nothing:
             return Settle(
                 fact="how much of the device was free, and what used the rest", command=_users(message)
             )

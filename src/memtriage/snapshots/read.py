@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -47,7 +47,11 @@ from memtriage.snapshots.rules import judge
 from memtriage.snapshots.sites import alive_at, index_sites, owned_bytes, site_series
 from memtriage.snapshots.stacks import StackFacts, stack_facts
 from memtriage.snapshots.steps import find_steps, settled
+from memtriage.snapshots.stranding import POLICY
 from memtriage.snapshots.view import DeviceView, Mask
+
+_NEARLY_WHOLE: Final = 0.9
+"""Part of a segment that must be stranded for a note."""
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Recording:
@@ -228,7 +232,7 @@ def _device(
         steps=steps,
         ooms=tuple(view.ooms),
         exact_from_us=_exact_from(trace, replayed),
-        notes=_notes(trace, replayed, steps),
+        notes=_notes(trace, replayed, steps) + _one_pin(_pinned(view)),
         judged=steps.count >= RECORDED_POLICY.few and not _contradicts(replayed),
         findings=tuple(judge(view, growing, shared.simulated)),
     )
@@ -375,6 +379,17 @@ def _main_by_site(view: DeviceView, shown: Mask) -> dict[int, tuple[int, int]]:
         site, owner, stack = distinct[index].tolist()
         main[site] = owner, stack
     return main
+
+
+def _one_pin(pinned: Sequence[PinnedSegment]) -> tuple[str, ...]:
+    """Name a segment that is stranded nearly whole: reported as fragmentation only if steps do not use it."""
+    if not pinned or pinned[0].stranded < max(POLICY.floor_bytes, _NEARLY_WHOLE * pinned[0].segment.size):
+        return ()
+    worst = pinned[0]
+    return (
+        f"{size(worst.stranded)} of a segment of {size(worst.segment.size)} is stranded by "
+        f"{count(len(worst.pins), 'block')} ({worst.owners[0]}): free, and of use only to what fits there",
+    )
 
 
 def _contradicts(replayed: ReplayedTrace) -> bool:
