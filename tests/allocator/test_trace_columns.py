@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from memtriage.allocator.trace_columns import (
-    PackedColumns,
-    PackedTrace,
     StackTable,
     last_events,
     named_spans,
@@ -154,40 +151,3 @@ def test_a_frame_without_its_fields_still_has_a_line() -> None:
     table = StackTable()
     table.number([{}])  # type: ignore[typeddict-item]
     assert table.stacks()[1].frames == ("?:0 in ?",)
-
-
-def packed(loose: list[int], count: int = 3, **fields: Any) -> PackedColumns:
-    numbers = np.arange(1, count + 1)
-    known = {
-        "kind": np.full(count, ALLOC, np.uint8),
-        "time_us": 10 * numbers,
-        "address": 100 * numbers,
-        "size": numbers,
-        "stream": 0 * numbers,
-        "frames": np.array([0, 1, 2][:count]),
-        "pool": None,
-        "loose": np.array(loose, np.int64),
-    }
-    return PackedColumns(**(known | fields))
-
-
-def test_packed_events_and_dictionaries_are_put_in_their_order() -> None:
-    loose = [event(addr=1, time_us=5), event(addr=2, time_us=25, action="oom", device_free=4), event(addr=3)]
-    trace = PackedTrace(loose, packed([0, 2]), [[FRAME], [{**FRAME, "line": 4}]])
-    columns = trace_columns(trace, StackTable())
-    assert columns.address.tolist() == [1, 100, 200, 2, 300, 3]
-    assert columns.stack.tolist() == [0, 0, 1, 0, 2, 0]
-    assert columns.device_free == {3: 4} and columns.time_us.tolist() == [5, 10, 20, 25, 30, 30]
-
-
-def test_pools_of_packed_events() -> None:
-    pool = (np.array([0, 0, 1]), np.array([0, 2, 0]))
-    kinds = np.array([ALLOC, ALLOC, OOM], np.uint8)
-    trace = PackedTrace([event(pool_id=(0, 9))], packed([0], pool=pool, kind=kinds), [[FRAME], [FRAME]])
-    assert trace_columns(trace, StackTable()).pool == {0: (0, 9), 2: (0, 2)}
-
-
-@pytest.mark.parametrize("frames", [{}, [3]])
-def test_frames_of_packed_events_that_are_none(frames: Any) -> None:
-    with pytest.raises(SnapshotError, match="an event's frames are"):
-        trace_columns(PackedTrace([], packed([]), [frames, [FRAME]]), StackTable())
