@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from memtriage.model.recording import DeviceRecording
+from memtriage.report.snapshot.page import html
 from memtriage.snapshots.read import load_snapshot
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "snapshots" / "public"
@@ -46,3 +47,8 @@ def test_blocks_name_their_stacks_without_events() -> None:
         assert any(site in row.site for row in device.owners)
         assert not [note for note in device.notes if "no call stacks" in note]
         assert "saved for backward" not in {row.owner for row in device.owners}
+
+
+@pytest.mark.parametrize(("name", "dated"), [("yiyi_oom", False), ("tomi", True)])
+def test_a_page_has_a_date_only_if_times_were_recorded(name: str, dated: bool) -> None:
+    assert ("recorded until" in html(load_snapshot(FOLDER / f"{name}.pickle.gz"))) == dated

@@ -81,7 +81,7 @@ def _data(recording: Recording, name: str) -> dict[str, Any]:
 def _facts(recording: Recording) -> list[str]:
     facts = []
     ends = [int(device.events.time_us[-1]) for device in recording.devices if len(device.events)]
-    if ends:
+    if any(ends):  # older releases of torch recorded no times
         facts.append(f"recorded until {datetime.fromtimestamp(max(ends) / 1e6, UTC):%Y-%m-%d %H:%M} UTC")
     facts.append(count(sum(len(device.events) for device in recording.devices), "event"))
     conf = str(recording.settings.get("PYTORCH_CUDA_ALLOC_CONF") or "default settings")
