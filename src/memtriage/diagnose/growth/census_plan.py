@@ -9,7 +9,7 @@ from typing import Final
 
 from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
 from memtriage.diagnose.growth.attribution import Rise
-from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
+from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison, Counter
 from memtriage.model.position import Scale
 
 
@@ -47,12 +47,14 @@ class CostPolicy:
             censuses in a run of 1,000 steps, eight in one of 300,000.
         goes_on: the distance between censuses of a proven leak that no counter shows is this part of the time
             over which it was seen to grow: less than that after which it would be too old to count.
+        looks: part of the time since growth began after which it is looked again whether a counter has risen.
         free_s: seconds of the processor that all censuses together may take in any run.
         cost: part of the time that they may take beyond that.
     """
 
     widens: float = 4.0
     goes_on: float = 0.2
+    looks: float = 0.05
     free_s: float = 1.0
     cost: float = 0.02
 
@@ -75,6 +77,7 @@ class Suspicion:
         period: positions from rise to rise; None where growth is not periodic.
         stairs: it comes in single rises.
         named_nothing: censuses since then that named no holder.
+        waits: nothing that is suspect has risen since the last census, so that another would show nothing.
     """
 
     open: bool = False
@@ -85,6 +88,7 @@ class Suspicion:
     period: float | None = None
     stairs: bool = False
     named_nothing: int = 0
+    waits: bool = False
 
 
 def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
@@ -130,7 +134,16 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
         period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),
         stairs=any(counter.growth.shape == "stairs" for counter in suspects),
         named_nothing=len(after) if certain and not rises else 0,
+        waits=bool(after and suspects)
+        and not few
+        and not any(_rose(counter, after[-1], comparison.now) for counter in suspects),
     )
+
+
+def _rose(counter: Counter, since: float, now: float) -> bool:
+    """Whether a counter has risen since a position by a part of what its rate lets expect."""
+    risen, error = counter.rise(since, now)
+    return now <= since or risen + error >= ATTRIBUTION.open * counter.growth.rate * (now - since)
 
 
 def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
@@ -139,7 +152,7 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
     over several intervals. Under suspicion the first follows soon, and each distance doubles, up to a third
     of the time since growth began: three intervals fit into as long a time again. What is periodic is
-    compared whole periods apart; what comes in single rises is not compared before one may have come. Once
+    compared whole periods apart; what comes in single rises is not compared before one has come. Once
     growth is explained, its counter shows whether it goes on, and distances grow with the run again.
 
     Args:
@@ -150,6 +163,8 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     if not taken:
         return comparison.begins + (plan.first if suspicion.open else plan.unasked)
     last = taken[-1]
+    if suspicion.waits:
+        return comparison.now + max(plan.gap, COST.looks * (comparison.now - suspicion.since))
     if suspicion.open:
         since = sum(position >= suspicion.since for position in taken)
         doubled = math.inf if suspicion.stairs else plan.gap * 2.0 ** max(0, since - 1)
