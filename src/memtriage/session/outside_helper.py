@@ -29,6 +29,8 @@ _NICE: Final = 1
 _DIE_FIRST: Final = "1000"
 _LINES_OF: Final = 4
 """Holders, the largest first, whose storing line is looked for."""
+_FAILED_S: Final = 0.5
+"""What a reading that failed counts as: the next one follows as after any other."""
 _COUNTED_EVERY_S: Final = 0.25
 
 
@@ -199,7 +201,7 @@ def answer_all() -> None:
             for line in lines:
                 _answer(msgspec.json.decode(line, type=ReadRequest), followed)
         for each in counted:
-            with suppress(OutsideError):
+            with suppress(Exception):  # as in `_answer`
                 if (reply := each.count()) is not None:
                     _say(reply)
 
@@ -215,6 +217,10 @@ def _answer(request: ReadRequest, followed: dict[int, ReadProcess]) -> None:
     except OutsideError as error:
         followed.pop(request.pid, None)
         _say(ReadReply(request.pid, time.monotonic(), error=str(error)))
+    except BrokenPipeError:
+        raise
+    except Exception:  # memory that changes while it is read may lead anywhere; the next reading may succeed
+        _say(ReadReply(request.pid, time.monotonic(), took_s=_FAILED_S))
 
 
 def _say(reply: ReadReply) -> None:
