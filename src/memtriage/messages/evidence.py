@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from memtriage.messages.case import Case, named_processes, other_processes, own_process
 from memtriage.messages.figures import POLICY
+from memtriage.messages.forms import FORMS, Form
 from memtriage.messages.grammar.message import ALLOCATORS, SUM_ERROR, Message, OomFields
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.messages.shapes import as_logits
@@ -168,180 +169,13 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
         yield "the figures in the text do not show the cause"
 
 
-_TEXTS: Final[Mapping[tuple[str, str], str]] = {
-    (
-        "cuda-runtime",
-        "",
-    ): "no sizes: the call that failed was probably not the caching allocator's (but pinned host memory, a "
-    "new context, a captured graph, a library), or the error is of an earlier call",
-    ("cuda-runtime", "thc"): "a release of PyTorch up to 0.4, whose message has no sizes",
-    ("cuda-driver", ""): "the driver's own error, without sizes",
-    ("cuda-driver", "engine pool"): "an engine's own memory pool got nothing from the driver; no sizes",
-    (
-        "cuda-driver",
-        "engine wakes",
-    ): "the engine got its memory at the start and not again when it woke up: the trainer on the same "
-    "device still has its own",
-    ("cuda-driver", "kernel module"): "the GPU's kernel driver got no memory, which may be the host's",
-    ("cuda-driver", "hidden"): "this error of the driver can be a failed allocation that never says memory",
-    ("xpu-runtime", ""): "the runtime's own error, without sizes",
-    (
-        "nvml-assert",
-        "",
-    ): "the allocation had failed already; then composing its message failed, because NVML gave no "
-    "answer (MIG slices, containers): its numbers are lost",
-    (
-        "alloc-assert",
-        "",
-    ): "two settings of the allocator conflict (expandable_segments with max_split_size_mb or IPC): "
-    "no memory ran out",
-    (
-        "alloc-assert",
-        "other",
-    ): "a check inside the allocator failed: a defect or conflicting settings, and no "
-    "sign that memory ran out",
-    (
-        "cublas",
-        "not initialized",
-    ): "often the library got no memory for its handle; a driver or version mismatch gives the same message",
-    ("cublas", ""): "the library got no memory from the driver for its handle or workspace",
-    ("cudnn", ""): "the library got no memory from the driver for its workspace",
-    (
-        "cudnn",
-        "not initialized",
-    ): "often the library got no memory for its handle; a driver or version mismatch gives the same message",
-    ("nccl", ""): "NCCL got no memory from the driver for its buffers",
-    (
-        "nccl",
-        "multicast",
-    ): "multicast reservations ran out (communicators never destroyed): the device may have free memory",
-    ("cpu-alloc", ""): "a host allocation failed: GPU memory is not involved",
-    ("python-alloc", ""): "a host allocation failed: GPU memory is not involved",
-    ("python-alloc", "worker"): "a host allocation failed in a DataLoader worker: GPU memory is not involved",
-    (
-        "python-alloc",
-        "errno",
-    ): "the kernel refused memory (errno 12); the text does not say for what: a fork, a mapping or an array",
-    (
-        "python-alloc",
-        "fork",
-    ): "a fork copies the process's address space, and the kernel would not commit that "
-    "much: the larger the process, the more memory a fork has to be granted",
-    (
-        "python-alloc",
-        "commit",
-    ): "Windows commits no more than RAM and page file together; model files that are "
-    "mapped and the CUDA libraries of each process count in full",
-    (
-        "python-alloc",
-        "file",
-    ): "the file could not be mapped: a writable mapping is committed in full, however little of it is read",
-    (
-        "python-alloc",
-        "segment",
-    ): "each tensor shared between processes is a mapping: a small request fails when the "
-    "number of mappings reaches vm.max_map_count, not because memory ran out",
-    ("tensorrt", ""): "TensorRT got no memory from the driver",
-    ("tensorrt", "tactic"): "the builder skipped a tactic that did not fit and went on with others",
-    (
-        "oomd",
-        "",
-    ): "a memory monitor (systemd-oomd, earlyoom, Dask) killed it before the kernel had to",
-    ("notebook", ""): "the notebook service reports that the host's memory was used up",
-    ("engine", "share"): "weights use up the engine's share of the device: the device may have free memory",
-    ("engine", "batch"): "the batch that the engine has to hold does not fit next to the weights",
-    (
-        "engine",
-        "pool",
-    ): "a pool that the program reserves for itself is full: its share, not the device",
-    ("engine", "preempted"): "the key-value cache is full for the moment: requests wait, and nothing fails",
-    ("engine", "report"): "a report of memory at start-up, no failure",
-    (
-        "python",
-        "resource tracker",
-    ): "Python lists what was left open at its exit and cleans it up: this is not the cause of a failure",
-    (
-        "not-memory",
-        "device error",
-    ): "a kernel failed on the device (an index out of range, an invalid address): no memory ran out",
-    ("not-memory", "disk"): "a file could not be written: the disk or a quota is full, not memory",
-    (
-        "not-memory",
-        "no space",
-    ): "a file system is full; the text does not say which one: /dev/shm and /tmp may be in memory",
-    ("mention", "survived"): "the text says that the program continues without that memory: not a failure",
-    (
-        "deepspeed-mem",
-        "flushes",
-    ): "the allocator emptied its cache and then succeeded: slow if it is frequent, and no failure",
-    ("launcher", "asked"): "SIGTERM asked the program to end: nothing shows that memory was the reason",
-    ("engine", "weights"): "a report of memory at start-up, no failure",
-    ("mention", ""): "the text has neither the size of the request nor what was free",
-    ("k8s", "told"): "the text calls it killed for its memory; the container runtime's own reason is missing",
-    (
-        "slurm",
-        "",
-    ): "the scheduler reports that the kernel's out-of-memory killer killed a process of this job",
-    ("k8s", ""): "the container was killed at its memory limit (OOMKilled)",
-    (
-        "k8s",
-        "denied",
-    ): "OOMKilled is false: the container runtime does not record its memory limit as the "
-    "reason of the SIGKILL; the host's out-of-memory killer, an orchestrator or a user may have sent it",
-    (
-        "k8s",
-        "eviction",
-    ): "the node ran low on memory and evicted the pod: the pod's own limit was not the reason",
-    ("ray", "perhaps"): "a worker died; Ray lists possible reasons and knows none",
-    ("ray", ""): "Ray's memory monitor killed the worker: the node's host memory, not the GPU's",
-    (
-        "launcher",
-        "killed",
-    ): "many programs send SIGKILL; nothing in the text shows that memory was the reason",
-    (
-        "launcher",
-        "terminated",
-    ): "SIGTERM asks a process to end: users, schedulers and launchers send it, and of the "
-    "out-of-memory killers only earlyoom and an eviction by Kubernetes",
-    (
-        "dataloader-killed",
-        "killed",
-    ): "a worker got SIGKILL; nothing in the text shows that memory was the reason",
-    (
-        "dataloader-killed",
-        "terminated",
-    ): "a worker got SIGTERM: its parent, a user or a scheduler sends it, and of the "
-    "out-of-memory killers only earlyoom and an eviction by Kubernetes",
-    ("dataloader-killed", "exited"): "a worker died; nothing in the text shows why",
-    ("shm", ""): "a write to shared memory (/dev/shm) found no room",
-    ("shm", "opening"): "a shared-memory object could not be opened; the text has no errno",
-    ("shm", "gone"): "the shared-memory object no longer exists (errno 2): a race at clean-up, not memory",
-    ("shm", "descriptors"): "too many open files (errno 24): file descriptors ran out, not memory",
-    ("vllm", "blocks"): "weights and the profiling run take all of the share that the engine may use",
-    ("vllm", "length"): "one sequence of full length does not fit into the key-value cache",
-    ("vllm", "breakdown"): "a report of memory at start-up (CUDA graphs are not in it), no failure",
-    ("deepspeed-mem", ""): "a report of memory, no failure",
-    ("not-memory", "illegal access"): "a kernel read or wrote outside its tensors: no memory ran out",
-    (
-        "not-memory",
-        "on-chip shared memory",
-    ): "a kernel needs more of the GPU's on-chip memory than a block can have: device memory is not involved",
-    (
-        "not-memory",
-        "static TLS",
-    ): "a library was loaded too late for its thread-local storage: no memory ran out",
-    ("not-memory", "signal"): "a worker died of an error of its own, not of memory",
-    ("mps", "buffer"): "one buffer over the device's limit for a single buffer",
-}
-
-
 def _deciding_text(case: Case) -> Iterator[str]:
     message = case.message
     facts = message.facts
     if message.family == "kernel-oom":
         yield from _kernel(message)
-    elif told := _TEXTS.get((message.family, message.form)):
-        yield told
+    elif why := FORMS.get((message.family, message.form), Form()).why:
+        yield why
     if message.family == "vllm":
         yield from _engine(message)
     if message.family == "allocation":

@@ -2,87 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from memtriage.messages.figures import POLICY, judge_figures
-from memtriage.messages.grammar.message import ALLOCATORS, Family, Message, figures
+from memtriage.messages.forms import FORMS, Form
+from memtriage.messages.grammar.message import ALLOCATORS, Message, figures
 from memtriage.model.explanation import Label
 from memtriage.model.units import GIB
 
 _OTHERS: Final[Label] = "other_process_or_outside_allocator"
-
-_TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
-    ("cuda-runtime", ""): ("unknown", "pinned_host", "does_not_fit"),
-    ("cuda-runtime", "thc"): ("unknown", "does_not_fit", _OTHERS),
-    ("cuda-driver", ""): ("unknown", "does_not_fit"),
-    ("cuda-driver", "engine pool"): ("unknown", "does_not_fit", _OTHERS),
-    # At the first start nothing else was there; now the trainer on the same device is.
-    ("cuda-driver", "engine wakes"): (_OTHERS, "unknown", "does_not_fit"),
-    ("cuda-driver", "kernel module"): ("unknown", "host_alloc_failed", _OTHERS),
-    ("cuda-driver", "hidden"): ("unknown", "does_not_fit"),
-    ("xpu-runtime", ""): ("unknown", "does_not_fit"),
-    ("nvml-assert", ""): ("unknown", "does_not_fit"),
-    ("alloc-assert", ""): ("not_memory",),
-    ("alloc-assert", "other"): ("not_memory", "unknown"),
-    ("cublas", ""): ("library_alloc_failed", "does_not_fit"),
-    ("cublas", "not initialized"): ("library_alloc_failed", "unknown", "not_memory"),
-    ("cudnn", ""): ("library_alloc_failed", "does_not_fit"),
-    ("cudnn", "not initialized"): ("library_alloc_failed", "unknown", "not_memory"),
-    ("nccl", ""): ("library_alloc_failed", "does_not_fit"),
-    ("nccl", "multicast"): ("library_alloc_failed", "not_memory"),
-    ("tensorrt", ""): ("library_alloc_failed", "does_not_fit"),
-    ("tensorrt", "tactic"): ("informational",),
-    ("cpu-alloc", ""): ("host_alloc_failed",),
-    ("python-alloc", ""): ("host_alloc_failed",),
-    ("python-alloc", "worker"): ("host_alloc_failed",),
-    ("python-alloc", "fork"): ("host_alloc_failed",),
-    ("python-alloc", "errno"): ("host_alloc_failed",),
-    ("python-alloc", "commit"): ("host_alloc_failed",),
-    ("python-alloc", "file"): ("host_alloc_failed",),
-    ("python-alloc", "segment"): ("host_alloc_failed", "shared_memory_exhausted"),
-    ("kernel-oom", ""): ("host_memory_limit",),
-    ("kernel-oom", "cgroup"): ("host_memory_limit",),
-    ("slurm", ""): ("host_memory_limit",),
-    ("k8s", ""): ("host_memory_limit",),
-    ("k8s", "eviction"): ("host_memory_limit",),
-    # Somebody's words for it, and not the runtime's own reason.
-    ("k8s", "told"): ("host_memory_limit", "killed_unproven"),
-    # The runtime may miss a kill of the kernel's, or of a process that is not the container's first.
-    ("k8s", "denied"): ("killed_unproven", "host_memory_limit", "not_memory"),
-    ("ray", ""): ("host_memory_limit",),
-    ("ray", "perhaps"): ("killed_unproven", "host_memory_limit"),
-    ("oomd", ""): ("host_memory_limit",),
-    ("notebook", ""): ("host_memory_limit",),
-    ("launcher", "killed"): ("killed_unproven", "host_memory_limit"),
-    # SIGTERM: users, schedulers and launchers send it, and so do earlyoom and an eviction by Kubernetes.
-    ("launcher", "terminated"): ("killed_unproven", "not_memory", "unknown"),
-    ("launcher", "asked"): ("not_memory", "unknown"),
-    ("dataloader-killed", "killed"): ("killed_unproven", "host_memory_limit"),
-    ("dataloader-killed", "terminated"): ("killed_unproven", "not_memory", "unknown"),
-    ("dataloader-killed", "exited"): ("killed_unproven", "host_memory_limit", "shared_memory_exhausted"),
-    ("shm", ""): ("shared_memory_exhausted",),
-    ("shm", "opening"): ("shared_memory_exhausted", "unknown"),
-    # The object is gone (a clean-up race), or the process has too many files open.
-    ("shm", "gone"): ("not_memory", "unknown"),
-    ("shm", "descriptors"): ("not_memory", "unknown"),
-    ("vllm", "blocks"): ("allocator_limit", "does_not_fit"),
-    ("vllm", "startup"): (_OTHERS, "allocator_limit"),
-    ("vllm", "length"): ("does_not_fit", "allocator_limit"),
-    ("vllm", "breakdown"): ("informational",),
-    ("engine", "share"): ("allocator_limit", "does_not_fit"),
-    ("engine", "batch"): ("does_not_fit", "allocator_limit"),
-    ("engine", "pool"): ("allocator_limit", "does_not_fit"),
-    ("engine", "preempted"): ("informational",),
-    ("engine", "report"): ("informational",),
-    ("engine", "weights"): ("informational",),
-    ("python", "resource tracker"): ("informational",),
-    ("not-memory", "no space"): ("not_memory", "shared_memory_exhausted"),
-    ("mention", ""): ("unknown",),
-    ("mention", "survived"): ("informational",),
-    ("deepspeed-mem", "flushes"): ("informational",),
-    ("deepspeed-mem", ""): ("informational",),
-}
 
 _BUFFER: Final[tuple[Label, ...]] = ("does_not_fit", "driver_refused_though_free", "allocator_limit")
 _METAL_OTHERS_SHARE: Final = 0.4
@@ -103,7 +31,7 @@ def judge(message: Message) -> tuple[Label, ...]:
         return _judge_allocation(message)
     if message.family in ALLOCATORS:
         return ("does_not_fit", "unknown") if _fills_the_card(message) else judge_figures(figures(message))
-    labels = _TEXTS.get((message.family, message.form), ())
+    labels = FORMS.get((message.family, message.form), Form()).labels
     return ("not_memory",) if not labels and message.family == "not-memory" else labels
 
 
