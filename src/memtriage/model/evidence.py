@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memtriage.model.bounds import Whole
+from memtriage.model.bounds import Seconds, Whole
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Event, ProcessKind
 from memtriage.model.paths import HolderPath
@@ -186,7 +186,7 @@ class Role(msgspec.Struct, kw_only=True, omit_defaults=True):
     where: ProcessKind
     group: str = ""
     processes: Whole = 1
-    lived_s: float = 0.0
+    lived_s: Seconds = 0.0
     highest: Whole = 0
     unread: str | None = None
 
@@ -211,7 +211,7 @@ class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
     readable: dict[str, bool] = {}
     works_s: float = 0.0
     shapes_vary: bool | None = None
-    came_with: dict[Event, int] = {}
+    came_with: dict[Event, Whole] = {}
 
 
 EvidenceLine = Readings | CensusSeen | Role | Situation
