@@ -78,8 +78,8 @@ class Case:
 
     @property
     def trains_nothing(self) -> bool:
-        """Whether the program only runs a model, by an engine or by itself: there is no script to watch."""
-        return self.serving or self.generates
+        """Whether there is no script to watch: a model that is only run, an engine's pool, the driver."""
+        return self.serving or self.generates or self.message.form in ("engine pool", "kernel module")
 
     def possible(self, label: Label) -> bool:
         """Whether the text proves a label or cannot rule it out."""

@@ -76,7 +76,7 @@ def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None
 
 
 def _mentioned(cause: _JudgedMessage) -> Iterator[str]:
-    if cause.hit.message.family == "mention":
+    if (cause.hit.message.family, cause.hit.message.form) == ("mention", ""):
         quoted = _quoted(cause.hit.excerpt)
         yield f"line {cause.hit.line:,} reports a lack of memory, in an unknown form: {quoted}"
 
@@ -106,7 +106,7 @@ def _case(
 
 
 def _confidence(case: Case) -> float:
-    if case.message.family == "mention":
+    if (case.message.family, case.message.form) == ("mention", ""):
         return _MENTIONED
     sure = _CONFIDENCE[len(case.labels)]
     cut = bool(case.message.missing) and case.label not in _WHOLE_ANYWAY

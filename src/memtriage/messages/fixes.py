@@ -112,6 +112,9 @@ def _without_figures(case: Case) -> Iterator[_Choice]:
         yield _Choice("page-cache", "device and host share one memory: files that were read count, too")
     if case.message.form == "engine pool":
         yield from _engine_and_trainer()
+    elif case.message.form == "kernel module":
+        yield _Choice("largest-process", "the kernel's driver takes host memory, too")
+        yield _Choice("free-device", "the text does not show what uses the device")
     elif case.trains_nothing:
         yield from _ladder(case, None)
 
@@ -363,6 +366,11 @@ def _outside(case: Case) -> Iterator[_Choice]:
         return
     if case.message.form == "engine wakes":
         yield from _engine_and_trainer()
+        return
+    if "unified memory" in case.traits:
+        yield _Choice(
+            "page-cache", "device and host share one memory: programs and cached files take from it"
+        )
         return
     outside = figures.outside
     own, reserved = own_process(case.message), figures.reserved
