@@ -157,7 +157,7 @@ def test_any_number_of_a_record_may_be_huge(
             written(folder, [*WHOLE[:at], {**line, name: number}, *WHOLE[at + 1 :]])
             page = ["--html", str(folder / "page.html")] if html else []
             assert main(["report", str(folder), *page]) == 0, (line["t"], name)
-            assert capsys.readouterr().err == ""
+            assert capsys.readouterr().err == (f"wrote {page[1]}\n" if page else "")
 
 
 @pytest.mark.parametrize("name", LINES)
