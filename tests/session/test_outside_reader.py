@@ -33,8 +33,10 @@ main()
 def next_reply(reader: OutsideReader) -> ReadReply:
     """The next answer, however long the reading takes."""
     assert reader._replies is not None
+    answers = select.poll()  # as any number of descriptors may be open before
+    answers.register(reader._replies.number, select.POLLIN)
     while not (replies := reader.replies()):
-        select.select([reader._replies.number], [], [])
+        answers.poll()
     return replies[0]
 
 

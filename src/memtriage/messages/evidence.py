@@ -7,7 +7,7 @@ from typing import Final
 
 from memtriage.messages.case import Case, named_processes, other_processes, own_process
 from memtriage.messages.figures import POLICY
-from memtriage.messages.forms import FORMS, Form
+from memtriage.messages.forms import FORMS, MessageForm
 from memtriage.messages.grammar.message import ALLOCATORS, SUM_ERROR, Message, OomFields
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.messages.shapes import as_logits
@@ -174,7 +174,7 @@ def _deciding_text(case: Case) -> Iterator[str]:
     facts = message.facts
     if message.family == "kernel-oom":
         yield from _kernel(message)
-    elif why := FORMS.get((message.family, message.form), Form()).why:
+    elif why := FORMS.get((message.family, message.form), MessageForm()).why:
         yield why
     if message.family == "vllm":
         yield from _engine(message)

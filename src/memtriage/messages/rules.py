@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from memtriage.messages.figures import POLICY, judge_figures
-from memtriage.messages.forms import FORMS, Form
+from memtriage.messages.forms import FORMS, MessageForm
 from memtriage.messages.grammar.message import ALLOCATORS, Message, figures
 from memtriage.model.explanation import Label
 from memtriage.model.units import GIB
@@ -31,7 +31,7 @@ def judge(message: Message) -> tuple[Label, ...]:
         return _judge_allocation(message)
     if message.family in ALLOCATORS:
         return ("does_not_fit", "unknown") if _fills_the_card(message) else judge_figures(figures(message))
-    labels = FORMS.get((message.family, message.form), Form()).labels
+    labels = FORMS.get((message.family, message.form), MessageForm()).labels
     return ("not_memory",) if not labels and message.family == "not-memory" else labels
 
 

@@ -19,7 +19,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 ARGUMENT: Final = "[argument]"
 """Stands for an argument of the script, and for its value where another text repeats it."""
 
-_CODES: Final = frozenset({"kind", "verdict", "certainty", "device", "owner", "collected", "cut"})
+_CODES: Final = frozenset(
+    {"kind", "verdict", "certainty", "device", "owner", "collected", "cut", "event", "where"}
+)
 """Fields whose values are memtriage's own words."""
 _SHORTEST: Final = 3
 """Characters of an argument that is looked for in other texts: shorter ones occur by chance."""

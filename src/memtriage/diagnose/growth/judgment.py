@@ -576,8 +576,8 @@ def judge_counter(
     if not by_time and now - last > max(ENOUGH_MARKS, ESTIMATE.share * now):
         return replace(judged, obstacle="unread", figure=last)
     limit = growth.high if counter.rises else detection_limit(points, policy)
-    # A limit means nothing if a leak at the limit would have more than doubled the memory in use.
-    if limit is None or limit * points.span > points.means.max():
+    # A limit means nothing if a leak at the limit would have added twice the memory in use.
+    if limit is None or limit * points.span > 2 * points.means.max():
         return replace(judged, obstacle="restless")
     stated = DetectionLimit(math.ceil(round(limit, 3)), "second" if by_time else "step")
     return replace(judged, limit=stated)
