@@ -32,6 +32,7 @@ def held(*cuts: CutSeen, path: HolderPath = LOSSES, attached: bool = True, **fac
         ({"detach": 50, "clone": 50, "bound": 100}, "bound"),
         ({"detach": 99, "context": 95, "bound": 100}, "detach"),
         pytest.param({"detach": 1, "clone": 0, "bound": 60}, "bound", id="none does"),
+        pytest.param({"detach": 60, "bound": 61}, "detach", id="none does, and both leave as much"),
     ],
 )
 def test_the_smallest_change_that_stops_the_growth_comes_first(

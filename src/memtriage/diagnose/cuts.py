@@ -139,8 +139,8 @@ _ALIKE: Final = {"OrderedDict": "dict", "defaultdict": "dict", "ModuleList": "Mo
 
 
 def _grows_on(cut: CutSeen) -> float:
-    """Return the part of a growth that a cut leaves; 0 if it stops it."""
-    return 0.0 if cut.releases >= _STOPS * cut.of else 1 - cut.releases / cut.of
+    """Return the part of a growth that a cut leaves, in tenths; 0 if it stops it."""
+    return 0.0 if cut.releases >= _STOPS * cut.of else round(1 - cut.releases / cut.of, 1)
 
 
 def _remains(cut: CutSeen, growth: float) -> int:
