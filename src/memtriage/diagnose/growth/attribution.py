@@ -380,15 +380,19 @@ def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter])
     """Return growth at the rate that its counter shows, where that is another and the holders explain it.
 
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
-    census, and rises that come seldom.
+    census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
     """
     factors = {}
     for name, counter in counters.items():
         known = [rise for rise in rises if rise.counter == name and rise.by_counter]
+        if not known:
+            continue
         rate, shown = sum(rise.rate for rise in known), counter.growth.rate
         sure = counter.growth.high - counter.growth.low <= 2 * POLICY.pace * shown
         explained = POLICY.accounts <= sum(rise.share for rise in known) <= 2 - POLICY.accounts
-        if known and sure and explained and abs(rate - shown) > POLICY.pace * shown:
+        grows = float(counter.points.at[-1]) - (counter.growth.onset or float(counter.points.at[0]))
+        shortly = max(rise.last - rise.since for rise in known) < POLICY.open * grows
+        if sure and explained and (shortly or abs(rate - shown) > POLICY.pace * shown):
             factors[name] = shown / rate
     return [
         replace(rise, rate=rise.rate * factor, recent=rise.recent * factor)
