@@ -1,12 +1,14 @@
 """Recorded runs of the zoo, judged again: what `memtriage report` says of them, in seconds.
 
-`record.py` makes the records. The truth is that of the scripts (`truth.toml`), not what the runs printed.
+`record.py` makes the records. The truth is that of the scripts (`truth.toml`; `public.toml` of scripts after public
+reports), not what the runs printed.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from memtriage.diagnose.ranks.merge import merge
 from memtriage.report.growth_words import judged_again
 from memtriage.store.reader import read_run
 
+ALL = TRUTH | tomllib.loads(Path(__file__).with_name("public.toml").read_text())
 RECORDS = Path(__file__).parent.parent / "data" / "records"
 FILES = sorted(path.relative_to(RECORDS).as_posix() for path in RECORDS.glob("*/*.jsonl.gz"))
 
@@ -29,7 +32,7 @@ def report(file: str) -> dict[str, Any]:
 
 
 def truth_of(file: str) -> dict[str, Any]:
-    return TRUTH[file.split(".")[0] + ".py"]
+    return ALL[file.split(".")[0] + ".py"]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -37,7 +40,7 @@ def test_a_recorded_run_is_judged_rightly(file: str) -> None:
     judged, truth = report(file), truth_of(file)
     assert judged["verdict"] == truth["verdict"]
     if truth["verdict"] == "clean":
-        assert judged["findings"] == []
+        assert {finding["kind"] for finding in judged["findings"]} <= set(truth.get("allowed", []))
         return
     naming = [finding for finding in judged["findings"] if names_the_leak(finding, truth)]
     assert naming, judged["findings"]
@@ -51,7 +54,7 @@ def test_a_recorded_run_is_judged_rightly(file: str) -> None:
 
 
 def test_every_script_is_recorded_in_files_of_a_size_that_git_bears() -> None:
-    assert {file.split(".")[0] + ".py" for file in FILES} == set(TRUTH)
+    assert {file.split(".")[0] + ".py" for file in FILES} == set(ALL)
     sizes = [(RECORDS / file).stat().st_size for file in FILES]
     assert max(sizes) < 1 << 20 and sum(sizes) < 8 << 20
 
