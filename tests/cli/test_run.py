@@ -521,7 +521,7 @@ def test_nothing_is_looked_at_before_the_first_step(tmp_path: Path) -> None:
     first = next(at for at, (_, name, _) in enumerate(lines) if name == "backward")
     before = {kind for kind, *_ in lines[:first]}
     assert ("mark", "time", 0) in lines[:first]  # counters were read
-    assert before <= {"start", "mark", "host"}  # no census's ledger, no suspicion
+    assert before <= {"start", "mark", "host", "readings"}  # no census, no ledger, no suspicion
     assert done.judged["verdict"] == "clean", done.stderr
 
 
