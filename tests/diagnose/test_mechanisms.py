@@ -672,6 +672,8 @@ def test_the_fix_names_the_entry_of_a_dict() -> None:
         ("model(x)", "`model(x).detach()` instead"),
         ("a + b", "`(a + b).detach()` instead"),
         ("[loss]", "`loss.detach()` (or `loss.item()`)"),
+        ("loss.detach() if detach else loss", "`loss.detach()` (or `loss.item()`)"),
+        ("w1 if w2", "`(w1 if w2).detach()` instead"),  # redacted
         (None, "`loss.detach()` (or `loss.item()`)"),
     ],
 )

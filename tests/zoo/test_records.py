@@ -1,7 +1,7 @@
 """Recorded runs of the zoo, judged again: what `memtriage report` says of them, in seconds.
 
-`record.py` makes the records. The truth is that of the scripts (`truth.toml`; `public.toml` of scripts after public
-reports), not what the runs printed.
+`record.py` makes the records. The truth is that of the scripts (`truth.toml`; `public.toml` of scripts after
+public reports), not what the runs printed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
@@ -145,6 +147,11 @@ def kept_value(held: Held) -> str:
     Of an entry with several tensors it is a part, `metrics['output']`; `loss` of `losses`.
     """
     value = held.stored_value
+    if value and " if " in value:  # the other may be detached
+        with suppress(SyntaxError):  # redacted
+            choice = ast.parse(value, mode="eval").body
+            if isinstance(choice, ast.IfExp):
+                value = min(ast.unparse(choice.body), ast.unparse(choice.orelse), key=len)
     if value and value[0] not in "([{":
         value = value if re.fullmatch(r"[\w.]+([(\[].*[)\]])?", value) else f"({value})"
         parts = held.anchor[held.stored_depth :][1:] if held.stored_depth else ()
