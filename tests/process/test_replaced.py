@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from memtriage.process.replaced import Replaced
+import pytest
+
+from memtriage.process.replaced import Replaced, leave_out_caller
 
 
 def test_functions_are_replaced_and_put_back() -> None:
@@ -28,3 +30,19 @@ def test_a_wrapper_that_was_wrapped_stays() -> None:
     module.__dict__["second"] = max
     replaced.restore()  # a second time does nothing
     assert module.second is max
+
+
+def test_a_wrapper_is_not_in_the_traceback_of_what_it_calls() -> None:
+    def fails() -> None:
+        raise ValueError
+
+    def wrapper() -> None:
+        try:
+            fails()
+        except ValueError as error:
+            leave_out_caller(error)
+            raise
+
+    with pytest.raises(ValueError) as caught:
+        wrapper()
+    assert [entry.name for entry in caught.traceback][1:] == ["fails"]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from memtriage.model.code_origin import code_owner
 from memtriage.model.findings import Event
-from memtriage.process.replaced import Replaced
+from memtriage.process.replaced import Replaced, leave_out_caller
 from memtriage.process.stdlib import os, time
 
 _CHEAP_S: Final = 0.2e-3
@@ -132,9 +132,7 @@ class EventCounts:
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
-                own = error.__traceback__
-                error.__traceback__ = None if own is None else own.tb_next
-                del own
+                leave_out_caller(error)
                 raise
             finally:
                 del args, kwargs

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
+from memtriage.process.replaced import leave_out_caller
 from memtriage.process.stdlib import os
 
 
@@ -112,9 +113,7 @@ class TrainingHooks:
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                own = error.__traceback__
-                error.__traceback__ = None if own is None else own.tb_next
-                del own
+                leave_out_caller(error)
                 raise
             finally:
                 del args, kwargs
@@ -150,10 +149,8 @@ class TrainingHooks:
                 result = original(*args, **kwargs)
                 failed = False
             except BaseException as error:
-                own = error.__traceback__
-                error.__traceback__ = None if own is None else own.tb_next
-                del own
-                raise  # this adds no second entry for this frame
+                leave_out_caller(error)
+                raise
             finally:
                 # The arguments hold the loss: release it before the counters are read.
                 del args, kwargs

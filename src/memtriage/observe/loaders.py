@@ -21,7 +21,7 @@ import numpy as np
 from memtriage.observe.classes import exactly
 from memtriage.observe.item_lengths import MOST_NUMBERS, Integers, item_lengths, numbers
 from memtriage.observe.process_tree import name_of_loader, workers_of
-from memtriage.process.replaced import Replaced
+from memtriage.process.replaced import Replaced, leave_out_caller
 from memtriage.process.stdlib import os
 
 _LIST_ITERATOR: Final[type] = type(iter([]))
@@ -117,9 +117,7 @@ class LoaderHook:
             try:
                 batches = original(loader)
             except BaseException as error:
-                own = error.__traceback__
-                error.__traceback__ = None if own is None else own.tb_next
-                del own
+                leave_out_caller(error)
                 raise
             if os.getpid() == pid:
                 begins(Epoch(loader, batches, name_of_loader(loader, sys._getframe(1))))

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from memtriage.observe.foreign import WrappedHandler, programs_own
 from memtriage.observe.main_thread import MainThreadCall
 from memtriage.observe.origin import package_folder
+from memtriage.process.replaced import leave_out_caller
 from memtriage.process.stdlib import threading
 from memtriage.process.untraced import call_untraced
 from memtriage.session.signals.own_modules import OwnModules
@@ -69,10 +70,8 @@ class HeldHandler(WrappedHandler):
         try:
             self.handler(signum, programs_frame(frame))
         except BaseException as error:
-            own = error.__traceback__
-            error.__traceback__ = None if own is None else own.tb_next
-            del own
-            raise  # this adds no second entry for this frame
+            leave_out_caller(error)
+            raise
 
     def run(self, signum: int, frame: FrameType | None) -> None:
         """Call the handler now, unless the program has installed another one meanwhile."""
