@@ -83,12 +83,12 @@ def test_what_comes_in_single_rises_comes_at_the_rate_of_its_counter(censuses: S
 
 def test_censuses_over_a_small_part_of_the_growth_do_not_set_its_rate() -> None:
     def kept(at: int) -> float:
-        return 3 * MIB * (at // 3)
+        return 9 * MIB * (at // 9)
 
     counter = [BASE + kept(at) for at in range(1, 301)]
-    rise = the(observed({"cpu": counter}, lambda at: [held(kept(at), at)], (12, 19, 32)))
+    rise = the(observed({"cpu": counter}, lambda at: [held(kept(at), at)], (10, 19, 32)))
     assert rise.rate == pytest.approx(MIB, rel=0.01)
-    assert rise.own_rate == pytest.approx(0.9 * MIB, rel=0.01)
+    assert rise.own_rate == pytest.approx(2 * 9 * MIB / (32 - 10))
 
 
 def test_one_census_proves_nothing() -> None:

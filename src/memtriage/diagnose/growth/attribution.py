@@ -46,7 +46,7 @@ class AttributionPolicy:
 
     accounts: float = 0.7
     graph: float = 0.4
-    pace: float = 0.15
+    pace: float = 0.1
     minor: float = 0.1
     intervals: int = 3
     least: int = 256
@@ -77,6 +77,7 @@ class Rise:
         reason: why it is only suspected.
         by_counter: its counter shows the growth; the censuses alone do otherwise.
         share: part of the counter's rise between these censuses.
+        error: how far that rise may be from the truth, as a part of it.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -90,6 +91,7 @@ class Rise:
     reason: Open | None = None
     by_counter: bool = False
     share: float = 0.0
+    error: float = 0.0
 
     @property
     def nbytes(self) -> float:
@@ -337,10 +339,9 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
         known = own + others * apart >= accounts * risen
         if not known or points[-1][1] < POLICY.accounts * own / apart * before:
             return None
-    # What comes in single rises has one more or less in an interval: the counter has seen them all.
     by_rises = growth.shape in ("periodic", "stairs")
-    rate = own / risen * growth.rate if by_rises else own / apart
     slows = growth.state == "growing" and not by_rises and _slows(_since(points, growth.onset))
+    rate = own / apart
     return replace(
         rise,
         points=points,
@@ -349,6 +350,7 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
         rate=rate,
         recent=rate * (growth.recent / growth.rate if growth.rate > 0 else 1.0),
         share=own / risen,
+        error=error / risen,
         reason="slows" if slows else _NOT_CERTAIN.get(growth.state),
         by_counter=True,
     )
@@ -377,7 +379,7 @@ def _window(
 
 
 def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter]) -> list[AnyRise]:
-    """Return growth at the rate that its counter shows, where that is another and the holders explain it.
+    """Return growth at its counter's rate where that is better known and the holders explain it.
 
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
     census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
@@ -387,12 +389,11 @@ def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter])
         known = [rise for rise in rises if rise.counter == name and rise.by_counter]
         if not known:
             continue
-        rate, shown = sum(rise.rate for rise in known), counter.growth.rate
-        sure = counter.growth.high - counter.growth.low <= 2 * POLICY.pace * shown
-        explained = POLICY.accounts <= sum(rise.share for rise in known) <= 2 - POLICY.accounts
-        grows = float(counter.points.at[-1]) - (counter.growth.onset or float(counter.points.at[0]))
-        shortly = max(rise.last - rise.since for rise in known) < POLICY.open * grows
-        if sure and explained and (shortly or abs(rate - shown) > POLICY.pace * shown):
+        rate, shown, error = sum(rise.rate for rise in known), counter.growth.rate, known[0].error
+        unsure = (counter.growth.high - counter.growth.low) / 2
+        unexplained = abs(1 - sum(rise.share for rise in known))
+        another = abs(rate - shown) > max(unsure, POLICY.pace * shown)
+        if unexplained <= max(POLICY.open, error) and (another or unsure < error * shown):
             factors[name] = shown / rate
     return [
         replace(rise, rate=rise.rate * factor, recent=rise.recent * factor)
