@@ -1,4 +1,4 @@
-"""Draw the beginning and the chart of a report as an image: docs/images/leak.svg.
+"""Draw a report as an image: docs/images/leak.svg.
 
 memtriage run examples/train_gpt2.py --leak
 FORCE_COLOR=1 COLUMNS=96 memtriage report memtriage-run > leak.txt
@@ -18,12 +18,11 @@ WIDTH = 96
 
 
 def image(report: str) -> str:
-    """Return an SVG of a report in colors: its headline, the first finding and the chart."""
-    parts = report.rstrip("\n").split("\n\n")
+    """Return an SVG of a report in colors."""
     console = Console(
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="standard"
     )
-    console.print(Text.from_ansi("\n\n".join([*parts[:2], "  ...", parts[-1]])), soft_wrap=True)
+    console.print(Text.from_ansi(report.rstrip("\n")), soft_wrap=True)
     svg = console.export_svg(title="memtriage run train_gpt2.py")
     return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # which would be loaded from elsewhere
 

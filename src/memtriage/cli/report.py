@@ -42,10 +42,11 @@ def report(
         Path | None,
         typer.Option("--bundle", metavar="FILE", help="Write one redacted file to attach to an issue."),
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print all findings, evidence and ledgers.")] = False,
 ) -> int:
     """Show the report of a finished, killed or running job."""
     with collector_paused():  # of a million marks, which form no cycles, to the end of the process
-        return _report(directories, json, html, prometheus, redact, as_recorded, bundle)
+        return _report(directories, json, html, prometheus, redact, as_recorded, bundle, full)
 
 
 def _report(
@@ -56,6 +57,7 @@ def _report(
     redact: bool,
     as_recorded: bool,
     bundle: Path | None,
+    full: bool,
 ) -> int:
     from memtriage.diagnose.ranks.merge import context, merge
     from memtriage.report.growth_words import judged_again
@@ -103,7 +105,7 @@ def _report(
     else:
         from memtriage.report.run.terminal import console_for, render
 
-        render(merged, console_for(sys.stdout), known)
+        render(merged, console_for(sys.stdout), known, record=None if full else directories[0])
     return 0
 
 

@@ -156,7 +156,7 @@ def report_run(
             if messages is not None:
                 from memtriage.report.run.terminal import console_for, render
 
-                render(report, console_for(cast(TextIO, messages)), known)
+                render(report, console_for(cast(TextIO, messages)), known, record=session.path.parent)
             if json_path is not None:
                 with surviving_writes():
                     write(report, json_path)

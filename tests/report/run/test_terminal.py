@@ -1,5 +1,6 @@
 import io
 import re
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -119,7 +120,7 @@ def test_without_a_finding_the_course_of_the_first_device_of_the_ledger_is_drawn
     for mark in report.marks:
         mark.device, mark.host_rss = ("cuda:1" if mark.step % 2 else "cuda:0"), 7 * GiB
     text = shown(report)
-    assert "allocated on cuda:1" in text and "step 1 to 41" in text
+    assert "allocated on cuda:1  at the end of each step, 1 to 41" in text
     report.ledger = {"job": [], "host": []}
     report.marks = report.marks[1:]
     assert "allocated on cuda:0" in shown(report)
@@ -424,10 +425,10 @@ def test_the_course_is_drawn_and_a_flat_one_told(make_report):
     flat = make_report(verdict="clean", ledger={})
     for mark in flat.marks:
         mark.allocated = GiB
-    assert "1.0 GiB, flat  step 1 to 41" in shown(flat)
+    assert "at the end of each step, 1 to 41\n  1.0 GiB, flat" in shown(flat)
     for mark in flat.marks:
         mark.step = 0
-    assert "1.0 GiB, flat  1.0 s to 41 s after the start" in shown(flat)
+    assert "1.0 s to 41 s after the start\n  1.0 GiB, flat" in shown(flat)
 
 
 def test_the_course_of_what_grows_is_drawn_though_it_looks_flat(make_report, leak):
@@ -514,7 +515,7 @@ def test_whose_course_is_drawn(make_report, kind, drawn):
         for device in ("cuda:0", "cpu")
         for number, mark in enumerate(report.marks, 1)
     ]
-    assert f" on {drawn}  at the end of each step\n" in shown(report)
+    assert f" on {drawn}  at the end of each step, " in shown(report)
 
 
 @pytest.mark.parametrize(
@@ -541,3 +542,42 @@ def test_a_course_without_steps_is_one_of_time(make_report):
     for number, mark in enumerate(report.marks):
         mark.step, mark.time_s = 0, number * 40.0
     assert "0 ms to 1 min 20 s after the start" in shown(report)
+
+
+def brief(make_report, *findings, **changes):
+    report = make_report(*findings)
+    for name, value in changes.items():
+        setattr(report, name, value)
+    stream = io.StringIO()
+    render(report, console_for(stream), None, record=Path("some/run"))
+    return stream.getvalue()
+
+
+def test_a_report_fits_on_a_screen_and_says_where_the_rest_is(make_report, leak):
+    finding = leak()
+    finding.evidence = [f"measurement {number}" for number in range(9)]
+    rows = [LedgerRow(row=f"row {number}", bytes=(20 - number) * MiB, detail="long") for number in range(15)]
+    text = brief(make_report, *[leak(holder=f"names[{n}]") for n in range(8)], ledger={"cuda:0": rows})
+    assert len(text.splitlines()) <= 45
+    one = brief(make_report, finding, ledger={"cuda:0": rows, "host": rows})
+    assert len(one.splitlines()) <= 30
+    assert one.rstrip().endswith("memtriage report some/run --full")
+    for value in (finding.holder, finding.stored_at, finding.allocated_at, finding.fix, "measurement 0"):
+        assert value in one
+    assert "measurement 1" not in one and "long" not in one and "\nhost" not in one
+
+
+def test_the_largest_rows_of_a_ledger_and_the_others_sum_to_it(make_report, leak):
+    sizes = [3, 900, 4, 700, 500, 1, 800, 600, 400]
+    rows = [LedgerRow(row=f"row {size}", bytes=size * MiB) for size in sizes]
+    text = brief(make_report, leak(), ledger={"cuda:0": rows})
+    assert re.findall(r"row (\d+)", text) == ["900", "700", "500", "800", "600"]
+    assert f"{sum(sizes) - 900 - 700 - 500 - 800 - 600:.1f} MiB" in text
+
+
+def test_the_ledger_of_the_job_is_shown_if_a_worker_grows(make_report, leak):
+    finding = leak()
+    finding.device, finding.process = "host", "worker 0 of train_loader"
+    rows = [LedgerRow(row="rank 0", bytes=MiB)]
+    text = brief(make_report, finding, ledger={"host": rows, "job": rows, "cuda:0": rows})
+    assert [line.split()[0] for line in text.splitlines() if "in use" in line] == ["job"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UnsetType
@@ -27,6 +28,7 @@ from memtriage.report.run.words import (
     FindingGroup,
     facts,
     fold,
+    largest_rows,
     ledger_rows,
     ledger_summary,
     notes,
@@ -47,7 +49,13 @@ _WHOLE: Final = frozenset(
     {labels.KEPT_ALIVE_BY, labels.ALSO_KEPT_ALIVE_BY, labels.STORED_AT, labels.ALLOCATED_AT}
 )
 """What is searched for, and so stays on one line in a file."""
+_IN_FULL: Final = frozenset({labels.DETECTED, labels.PLAYBOOK})
+_OF_THE_FIRST: Final = frozenset({labels.ALSO_KEPT_ALIVE_BY, labels.WHY, labels.EVIDENCE})
 _RANK_LINES: Final = 12
+_FINDINGS: Final = 3
+_EVIDENCE: Final = 1
+_ROWS: Final = 5
+"""What a report has at most, unless all is asked for."""
 _DETAILED: Final = 90
 _CHART_WIDTH: Final = 72
 _BAR_WIDTH: Final = 10
@@ -55,24 +63,42 @@ _SIZE_WIDTH: Final = 12
 _SHARE_WIDTH: Final = 6
 
 
-def render(report: RunReport, console: Console, context: RunContext | None = None) -> None:
+def render(
+    report: RunReport,
+    console: Console,
+    context: RunContext | None = None,
+    *,
+    record: Path | None = None,
+) -> None:
     """Print a report.
 
     Args:
         report: what to print.
         console: where to; `console_for` makes a fitting one.
         context: what else is known of the run (`memtriage.diagnose.ranks.merge.context`).
+        record: from where the rest can be shown: then no more is printed than fits on a screen, the first
+            findings and the largest rows of the ledger that they are about.
     """
-    page = Page(console)
+    page, full = Page(console), record is None
     context = context or RunContext(runs_out_in=[None] * len(report.findings))
     groups = fold(report.findings, context.runs_out_in)
     _verdict_block(page, report, context, groups)
-    for number, group in enumerate(groups, 1):
-        finding_block(page, number, group, report)
+    shown = groups if full else groups[:_FINDINGS]
+    for number, group in enumerate(shown, 1):
+        finding_block(page, number, group, report, full=full, first=number == 1)
+    if rest := len(groups) - len(shown):
+        page.gap()
+        page.line((f"and {count(rest, 'more finding')}", "dim"))
     _ranks_block(page, report)
-    ledger_blocks(page, report, context.ledger_rank)
-    _course_block(page, report, groups, context.ledger_rank)
+    device, rank = _of_interest(report, groups, context.ledger_rank)
+    if full:
+        ledger_blocks(page, report, context.ledger_rank)
+    elif ledger := _ledger_of(report, device, groups):
+        ledger_blocks(page, report, context.ledger_rank, only=ledger)
+    _course_block(page, report, groups, device, rank)
     _notes_block(page, context)
+    if not full:
+        page.line((f"all evidence and ledgers: memtriage report {record} --full", "dim"), indent=2)
 
 
 def findings_text(report: RunReport, findings: Sequence[Finding]) -> str:
@@ -106,12 +132,28 @@ def _verdict_block(
 # Findings
 
 
-def finding_block(page: Page, number: int, group: FindingGroup, report: RunReport) -> None:
-    """Print a finding, under its number."""
+def finding_block(
+    page: Page,
+    number: int,
+    group: FindingGroup,
+    report: RunReport,
+    *,
+    full: bool = True,
+    first: bool = True,
+) -> None:
+    """Print a finding, under its number.
+
+    Args:
+        full: with all evidence, and what repeats the verdict; otherwise with the figures that it rests on.
+        first: it is the report's first; of the others, a brief report says where they are and what to do.
+    """
     page.gap()
     style = BAD if group.severe else "bold"
     page.line((f"{number}  ", "dim"), (group.title(report), "bold"), (f"   {group.amount}", style), indent=3)
     known = list(_fields(page, group))
+    if not full:
+        left_out = _IN_FULL if first else _IN_FULL | _OF_THE_FIRST
+        known = [(name, values[:_EVIDENCE], style) for name, values, style in known if name not in left_out]
     width = max((len(label) for label, _, _ in known), default=0) + 4
     for label, values, style in known:
         page.field(label, *values, style=style, whole=label in _WHOLE, labels=width)
@@ -164,10 +206,16 @@ def _ranks_block(page: Page, report: RunReport) -> None:
 # Ledger
 
 
-def ledger_blocks(page: Page, report: RunReport, rank: int | None) -> None:
-    """Print the ledgers of a report, which are those of `rank`."""
+def ledger_blocks(page: Page, report: RunReport, rank: int | None, *, only: str | None = None) -> None:
+    """Print the ledgers of a report, which are those of `rank`.
+
+    Args:
+        only: the ledger to print, with its largest rows alone and no details.
+    """
     of = "" if rank is None else f" of rank {rank}"
     shown = {device: ledger_rows(rows) for device, rows in report.ledger.items()}
+    if only is not None:
+        shown = {only: largest_rows(report.ledger[only], _ROWS)}
     names = [_name(page, row) for rows in shown.values() for row in rows]
     widest = page.width - 2 - _SIZE_WIDTH - (0 if page.narrow else 2 + _BAR_WIDTH + 1 + _SHARE_WIDTH)
     width = min(widest, max((name.cell_len for name in names), default=0))
@@ -201,6 +249,13 @@ def _ledger_row(page: Page, row: LedgerRow, total: int, width: int) -> None:
         page.hanging(Text("      "), detail)
 
 
+def _ledger_of(report: RunReport, device: str | None, groups: Sequence[FindingGroup]) -> str | None:
+    """Return the ledger that a report is about: of the job if a process of it grows, else of a device."""
+    process = groups[0].first.process if groups else None
+    wanted = ("job" if process is not None else device, "host" if device == "cpu" else device, "host")
+    return next((name for name in wanted if name in report.ledger), next(iter(report.ledger), None))
+
+
 def _name(page: Page, row: LedgerRow) -> Text:
     owner = "" if row.owner is None else f"{page.dot}{row.owner}"
     return Text.assemble(page.plain(row.row), (page.plain(owner), "dim"))
@@ -218,30 +273,29 @@ def _bar(share: float, ascii_only: bool) -> str:
 
 
 def _course_block(
-    page: Page, report: RunReport, groups: Sequence[FindingGroup], ledger_rank: int | None
+    page: Page, report: RunReport, groups: Sequence[FindingGroup], device: str | None, rank: int | None
 ) -> None:
-    device, rank = _of_interest(report, groups, ledger_rank)
     what, marks = _series(report.marks, device, rank)
     values = [value for mark in marks if (value := _figure(mark, device)) is not None]
     if len(values) < 2:
         return
     of = "" if rank is None else f" of rank {rank}"
-    page.heading(f"{_COURSE.get(device or '', 'allocated')} on {device}{of}", _AT[what])
-    span = _span(marks[0], marks[-1])
+    when = f"{_AT[what]}, {_span(marks[0], marks[-1])}"
+    page.heading(f"{_COURSE.get(device or '', 'allocated')} on {device}{of}", when)
     if plot.is_flat(values) and not any(group.kind in GROWING for group in groups):
-        page.line((f"  {size(max(values))}, flat", ""), (f"  {span}", "dim"))
+        page.line((f"  {size(max(values))}, flat", ""))
     else:
-        _chart(page, values, span)
+        _chart(page, values)
 
 
 def _span(first: Mark, last: Mark) -> str:
     """Return from where to where a course goes: steps, or times where there are none."""
     if first.step != last.step:
-        return f"step {first.step} to {last.step}"
+        return f"{first.step} to {last.step}"
     return f"{duration(first.time_s)} to {duration(last.time_s)} after the start"
 
 
-def _chart(page: Page, values: Sequence[int], span: str) -> None:
+def _chart(page: Page, values: Sequence[int]) -> None:
     low, high = size(min(values)), size(max(values))
     if low == high:
         high = f"+{size(max(values) - min(values))}"
@@ -250,7 +304,6 @@ def _chart(page: Page, values: Sequence[int], span: str) -> None:
     edge = "|" if page.ascii_only else "│"
     for name, line in zip(plot.axis_labels(len(lines), high, low), lines, strict=True):
         page.raw(Text(f"  {name} {edge}{line}"))
-    page.raw(Text(f"{'':>{label}}  {span}", style="dim"))
 
 
 _AT: Final = {

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.findings import GROWING
@@ -335,10 +337,22 @@ def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     """Return the rows, those below 1 % of the whole as one, so that the sum stays."""
     total = sum(row.bytes for row in rows)
     small = [row for row in rows if abs(row.bytes) < _SMALL_SHARE * total]
+    return _as_one(rows, small, "others, each below 1 %")
+
+
+def largest_rows(rows: Sequence[LedgerRow], count: int) -> list[LedgerRow]:
+    """Return at most so many rows of 1 % of the whole or more, without details, and the others as one."""
+    kept = sorted(ledger_rows(rows), key=lambda row: -row.bytes)[:count]
+    plain = [msgspec.structs.replace(row, detail=None) for row in rows]
+    small = [new for row, new in zip(rows, plain, strict=True) if row not in kept]
+    return _as_one(plain, small, "others")
+
+
+def _as_one(rows: Sequence[LedgerRow], small: Sequence[LedgerRow], name: str) -> list[LedgerRow]:
     if len(small) < 2:
         return list(rows)
-    large = [row for row in rows if abs(row.bytes) >= _SMALL_SHARE * total]
-    return [*large, type(rows[0])(row="others, each below 1 %", bytes=sum(row.bytes for row in small))]
+    large = [row for row in rows if row not in small]
+    return [*large, type(rows[0])(row=name, bytes=sum(row.bytes for row in small))]
 
 
 def ledger_summary(total: int, step: int | None, steps: int = 0) -> str:
