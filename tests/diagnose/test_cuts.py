@@ -43,6 +43,13 @@ def test_the_smallest_change_that_stops_the_growth_comes_first(
     assert {each.cut for each in found} == set(releases)
 
 
+@pytest.mark.parametrize(("remains", "first"), [(512, "detach"), (4096, "bound")])
+def test_a_log_of_numbers_may_go_on(remains: int, first: str) -> None:
+    """Only nodes of a graph are kept: an entry without them is a large part, and little."""
+    facts = held(cut("detach", 80 * MIB), cut("bound", 100 * MIB), rate=remains / 0.2)
+    assert cuts_of(facts)[0].cut == first
+
+
 def test_the_fix_says_what_is_released_and_what_remains() -> None:
     facts = held(cut("detach", 99 * MIB), cut("bound", 100 * MIB), stored_value="loss", rate=50 * 1024.0)
     assert fix_of(facts) == (

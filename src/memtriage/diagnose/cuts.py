@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from memtriage.catalogue.growing import growing_part
+from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.held import (
     Held,
     carries_graph,
@@ -46,7 +47,9 @@ from memtriage.model.units import rate, size
 from memtriage.playbook.cuts import BOUNDS, CUTS
 
 _STOPS: Final = 0.9
-"""A cut stops a growth if it releases this part of what the holder keeps. A number per step remains."""
+"""A cut stops a growth if it releases this part of what the holder keeps."""
+_LEAST: Final = ESTIMATE.least
+"""What remains per position or event, if it is less, is the program's own bookkeeping."""
 
 
 def cuts_of(held: Held) -> list[CutSeen]:
@@ -61,7 +64,7 @@ def cuts_of(held: Held) -> list[CutSeen]:
             measured[cut.cut] = cut
     for kind in _applicable(held):
         measured.setdefault(kind, CutSeen(cut=kind, at=held.anchor, releases=0, of=0))
-    return sorted(measured.values(), key=lambda cut: (_grows_on(cut), _change(cut.cut, held)))
+    return sorted(measured.values(), key=lambda cut: (_grows_on(cut, held), _change(cut.cut, held)))
 
 
 def fix_of(held: Held) -> str:
@@ -138,9 +141,14 @@ def _words(cut: CutSeen, held: Held) -> str:
 _ALIKE: Final = {"OrderedDict": "dict", "defaultdict": "dict", "ModuleList": "Module", "ModuleDict": "Module"}
 
 
-def _grows_on(cut: CutSeen) -> float:
-    """Return the part of a growth that a cut leaves, in tenths; 0 if it stops it."""
-    return 0.0 if cut.releases >= _STOPS * cut.of else round(1 - cut.releases / cut.of, 1)
+def _grows_on(cut: CutSeen, held: Held) -> float:
+    """Return the part of a growth that a cut leaves, in tenths; 0 if it stops it.
+
+    A log of detached numbers may go on.
+    """
+    if cut.releases >= _STOPS * cut.of or (held.rate and _remains(cut, held.rate) < _LEAST):
+        return 0.0
+    return round(1 - cut.releases / cut.of, 1)
 
 
 def _remains(cut: CutSeen, growth: float) -> int:
