@@ -225,13 +225,13 @@ def test_a_ledger_that_is_due_has_a_census(watch: GrowthWatch, due: bool, census
 
 @pytest.mark.parametrize(
     ("taken", "outdated", "asked"),
-    [(False, False, ["take"]), (True, False, []), (True, True, ["take_last"])],
+    [(False, False, ["take"]), (True, False, []), (True, True, ["take"])],
 )
 def test_at_the_end_a_run_without_ledgers_of_it_gets_them(
     watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, taken: bool, outdated: bool, asked: list[str]
 ) -> None:
     ledgers: Any = watch._ledgers
-    ledgers.taken, ledgers.outdated, ledgers.take, ledgers.take_last = taken, outdated, "take", "take_last"
+    ledgers.taken, ledgers.outdated, ledgers.take = taken, outdated, "take"
     looks: list[tuple[object, object]] = []
     monkeypatch.setattr(
         watch._investigator, "look", lambda also, frames, wanted: looks.append((also, frames))

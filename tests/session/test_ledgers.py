@@ -120,6 +120,17 @@ def test_ledgers_are_outdated_if_the_memory_of_later_steps_is_still_there(
     assert keeper.outdated == outdated
 
 
+@pytest.mark.parametrize(("left", "step"), [(5, 9), (1, 4)])
+def test_ledgers_stay_those_of_the_program_if_its_functions_have_returned(left: int, step: int) -> None:
+    progress = SimpleNamespace(position=TrainingPosition(step=4), elapsed=lambda: 1.0)
+    keeper = LedgerKeeper(None, cast(Any, progress), Mock(), Mock(), Mock(), Mock())
+    keeper.take(cast(CensusView, SimpleNamespace(census=lambda: census(devices=("cpu",) * 6))))
+    progress.position = TrainingPosition(step=9)
+    keeper.at_mark(mark("end"))
+    keeper.take(cast(CensusView, SimpleNamespace(census=lambda: census(devices=("cpu",) * left))))
+    assert {ledger.step for ledger in keeper.last} == {step}
+
+
 def test_a_partial_census_is_noted(tmp_path: Path) -> None:
     partial = census()
     partial.partial = "searched 5 of more than 9 objects"

@@ -269,7 +269,5 @@ class GrowthWatch:
 
         Growth is not judged by it: what the program's functions kept may be gone.
         """
-        if not self._ledgers.taken:
+        if not self._ledgers.taken or self._ledgers.outdated:
             self._investigator.look(self._ledgers.take, frames, lambda _: ())
-        elif self._ledgers.outdated:
-            self._investigator.look(self._ledgers.take_last, frames, lambda _: ())

@@ -10,7 +10,6 @@ from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
-from memtriage.model.census import Census
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger
 from memtriage.observe.autograd import unread_saved_tensors
@@ -72,7 +71,7 @@ class LedgerKeeper:
         self._cost_s = 0.0
         self._went_on = False
         self._of_step: dict[str, int] = {}
-        self._at_end: dict[str, int] = {}
+        self._at_end: dict[str, int] | None = None
 
     @property
     def taken(self) -> bool:
@@ -91,7 +90,8 @@ class LedgerKeeper:
     def outdated(self) -> bool:
         """Whether the program has gone on since the last ledgers, and ended with its memory still in use."""
         cheap = self._cost_s <= max(_LAST_S, _LAST_SHARE * self._progress.elapsed())
-        there = all(self._at_end.get(name, 0) >= _STILL_THERE * used for name, used in self._of_step.items())
+        at_end = self._at_end or {}
+        there = all(at_end.get(name, 0) >= _STILL_THERE * used for name, used in self._of_step.items())
         return self._went_on and cheap and there
 
     def at_mark(self, mark: MarkPoint) -> None:
@@ -115,16 +115,17 @@ class LedgerKeeper:
                 raise
             self._record.failed("read host", error)
 
-    def take_last(self, view: CensusView) -> None:
-        """Take the ledgers at the end, unless functions have returned and released the tensors they held."""
-        if _tensors(view.census()) >= _STILL_THERE * self._tensors:
-            self.take(view)
-
     def take(self, view: CensusView) -> None:
-        """Take the ledgers from an open census."""
+        """Take the ledgers from an open census.
+
+        Not at the end, if functions have returned and released the tensors that they held.
+        """
         started = time.perf_counter()
         census = view.census()
-        self._tensors = _tensors(census)
+        tensors = sum(storage.nbytes for storage in census.storages)
+        if self.taken and self._at_end is not None and tensors < _STILL_THERE * self._tensors:
+            return
+        self._tensors = tensors
         if census.partial is not None:
             self._record.note_once(f"a census is partial: {census.partial}; some holders are unknown")
         if is_rocm():
@@ -155,7 +156,3 @@ class LedgerKeeper:
         self._cost_s = census.seconds + time.perf_counter() - started
         self._due_s = self._progress.elapsed() + self._cost_s / _LEDGER_SHARE
         self._went_on = False
-
-
-def _tensors(census: Census) -> int:
-    return sum(storage.nbytes for storage in census.storages)

@@ -1,0 +1,48 @@
+"""The exercises of the tutorial have the solutions that it gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.documents import ROOT
+
+EXERCISES = ROOT / "examples/exercises"
+STORED, DETACHED = "append(value)", "append(value.detach())"
+
+
+def watched(script: Path, folder: Path) -> dict[str, Any]:
+    result = folder / "result.json"
+    command = [sys.executable, "-m", "memtriage", "run", "-o", folder / "run", "--json", result, script]
+    subprocess.run(command, check=True, capture_output=True)
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_the_leak_of_the_first_exercise_is_named(tmp_path: Path) -> None:
+    (leak,) = watched(EXERCISES / "find_the_leak.py", tmp_path)["findings"]
+    saved = 256 * 256 * 4 + 256 * 512 * 4  # the input and the hidden values of a batch
+    assert leak["bytes_per_step"] == pytest.approx(saved, rel=0.1)
+    assert "log.values['validation']" in leak["holder"] and ".detach()" in leak["fix"]
+
+
+@pytest.mark.slow
+def test_its_solution_is_clean(tmp_path: Path) -> None:
+    text = (EXERCISES / "find_the_leak.py").read_text()
+    assert STORED in text and DETACHED in (ROOT / "docs/tutorial.md").read_text()
+    script = tmp_path / "solved.py"
+    script.write_text(text.replace(STORED, DETACHED))
+    assert watched(script, tmp_path)["verdict"] == "clean"
+
+
+def test_the_error_of_the_second_exercise_is_fragmentation() -> None:
+    command = [sys.executable, "-m", "memtriage", "explain", "--json", EXERCISES / "out_of_memory.log"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    answer = json.loads(done.stdout)
+    assert answer["diagnosis"] == "fragmentation", answer
