@@ -1,7 +1,9 @@
 # Needs GNU make and python3 3.11 or newer, nothing else: the rest goes into $(VENV).
 #   make demo       watch a small GPT-2 that leaks memory, then the same script without the leak
-#   make test       lint, type check and test
-#   make test-slow  the tests that `make test` leaves out for their length (many minutes)
+#   make test       lint, type check and test: at most 10 minutes on two cores; of one folder: make test WHAT=store
+#   make test-slow  the tests of 3 s or more, which `make test` leaves out; CI runs both in an hour
+#   make test-long  the tests for which that hour has no room
+#   make slow-table measure which tests take 3 s or more, and write tests/slow.txt (hours; WHAT=store: minutes)
 #   make cell       test this Python and torch: the cell of docs/versions.md (some minutes)
 #   make zoo-agree  run each script of the zoo three times; the answers must agree (many minutes)
 #   make extras     install each optional extra by itself and try it (many minutes)
@@ -26,7 +28,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 DEEPSPEED := $(VENV)/deepspeed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow cell zoo-agree extras cases docs lint format bench clean
+.PHONY: help install demo ready test test-slow test-long slow-table cell zoo-agree extras cases docs lint format bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -85,17 +87,37 @@ LOADS_MUCH := $(addprefix tests/,cases docs integrations planning prediction pro
 WALKS := $(addprefix tests/,account/test_group_details.py diagnose/test_mechanisms.py \
   session/schedule/test_investigation.py)
 
-# One thread for each of the workers' kernels: more only compete on a small machine.
-test: export OMP_NUM_THREADS = 1
-test: lint $(DEEPSPEED)/.installed
-	status=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(WALKS) || status=$$?; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(LOADS_MUCH) $(WALKS)) || status=$$?; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LOADS_MUCH) || status=$$?; \
-	exit $$status
+# Folders or files below tests/; without it, all.
+WHAT ?=
 
-test-slow: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# Each group in processes of its own, also after one that failed. Status 5: a group has no such tests.
+define run_tests
+	@status=0; \
+	run() { echo "$(PYTEST) $$*"; $(PYTEST) "$$@" || [ $$? = 5 ] || status=1; }; \
+	if [ -n "$(WHAT)" ]; then run -m $(1) $(addprefix tests/,$(WHAT)); else \
+	run -m $(1) $(WALKS); \
+	run -m $(1) $(addprefix --ignore=,$(LOADS_MUCH) $(WALKS)); \
+	run -m $(1) $(LOADS_MUCH); fi; \
+	exit $$status
+endef
+
+ready: install $(DEEPSPEED)/.installed
+
+# One thread for each of the workers' kernels: more only compete on a small machine.
+test test-slow test-long slow-table: export OMP_NUM_THREADS = 1
+test: lint ready
+	$(call run_tests,"not slow and not long and not agree and not packaging")
+
+test-slow: ready
+	$(call run_tests,slow)
+
+test-long: ready
+	$(call run_tests,long)
+
+slow-table: ready
+	$(BIN)/python tests/support/slow_table.py $(or $(addprefix tests/,$(WHAT)),$(WALKS) $(wildcard tests/*/ tests/test_*.py))
 
 cell: export OMP_NUM_THREADS = 1
 cell: $(CELL_STAMP)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from memtriage.account.census import CensusView, Look
 from memtriage.model.census import Census, StorageRecord
 from memtriage.observe import library_search, walker
-from support import torch_state
+from support import slow_table, torch_state
 
 if TYPE_CHECKING:
     from support.holder_standins import Stage
@@ -28,12 +28,26 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", help="add a line per test to this file: how long it took")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = slow_table.listed()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Prepare this process for the tests.
 
     Tests send SIGINT, which a shell's `&` makes this process ignore. And a process that has run thousands of
     tests has more objects than a program has, so its censuses get a larger budget.
     """
+    if config.option.times is not None:
+        config.pluginmanager.register(slow_table.Times(Path(config.option.times)))
     walker.BUDGET = walker.CensusBudget(objects=50_000_000, seconds=300.0)
     for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):  # reports have their usual width, and no colors
         os.environ.pop(name, None)
