@@ -209,13 +209,6 @@ def test_refused_in_one_line(
     assert said in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python runs scripts of others")
-def test_an_older_python_runs_no_census_of_others(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    status, _, err = asked(capsysbinary, "--pid", str(os.getpid()), "--inject")
-    assert status == 2
-    assert "does not listen" in err and "memtriage run --listen" in err and len(err.splitlines()) == 1
-
-
 def test_a_process_without_torch_is_refused(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as plain:

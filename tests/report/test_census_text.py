@@ -102,4 +102,4 @@ def test_as_json() -> None:
         "detail": None,
     }
     assert [row["bytes"] for row in one["holders"]] == [20 * MIB, 8 * MIB, 2 * MIB, MIB]
-    assert "refused" not in one and "retry" not in one
+    assert "refused" not in one

@@ -34,9 +34,6 @@ def census(
     pause: Annotated[
         str, typer.Option("--pause", metavar="[=TIME]", help="Stop the process for up to TIME (50ms).")
     ] = "",
-    inject: Annotated[
-        bool, typer.Option("--inject", help="Run the census inside the process (Python 3.14).")
-    ] = False,
     rows: Annotated[int, typer.Option("--rows", metavar="N", help="Show N holders per device.")] = 20,
 ) -> int:
     """Show what keeps memory alive in a running job."""
@@ -45,8 +42,6 @@ def census(
     if pause and not 0 < pause_s <= _LONGEST_PAUSE_S:
         return _refused(f"invalid --pause={pause}: use 50ms, or another time up to {_LONGEST_PAUSE_S} s")
     from memtriage.session.remote.ask import AskError, ask, ask_all, listening
-    from memtriage.session.remote.inject import inject as ask_inside
-    from memtriage.session.remote.inject import unable
 
     if not timeout > 0:
         return _refused(f"invalid --timeout {timeout}: expected more than 0 seconds")
@@ -54,14 +49,10 @@ def census(
         return _refused(f"invalid --rows {rows}: expected at least 1")
     try:
         pids = listening(pid)
-        if not pids and inject and (why := unable(pid)) is not None:
-            return _refused(why)
     except AskError as error:
         return _refused(str(error))
     if pids:
         answers, failed = ask_all(pids, timeout, ask)
-    elif inject:
-        answers, failed = ask_all([pid], timeout, ask_inside)
     else:
         from memtriage.outside.memory import OtherBuildError
 

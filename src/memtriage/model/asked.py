@@ -68,7 +68,6 @@ class Answer(msgspec.Struct, kw_only=True):
             `follow`: their objects and storages are known by their addresses.
         details: type and bound of their containers, in the same order.
         refused: why there is no census; None when there is one.
-        retry: the same question may well be answered a moment later.
     """
 
     pid: int
@@ -91,7 +90,6 @@ class Answer(msgspec.Struct, kw_only=True):
     groups: list[HolderGroup] = msgspec.field(default_factory=list)
     details: list[GroupDetail] = msgspec.field(default_factory=list)
     refused: str | None = None
-    retry: bool = False
 
 
 class Question(msgspec.Struct, kw_only=True):

@@ -43,7 +43,7 @@ def as_json(answers: Sequence[Answer], failed: Sequence[Unanswered]) -> bytes:
 def _plain(answer: Answer) -> dict[str, Any]:
     fields = msgspec.to_builtins(answer)
     ledgers = fields.pop("ledgers")
-    del fields["refused"], fields["retry"]
+    del fields["refused"]
     return {**fields, "ledger": {ledger["device"]: ledger["rows"] for ledger in ledgers}}
 
 

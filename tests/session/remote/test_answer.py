@@ -183,13 +183,6 @@ def take(baselines, root, follow):
         asking(watched)
 
 
-def test_in_the_main_thread_it_is_taken_at_once_or_not_at_all(watched: Watched) -> None:
-    assert ask(watched, 60.0).step == 12
-    with watched.lock:  # in the middle of a mark
-        reply = ask(watched, 60.0)
-    assert reply.retry and reply.refused is not None
-
-
 def test_the_lock_is_given_back(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     asking(watched)
     assert not cast(Lock, watched.lock)._is_owned()

@@ -1,4 +1,4 @@
-"""Take a census of another process: `memtriage census --pid`, `memtriage run --listen`, injection.
+"""Take a census of another process: `memtriage census --pid`, `memtriage run --listen`.
 
-`ask.py` and `inject.py` run in the requesting process, the rest inside the process that is asked.
+`ask.py` runs in the requesting process, the rest inside the process that is asked.
 """

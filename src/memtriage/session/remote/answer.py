@@ -73,9 +73,6 @@ class Responder:
             follow: as for `memtriage.session.remote.take.take_answer`.
         """
         deadline = Deadline(within_s)
-        if threading.get_ident() == threading.main_thread().ident:  # a script of `sys.remote_exec`
-            inside = Answer(pid=os.getpid(), refused="it is inside a mark or a backward", retry=True)
-            return self._look(deadline, follow) or inside
         while self._running():
             # The requesting process does not wait longer for the census itself (`remote/ask.py`).
             call = own_work_in_main_thread(lambda: self._look(deadline, follow))
