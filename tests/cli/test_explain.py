@@ -156,10 +156,10 @@ def test_from_python() -> None:
     assert any("batch x heads x seq x seq" in line for line in diagnosis.evidence)
 
 
-def test_neither_torch_nor_duckdb_is_needed() -> None:
+def test_neither_torch_nor_numpy_is_needed() -> None:
     code = (
         "import sys; from memtriage.cli import app; app.main(['explain', '-']);"
-        "print([name for name in ('torch', 'duckdb', 'numpy') if name in sys.modules])"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], input=TEXT, capture_output=True, text=True)
     assert done.stdout.endswith("[]\n"), done.stderr

@@ -22,8 +22,3 @@ def test_a_table_and_its_json(capsys: pytest.CaptureFixture[str]) -> None:
     fits = {scenario["name"]: scenario["fits"] for scenario in device["scenarios"]}
     assert not fits["as recorded"]
     assert fits["expandable_segments:True"]
-
-
-def test_one_result_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["snapshot", str(RECORDED), "--what-if", "--sql", "select 1"]) == 2
-    assert "use only one of --sql, --compare and --what-if" in capsys.readouterr().err

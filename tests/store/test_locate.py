@@ -4,7 +4,6 @@ import pytest
 
 from memtriage.store.locate import (
     RecordError,
-    all_records,
     newest_records,
     open_record,
     start_time_in,
@@ -63,17 +62,11 @@ def test_the_same_directory_twice_is_read_once(tmp_path, write_rank):
     assert newest_records([tmp_path / "runs", tmp_path / "runs" / "run"]) == [path]
 
 
-def test_all_records(tmp_path, write_rank):
-    paths = {write_rank(run="a"), write_rank(run="b", restart=0), write_rank(run="b", restart=1)}
-    assert set(all_records([tmp_path / "runs"])) == paths
-
-
-@pytest.mark.parametrize("find", [newest_records, all_records])
-def test_errors_say_what_is_wrong(tmp_path, find):
+def test_errors_say_what_is_wrong(tmp_path):
     with pytest.raises(RecordError, match="absent: no such file or directory"):
-        find([tmp_path / "absent"])
+        newest_records([tmp_path / "absent"])
     with pytest.raises(RecordError, match="no memtriage record in it"):
-        find([tmp_path])
+        newest_records([tmp_path])
 
 
 def test_the_start_time_is_in_the_start_line_alone():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from memtriage.process.messages import complain, printable
+from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
     from memtriage.model.recording import Recording
@@ -34,10 +34,6 @@ def snapshot(
     compare: Annotated[
         Path | None, typer.Option("--compare", metavar="OTHER", help="Show what changed from FILE to OTHER.")
     ] = None,
-    sql: Annotated[
-        str | None,
-        typer.Option("--sql", metavar="QUERY", help="Run a SELECT over the tables events, blocks, segments."),
-    ] = None,
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Replay FILE with other allocator settings.")
     ] = False,
@@ -46,8 +42,8 @@ def snapshot(
     from memtriage.model.recording import SnapshotError
     from memtriage.snapshots.read import load_snapshot
 
-    if (sql is not None) + (compare is not None) + what_if > 1:
-        return _refuse("use only one of --sql, --compare and --what-if")
+    if compare is not None and what_if:
+        return _refuse("use only one of --compare and --what-if")
     try:
         recording = load_snapshot(file)
         other = None if compare is None else load_snapshot(compare)
@@ -59,8 +55,6 @@ def snapshot(
         _write_files(recording, html, perfetto)
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror or error}")
-    if sql is not None:
-        return _query(recording, sql, json)
     if what_if:
         _what_if(recording, json)
     elif other is not None:
@@ -123,25 +117,3 @@ def _what_if(recording: Recording, as_json: bool) -> None:
     from memtriage.report.console import console_for
 
     snapshot_what_if.render(outcomes, console_for(sys.stdout))
-
-
-def _query(recording: Recording, sql: str, as_json: bool) -> int:
-    from memtriage.snapshots.sql import SnapshotQueryError, query
-
-    try:
-        columns, rows = query(recording, sql)
-    except SnapshotQueryError as error:
-        return _refuse(str(error))
-    if as_json:
-        import msgspec
-
-        records = [dict(zip(columns, row, strict=True)) for row in rows]
-        sys.stdout.buffer.write(
-            msgspec.json.encode({"schema": 1, "columns": columns, "rows": records}) + b"\n"
-        )
-        sys.stdout.buffer.flush()
-        return 0
-    print("\t".join(columns))
-    for row in rows:
-        print("\t".join("" if value is None else printable(str(value)) for value in row))
-    return 0

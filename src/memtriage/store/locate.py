@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -53,16 +53,6 @@ def newest_records(paths: Sequence[Path], start_time: StartTime | None = None) -
         by_path = [[attempt for attempt in attempts if attempt.key == newest] for attempts in by_path]
     chosen = [_newest(attempts, started) for attempts in by_path]
     return list(dict.fromkeys(file for attempt in chosen for file in attempt.files))
-
-
-def all_records(paths: Iterable[Path]) -> list[Path]:
-    """Return every record file below `paths`, of all runs and restarts.
-
-    Raises:
-        RecordError: a path does not exist or holds no record.
-    """
-    files = (file for path in paths for attempt in _attempts(path) for file in attempt.files)
-    return [file for file in dict.fromkeys(files) if file.is_file()]  # no pipe, no device
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,6 @@ def _may_be_meant(name: str) -> bool:
 
 _LIBRARIES = frozenset(
     [
-        "duckdb",
         "markdown_it",
         "mdurl",
         "msgspec",
