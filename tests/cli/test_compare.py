@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -201,13 +200,3 @@ def test_a_changed_file_is_noticed_and_can_be_redone(
     assert main(["compare", "trials.toml", "-o", "out", "--fresh"]) == 0
     assert ran == ["other", "plain", "other"]
     capsys.readouterr()
-
-
-def test_ray_is_asked_for_by_name(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(folder)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(["compare", "trials.toml", "-o", "out", "--ray"]) == 2
-    assert "pip install 'memtriage[ray]'" in capsys.readouterr().err
-    assert os.listdir(folder / "out") == ["lock"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memtriage.prove import campaign as module
-from memtriage.prove.campaign import Campaign, TerminationRequested, clear_leftovers, termination_raises
+from memtriage.prove.campaign import Campaign, TerminationRequested, termination_raises
 from memtriage.prove.schedule import schedule
 from memtriage.prove.state import ComparisonState
 from memtriage.prove.table import TrialsError
@@ -112,9 +112,3 @@ def test_termination_is_an_exception_while_trials_run() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     assert caught.value.signum == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_no_leftovers_no_word(tmp_path: Path) -> None:
-    said: list[str] = []
-    clear_leftovers(ComparisonState(tmp_path, trials_of(tmp_path, "a")), said.append)
-    assert said == []

@@ -27,7 +27,7 @@ def test_absent_keys_have_their_defaults() -> None:
     [
         (
             {"trial": {}},
-            "unknown key 'trial' in the file; expected one of 'ray', 'target', 'trials', 'values', "
+            "unknown key 'trial' in the file; expected one of 'target', 'trials', 'values', "
             "'variant': did you mean 'trials'?",
         ),
         ({"xyz": 1}, "'variant': take it out"),
@@ -52,7 +52,6 @@ def test_absent_keys_have_their_defaults() -> None:
         ({"trials": {"script": " "}}, "script = ' ' in [trials]; expected a text that is not empty"),
         ({"trials": {"memtriage": {"phase": 1}}}, "phase = 1 in [trials] memtriage; expected true or false"),
         ({"trials": {"timeout": [1]}}, "timeout = [1] in [trials]; expected a time span such as '90 s'"),
-        ({"ray": {"gpus": -1}}, "gpus = -1 in [ray]; expected a number of at least 0"),
         ({"trials": "train.py"}, "trials = 'train.py' in the file; expected a table: correct it"),
         (
             {"variant": {"name": "a"}},

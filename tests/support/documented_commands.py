@@ -206,11 +206,6 @@ RULES: Final = (
         slow=True,
     ),
     Rule(
-        r"memtriage compare \S+ --ray",
-        "starts a cluster: the trials file is checked instead",
-        typed_as(r"--ray", "--ray --dry-run"),
-    ),
-    Rule(
         r"memtriage compare (examples|cases)/\S+",
         "runs for minutes, some on two GPUs: the trials file is checked, and what would run printed",
         typed_as(r"(\S+\.toml)", r"\1 --dry-run"),

@@ -14,7 +14,6 @@ import typer
 from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
-    from memtriage.prove.campaign import Campaign
     from memtriage.prove.state import ComparisonState
     from memtriage.prove.trials import Trials
 
@@ -47,7 +46,6 @@ def compare(
         typer.Option(metavar="VARIANT", help="Run finished trials of VARIANT again. Repeatable."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier trials and start over.")] = False,
-    ray: Annotated[bool, typer.Option("--ray", help="Run trials in parallel on a Ray cluster.")] = False,
 ) -> int:
     """Compare variants of a job: time, memory, targets."""
     from memtriage.prove.campaign import TerminationRequested, termination_raises
@@ -74,7 +72,7 @@ def compare(
                     _clear(directory)
                 state.forget(redo or ())
                 state.refuse_changes()
-                _run(trials, state, ray)
+                _run(trials, state)
         elif not directory.is_dir():
             raise TrialsError(f"no such directory: {directory}; use -o to name the directory of the trials")
         return _print_report(trials, state, json, html)
@@ -93,30 +91,22 @@ def compare(
         return 128 + error.signum
 
 
-def _run(trials: Trials, state: ComparisonState, on_ray: bool) -> None:
-    from memtriage.prove.campaign import Campaign, clear_leftovers
+def _run(trials: Trials, state: ComparisonState) -> None:
+    from memtriage.prove.campaign import Campaign
+    from memtriage.prove.processes import kill_leftovers
 
-    clear_leftovers(state, _say)
+    if left_running := kill_leftovers(state.directory):
+        _say(f"killed processes that earlier trials had left running: {left_running}")
     campaign = Campaign(trials, state, _say)
     if campaign.ended:
         _say(f"{campaign.ended} of the trials have ended already, in {state.directory}")
     try:
-        if on_ray:
-            from memtriage.prove.ray_cluster import run_on_ray
-
-            run_on_ray(campaign, _say)
-        else:
-            campaign.run()
+        campaign.run()
     except KeyboardInterrupt:
-        _say(_interrupted(campaign))
+        left = len(campaign.pending())
+        kept = f"trials kept: {campaign.ended}, to come: {left}"
+        _say(f"interrupted; {kept}; run the same command again to continue")
         raise
-
-
-def _interrupted(campaign: Campaign) -> str:
-    left = len(campaign.pending())
-    return (
-        f"interrupted; trials kept: {campaign.ended}, to come: {left}; run the same command again to continue"
-    )
 
 
 def _clear(directory: Path) -> None:

@@ -9,7 +9,6 @@ from types import FrameType
 
 from memtriage.model.units import duration, measured_time
 from memtriage.prove.limits import TIME
-from memtriage.prove.processes import kill_leftovers
 from memtriage.prove.reading import TrialReading, read_trial
 from memtriage.prove.result import Trial, pending
 from memtriage.prove.schedule import remaining_s
@@ -60,30 +59,15 @@ class Campaign:
         while to_come := self.pending():
             number, name = to_come[0]
             self.state.refuse_changes()
-            self.begins(number, name, to_come)
+            left = remaining_s([variant for _, variant in to_come], self._took)
+            # Fewer may come, when a variant is given up.
+            eta = "" if left is None else f", about {duration(left)} for the {len(to_come)} left"
+            self._say(f"trial {self.ended + 1} of {self._total}: {name} (round {number + 1}){eta}")
             settings = self.state.settings(name)
             folder = self.state.folder(name, number)
-            self.ends(run_trial(self.trials, variants[name], number, settings, folder))
+            self._ends(run_trial(self.trials, variants[name], number, settings, folder))
 
-    def begins(
-        self, number: int, name: str, to_come: list[Trial], under_way: int = 0, at_once: int = 1
-    ) -> None:
-        """Say that a trial begins.
-
-        Args:
-            number: of the round.
-            name: the variant.
-            to_come: it, and those behind it.
-            under_way: others that run at this moment.
-            at_once: how many may.
-        """
-        left = remaining_s([variant for _, variant in to_come], self._took)
-        # Fewer may come, when a variant is given up.
-        eta = "" if left is None else f", about {duration(left / at_once)} for the {len(to_come)} left"
-        place = self.ended + under_way + 1
-        self._say(f"trial {place} of {self._total}: {name} (round {number + 1}){eta}")
-
-    def ends(self, end: TrialEnd) -> None:
+    def _ends(self, end: TrialEnd) -> None:
         """Take note of a trial that ended, and say how."""
         trial = (end.round, end.variant)
         reading = self._note(trial, end)
@@ -109,13 +93,6 @@ class Campaign:
         self._failed[trial] = reading is None or reading.problem is not None
         self._took.setdefault(end.variant, []).append(end.seconds)
         return reading
-
-
-def clear_leftovers(state: ComparisonState, say: Say) -> None:
-    """Kill what is left of trials whose runner was killed; see `processes.kill_leftovers`."""
-    left = kill_leftovers(state.directory)
-    if left:
-        say(f"killed processes that earlier trials had left running: {left}")
 
 
 class TerminationRequested(BaseException):

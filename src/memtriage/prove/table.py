@@ -21,7 +21,6 @@ TIME_SPAN: Final = "a time span such as '90 s', '30 min' or '2 h'"
 Text = Annotated[str, Meta(pattern=r"\S", description="a text that is not empty")]
 Flag = Annotated[bool, Meta(description="true or false")]
 Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
-Amount = Annotated[float, Meta(ge=0, description="a number of at least 0")]
 TimeSpan = Annotated[str | float, Meta(description=TIME_SPAN)]
 Texts = Annotated[list[str | int | float], Meta(description="a list of texts")]
 AllocatorOptions = Annotated[str | dict[str, Any], Meta(description="a text or a table")]
@@ -87,14 +86,6 @@ class TargetTable(_Table, frozen=True):
     equals: Text | None = None
 
 
-class RayTable(_Table, frozen=True):
-    """`[ray]`."""
-
-    address: Text | None = None
-    gpus: Amount | None = None
-    cpus: Amount | None = None
-
-
 class TrialsFile(_Table, frozen=True):
     """All tables of a trials file. Grammar: docs/compare.md."""
 
@@ -102,7 +93,6 @@ class TrialsFile(_Table, frozen=True):
     variant: list[VariantTable] = []
     target: list[TargetTable] = []
     values: dict[str, Any] = {}
-    ray: RayTable = RayTable()
 
 
 def read_tables(document: Mapping[str, Any]) -> TrialsFile:

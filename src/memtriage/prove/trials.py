@@ -93,21 +93,6 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class RayOptions:
-    """What a trial asks of a Ray cluster.
-
-    Attributes:
-        address: of the cluster; None for the one that the environment names, or a new one on this machine.
-        gpus: of a trial; None for one a rank where the cluster has any.
-        cpus: of a trial; None for one a rank.
-    """
-
-    address: str | None = None
-    gpus: float | None = None
-    cpus: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Trials:
     """A trials file, read and checked.
 
@@ -129,7 +114,6 @@ class Trials:
         variants: at least one; names are unique.
         values: name and expression of each figure that is read from the output.
         targets: one variant each.
-        ray: resources of a trial in a cluster.
     """
 
     path: Path
@@ -149,7 +133,6 @@ class Trials:
     variants: tuple[Variant, ...]
     values: Mapping[str, re.Pattern[str]]
     targets: tuple[Target, ...]
-    ray: RayOptions
 
     @property
     def names(self) -> list[str]:
@@ -226,7 +209,6 @@ def parse_trials(document: Mapping[str, Any], path: Path) -> Trials:
         variants=variants,
         values=values,
         targets=tuple(targets),
-        ray=RayOptions(tables.ray.address, tables.ray.gpus, tables.ray.cpus),
     )
 
 
