@@ -10,16 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from memtriage.allocator.driver import Driver
-from memtriage.allocator.settings import MIN_BLOCK, parse_conf
-from memtriage.allocator.simulator import Simulator
+from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.model.units import MIB
 from memtriage.treat.compaction.one_device import Find
 from memtriage.treat.compaction.plan import Movable
 from memtriage.treat.device.layout import DeviceLayout
-from memtriage.treat.device.simulated import SimulatedDevice, SimulatedMemory, SimulatedStorage
-
-VERSION = "2.11.0"
+from memtriage.treat.device.simulated import SimulatedStorage
+from support.simulated_memory import DeviceWithBytes, SimulatedMemory
 
 CONFS = ("", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:8")
 
@@ -31,7 +28,7 @@ LARGE = [MIB + 70_000 * (index * 7 % 101) for index in range(60)]
 class World:
     """A device, the storages alive on it, and what they should hold."""
 
-    device: SimulatedDevice
+    device: DeviceWithBytes
     storages: list[SimulatedStorage] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
@@ -58,7 +55,6 @@ class World:
 
     @property
     def memory(self) -> SimulatedMemory:
-        assert self.device.memory is not None
         return self.device.memory
 
     def intact(self) -> bool:
@@ -93,9 +89,7 @@ def make_world(
     grain: int = MIN_BLOCK,
 ) -> World:
     """An empty device."""
-    memory, driver = SimulatedMemory(grain), Driver(capacity)
-    simulator = Simulator(parse_conf(conf, VERSION), driver=driver, hook=memory.heard)
-    return World(SimulatedDevice(simulator, memory=memory, driver=driver, before=before))
+    return World(DeviceWithBytes(conf, capacity, before, grain))
 
 
 def fragmented(sizes: Sequence[int], keep_one_in: int, conf: str = "", grain: int = MIN_BLOCK) -> World:

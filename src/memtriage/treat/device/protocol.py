@@ -1,7 +1,6 @@
 """What remedies need from a device: its memory's layout, and the few operations that change it.
 
-`CudaDevice` implements it on a GPU, `SimulatedDevice` on the allocator's simulator: tests use that with bytes
-at every address, a dry run without them.
+`CudaDevice` implements it on a GPU, `SimulatedDevice` on the allocator's simulator, for a dry run.
 
 Everything is by address: no tensor is made for a storage, so no version counter changes and no hook runs.
 """
