@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, FindingKind, Verdict
+from memtriage.model.findings import DEVICE_HOST, GROWING, TRAITS, Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.units import devices_in_words, is_process, processes_in_words, rate, size
 
-_IN_ORDER: Final[tuple[tuple[Verdict, frozenset[FindingKind]], ...]] = (
-    ("leak", GROWING),
-    ("residue", frozenset({"residue"})),
-    ("fragmentation", frozenset({"fragmentation"})),
-)
+_IN_ORDER: Final[tuple[Verdict, ...]] = ("leak", "residue", "fragmentation")
 _SETTLES: Final = "run longer to confirm"
 _UNEXPLAINED: Final = f"memory grows, and no holder of it was found; {_SETTLES}"
 
@@ -37,9 +33,9 @@ def verdict(findings: Iterable[Finding], died_of_memory: bool, judged: Mapping[s
         if _is_suspected(finding):
             suspected = True
         else:
-            certain.add(finding.kind)
-    for word, causes in _IN_ORDER:
-        if certain & causes:
+            certain.add(TRAITS[finding.kind].verdict)
+    for word in _IN_ORDER:
+        if word in certain:
             return word
     followed = [counter for counter in judged.values() if counter.scale is not None]
     flat = all(counter.detection_limit is not None for counter in followed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -25,11 +25,45 @@ FindingKind = Literal[
     "host_limit",
     "rank_differs",
 ]
-GROWING: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
-"""Kinds of findings whose growth matters more than their bytes."""
 Verdict = Literal[
     "clean", "leak", "residue", "fragmentation", "out_of_memory", "killed", "not_judged", "error"
 ]
+
+
+class KindTraits(NamedTuple):
+    """What a kind of finding means to verdicts and reports.
+
+    Attributes:
+        verdict: what a proven finding makes of a run, if the script died of it for `out_of_memory`.
+        course: whether memory over time shows it. With wasted host memory, a healthy run looks like a leak.
+        per_rank: whether its evidence differs from rank to rank.
+    """
+
+    verdict: Verdict | None = None
+    course: bool = True
+    per_rank: bool = False
+
+
+TRAITS: Final[dict[FindingKind, KindTraits]] = {
+    "leak": KindTraits("leak"),
+    "garbage_cycle": KindTraits("leak"),
+    "residue": KindTraits("residue"),
+    "fragmentation": KindTraits("fragmentation"),
+    "private_pool": KindTraits(),
+    "stream_pool": KindTraits(),
+    "out_of_memory": KindTraits("out_of_memory"),
+    "pinned_rounding": KindTraits(course=False),
+    "malloc_retention": KindTraits(course=False),
+    "worker_copy_on_write": KindTraits(course=False),
+    "shared_memory": KindTraits(course=False),
+    "host_limit": KindTraits(course=False, per_rank=True),
+    "rank_differs": KindTraits(per_rank=True),
+}
+GROWING: Final = frozenset(kind for kind, traits in TRAITS.items() if traits.verdict == "leak")
+"""Kinds of findings whose growth matters more than their bytes."""
+SEVERE: Final = GROWING | {"out_of_memory"}
+"""Kinds of findings that end a run sooner or later."""
+
 VERDICTS_OF_A_RUN: Final[tuple[Verdict, ...]] = tuple(word for word in get_args(Verdict) if word != "killed")
 """The verdicts that a run can reach at its own end; a process that was killed is judged from its record."""
 ProcessKind = Literal["main", "worker", "child", "rank"]

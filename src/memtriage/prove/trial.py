@@ -15,7 +15,7 @@ import msgspec
 from memtriage.diagnose.ranks.killed import fate, killed_note
 from memtriage.diagnose.ranks.merge import merge
 from memtriage.messages.explain import explain
-from memtriage.model.findings import Finding, FindingKind
+from memtriage.model.findings import Finding
 from memtriage.model.report import RunReport
 from memtriage.model.units import duration
 from memtriage.prove.command import command, environment, record_directory, torch_version
@@ -30,7 +30,6 @@ END: Final = "trial.json"
 
 _LOG_TAIL: Final = 256 * 1024
 _LONGEST_ERROR: Final = 300
-_OUT_OF_MEMORY: Final[frozenset[FindingKind]] = frozenset({"out_of_memory", "host_limit"})
 _SURE: Final = 0.6
 """How sure `memtriage explain` must be for its word on a log to go into the table."""
 
@@ -153,7 +152,8 @@ def _record(folder: Path) -> RunRecord | None:
 
 def _of_memory(report: RunReport) -> list[Finding]:
     """Return what says that memory ran out; a warning of a later step does not."""
-    return [finding for finding in report.findings if finding.kind in _OUT_OF_MEMORY and not finding.ahead]
+    kinds = ("out_of_memory", "host_limit")
+    return [finding for finding in report.findings if finding.kind in kinds and not finding.ahead]
 
 
 def _outcome(ended: Ended, report: RunReport | None) -> TrialOutcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memtriage.model.findings import GROWING, FindingKind
+from memtriage.model.findings import FindingKind
 from memtriage.model.units import (
     UNKNOWN,
     count,
@@ -21,7 +21,6 @@ from memtriage.model.units import (
 
 __all__ = [
     "KINDS",
-    "SEVERE",
     "UNKNOWN",
     "count",
     "devices_in_words",
@@ -51,5 +50,3 @@ KINDS: Final[dict[FindingKind, str]] = {
     "rank_differs": "rank differs",
 }
 """Kinds of findings in words."""
-SEVERE: Final[frozenset[FindingKind]] = GROWING | {"out_of_memory"}
-"""Kinds of findings that end a run sooner or later."""

@@ -13,7 +13,7 @@ import msgspec
 from memtriage.diagnose.ranks.killed import Fate, fate, host_limit_finding, killed_note
 from memtriage.diagnose.ranks.outliers import POLICY, RankPolicy, compare_ranks
 from memtriage.diagnose.verdict import verdict, weakest
-from memtriage.model.findings import GROWING, Finding, FindingKind, Verdict
+from memtriage.model.findings import TRAITS, Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.report import RankCount, RunReport
@@ -21,12 +21,6 @@ from memtriage.model.units import ranks_in_words
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import SCHEMA
 
-_FIRST_KINDS: Final[tuple[frozenset[FindingKind], ...]] = (
-    frozenset({"out_of_memory"}),
-    GROWING,
-    frozenset({"residue"}),
-    frozenset({"fragmentation"}),
-)
 _WORST_FIRST: Final[tuple[Verdict, ...]] = (
     "out_of_memory",
     "leak",
@@ -137,9 +131,9 @@ def _place(finding: Finding) -> tuple[bool, tuple[int, int, int]]:
 
 
 def _weight(finding: Finding) -> tuple[int, int, int]:
-    kinds = (place for place, kinds in enumerate(_FIRST_KINDS) if finding.kind in kinds)
+    word = TRAITS[finding.kind].verdict
     amount = next(iter(finding.rates.values()), finding.bytes or 0)
-    return (next(kinds, len(_FIRST_KINDS)), -amount, finding.rank or 0)
+    return (len(_WORST_FIRST) if word is None else _WORST_FIRST.index(word), -amount, finding.rank or 0)
 
 
 def _verdict(ranks: Sequence[RankRecord], fates: Sequence[Fate], live: bool) -> Verdict:

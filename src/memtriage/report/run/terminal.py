@@ -17,13 +17,12 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.diagnose.ranks.merge import RunContext
-from memtriage.model.findings import GROWING
+from memtriage.model.findings import GROWING, TRAITS
 from memtriage.report import labels, plot
 from memtriage.report.console import BULLET, Page, console_for
 from memtriage.report.run.rank_words import few_ranks, heading, rank_lines
 from memtriage.report.run.words import (
     COURSE_MARKS,
-    OF_ONE_RANK,
     VERDICTS,
     FindingGroup,
     facts,
@@ -38,7 +37,7 @@ from memtriage.report.styles import BAD, FIX, HOLDER, SEVERITY_STYLES
 from memtriage.report.text import UNKNOWN, count, duration, size
 
 if TYPE_CHECKING:
-    from memtriage.model.findings import Finding, FindingKind
+    from memtriage.model.findings import Finding
     from memtriage.model.ledger import LedgerRow
     from memtriage.model.marks import Mark
     from memtriage.model.report import RunReport
@@ -311,21 +310,15 @@ _AT: Final = {
     "backward": "at the end of each backward",
     "mark": "at each mark, which is a reading of the counters",
 }
-_WASTED: Final[frozenset[FindingKind]] = frozenset(
-    {"malloc_retention", "worker_copy_on_write", "shared_memory", "pinned_rounding"}
-)
 _COURSE: Final = {"cpu": "malloc in use, tensors included,", "host": "resident"}
 
 
 def _of_interest(
     report: RunReport, groups: Sequence[FindingGroup], ledger_rank: int | None
 ) -> tuple[str | None, int | None]:
-    """Return the device and rank to draw: those of the first finding about a course, or the ledger's.
-
-    Host memory that is wasted makes no course: beside it the resident set of a healthy run looks like a leak.
-    """
+    """Return the device and rank to draw: those of the first finding about a course, or the ledger's."""
     for group in groups:
-        if group.kind not in _WASTED and (group.kind not in OF_ONE_RANK or group.kind == "rank_differs"):
+        if TRAITS[group.kind].course:
             return group.first.device, group.first.rank
     device = next((device for device in report.ledger if device not in ("host", "job")), None)
     return device or (report.marks[0].device if report.marks else None), ledger_rank

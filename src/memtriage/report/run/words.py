@@ -10,12 +10,11 @@ import msgspec
 
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
-from memtriage.model.findings import GROWING
+from memtriage.model.findings import GROWING, SEVERE, TRAITS
 from memtriage.report.labels import detected, size_label
 from memtriage.report.styles import Severity
 from memtriage.report.text import (
     KINDS,
-    SEVERE,
     count,
     devices_in_words,
     duration,
@@ -47,8 +46,6 @@ VERDICTS: Final[dict[Verdict, tuple[str, Severity]]] = {
 }
 """Each verdict in words."""
 
-OF_ONE_RANK: Final[frozenset[FindingKind]] = frozenset({"rank_differs", "host_limit"})
-"""Kinds whose evidence is another on every rank."""
 COURSE_MARKS: Final = ("step", "backward")
 """Marks whose course shows most, the best first."""
 
@@ -134,7 +131,7 @@ class FindingGroup:
         """The measurements; of several ranks those of the first, or one of each where they differ."""
         if len(self.findings) == 1:
             return self.first.evidence
-        if self.kind not in OF_ONE_RANK:
+        if not TRAITS[self.kind].per_rank:
             return [f"rank {self.first.rank}: {line}" for line in self.first.evidence]
         shown = self.findings[:_RANKS_IN_EVIDENCE]
         lines = [f"rank {finding.rank}: {line}" for finding in shown for line in finding.evidence[:1]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from memtriage.model.blocks import DEFAULT_POOL
-from memtriage.model.findings import GROWING, Finding
+from memtriage.model.findings import GROWING, SEVERE, Finding
 from memtriage.model.recording import OWNERS, DeviceRecording
 from memtriage.report.styles import Severity
-from memtriage.report.text import KINDS, SEVERE, count, rate, size
+from memtriage.report.text import KINDS, count, rate, size
 
 COLORS: Final[dict[str, str]] = {
     "parameter": "hue-1",
