@@ -67,6 +67,26 @@ class GpuKind:
         """Bytes of shared memory that a block may ask for."""
         return _PER_CAPABILITY[self.capability][1]
 
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether it multiplies half precision on tensor cores (Volta)."""
+        return self.capability >= (7, 0)
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether it has bfloat16, TF32 and the kernels of flash attention (Ampere)."""
+        return self.capability >= (8, 0)
+
+    @property
+    def data_center(self) -> bool:
+        """Whether it is a Hopper or Blackwell of a data center."""
+        return self.capability[0] in (9, 10)
+
+    @property
+    def consumer(self) -> bool:
+        """Whether it has the smaller shared memory of consumer cards since Ampere."""
+        return (8, 6) <= self.capability <= (8, 9) or self.capability >= (12, 0)
+
 
 # NVIDIA's data sheets and the CUDA programming guide; memory and L2 caches of the H200 and the H100:
 # `torch.cuda.get_device_properties` (torch 2.11.0+cu130).

@@ -85,7 +85,7 @@ def choose(call: AttentionCall, machine: GpuKind, version: tuple[int, int], swit
 def default_order(machine: GpuKind, version: tuple[int, int]) -> tuple[Backend, ...]:
     """`priority_order`: cuDNN comes first on data-center Hopper and Blackwell with cuDNN after 9.15."""
     rest = (Backend.FLASH, Backend.EFFICIENT, Backend.MATH)
-    if machine.capability[0] in (9, 10) and version >= CUDNN_FIRST_SINCE:
+    if machine.data_center and version >= CUDNN_FIRST_SINCE:
         return (Backend.CUDNN, *rest)
     return (*rest, Backend.CUDNN)
 
@@ -107,12 +107,11 @@ def _dense(call: AttentionCall, same_key_value_heads: bool) -> bool:
 
 def _flash(call: AttentionCall, machine: GpuKind) -> bool:
     size = call.query[-1]
-    if call.masked or call.dtype not in HALVES or machine.capability < (8, 0):
+    if call.masked or call.dtype not in HALVES or not machine.bfloat16:
         return False
     if size > FLASH_HEAD_LIMIT or not size == call.key[-1] == call.value[-1]:
         return False
-    consumer = (8, 6) <= machine.capability <= (8, 9) or machine.capability >= (12, 0)
-    if call.needs_grad and consumer and size > 192 and (size <= 224 or call.dropout > 0):
+    if call.needs_grad and machine.consumer and size > 192 and (size <= 224 or call.dropout > 0):
         return False
     if call.causal and call.query[-2] != call.key[-2]:
         return False
@@ -125,16 +124,16 @@ def _efficient(call: AttentionCall, machine: GpuKind, version: tuple[int, int]) 
     half = call.dtype in HALVES
     if not half and call.dtype is not torch.float32:
         return False
-    if call.dtype is torch.bfloat16 and machine.capability < (8, 0):
+    if call.dtype is torch.bfloat16 and not machine.bfloat16:
         return False
-    alignment = max(4, 128 // (16 if half else 32)) if machine.capability >= (8, 0) else (8 if half else 1)
+    alignment = max(4, 128 // (16 if half else 32)) if machine.bfloat16 else (8 if half else 1)
     if call.query[-1] != call.key[-1] or call.query[-1] % alignment or call.value[-1] % alignment:
         return False
     return _dense(call, same_key_value_heads=True)
 
 
 def _cudnn(call: AttentionCall, machine: GpuKind, version: tuple[int, int], switches: Switches) -> bool:
-    if switches.deterministic or call.dtype not in HALVES or machine.capability < (8, 0):
+    if switches.deterministic or call.dtype not in HALVES or not machine.bfloat16:
         return False
     if call.masked and (call.mask_needs_grad or call.mask_dim not in (2, 4)):
         return False

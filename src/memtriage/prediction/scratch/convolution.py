@@ -16,8 +16,6 @@ aten: Final = torch.ops.aten
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any], list[torch.Tensor], GpuKind], Staged]
 
-TENSOR_CORES_SINCE: Final = (7, 0)
-TF32_SINCE: Final = (8, 0)
 LEAST_DIMENSIONS: Final = 3
 IMAGES: Final = 4
 SINGLE_BYTES: Final = 4
@@ -117,8 +115,8 @@ def _described(
 
 def _on_tensor_cores(dtype: torch.dtype, machine: GpuKind) -> bool:
     if dtype is torch.float32:
-        return machine.capability >= TF32_SINCE and _tf32_allowed()
-    return machine.capability >= TENSOR_CORES_SINCE
+        return machine.bfloat16 and _tf32_allowed()
+    return machine.tensor_cores
 
 
 def _tf32_allowed() -> bool:

@@ -59,8 +59,7 @@ class Workspaces:
     """One workspace for each handle and stream, one handle for each thread: backward has its own."""
 
     def __init__(self, machine: GpuKind, version: tuple[int, int], lifetimes: Lifetimes) -> None:
-        large = machine.capability[0] in (9, 10)
-        default = CUBLAS_WORKSPACE_LARGE if large else CUBLAS_WORKSPACE
+        default = CUBLAS_WORKSPACE_LARGE if machine.data_center else CUBLAS_WORKSPACE
         self._size = configured_size(os.environ.get("CUBLAS_WORKSPACE_CONFIG")) or default
         self._unified = version >= CUBLASLT_UNIFIED_SINCE
         self._lifetimes = lifetimes
