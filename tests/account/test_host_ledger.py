@@ -52,8 +52,6 @@ def counters(in_use: int, free: int = 0, mapped: int = 0) -> MallocInfo:
         free=free,
         mapped=mapped,
         from_kernel=in_use + free,
-        releasable_top=0,
-        free_chunks=1,
     )
 
 
@@ -104,8 +102,6 @@ mallocs = st.builds(
     free=AMOUNTS,
     mapped=AMOUNTS,
     from_kernel=AMOUNTS,
-    releasable_top=AMOUNTS,
-    free_chunks=AMOUNTS,
 )
 pinned_counters = st.builds(
     PinnedStats, owned=AMOUNTS, active=st.none() | AMOUNTS, cached=st.none() | AMOUNTS

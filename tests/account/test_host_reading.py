@@ -30,9 +30,7 @@ def reading(*mappings: MemoryMapping, free: int | None = None) -> HostReading:
     total = sum(mapping.rss for mapping in mappings)
     counters = None
     if free is not None:
-        counters = MallocInfo(
-            in_use=total - free, free=free, mapped=0, from_kernel=total, releasable_top=0, free_chunks=1
-        )
+        counters = MallocInfo(in_use=total - free, free=free, mapped=0, from_kernel=total)
     return HostReading(
         classes=MemoryClasses(total, mappings), malloc=counters, arenas=(), pinned=None, python_arenas=None
     )

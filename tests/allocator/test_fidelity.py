@@ -16,7 +16,7 @@ from memtriage.allocator.events import AllocatorEvent
 from memtriage.allocator.fidelity import compare
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
-from memtriage.model.recording import ALLOC, FREE_COMPLETED, OOM, SEGMENT_ALLOC, SEGMENT_FREE
+from memtriage.model.recording import ALLOC, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE
 
 TORCH = "2.11"
 H200_MEMORY = 150_109_159_424
@@ -39,7 +39,6 @@ def test_a_recording_from_a_gpu_comes_out_to_the_byte(path: Path) -> None:
     trace, segments = read(path)
     comparison = compare(trace, segments, parse_conf("", TORCH))
     assert comparison.difference is None
-    assert comparison.segment_events == np.isin(trace.kind, (SEGMENT_ALLOC, SEGMENT_FREE, OOM)).sum()
     steps = np.where(trace.kind == SEGMENT_ALLOC, trace.size, 0)
     steps -= np.where(trace.kind == SEGMENT_FREE, trace.size, 0)
     assert comparison.peak_reserved == steps.cumsum().max()

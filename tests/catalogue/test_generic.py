@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from memtriage.catalogue.catalogue import BUILT_IN, read_holders, without_repeats
+from memtriage.catalogue.catalogue import read_holders
 from memtriage.catalogue.generic import GENERIC
 from memtriage.catalogue.scene import Scene
-from memtriage.model.holders import HolderReading
-from support.holder_standins import NBYTES, Scaled, Stage, tensor
+from support.holder_standins import NBYTES, Scaled, tensor
 
 PROGRAM_TABLE: dict[str, torch.Tensor] = {}
 
@@ -79,28 +78,6 @@ def test_closures_and_default_arguments_are_told_apart() -> None:
     mine = {path.partition(" of ")[0]: nbytes for path, nbytes in by_name.items() if "told_apart" in path}
     assert mine == {"closure": NBYTES, "default arguments": 2 * NBYTES}
     del closed, defaulted
-
-
-def test_a_storage_counts_for_the_entry_that_knows_it_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    Stage(monkeypatch).module("transformer_engine.pytorch")
-    layer = torch.nn.Linear(2, 2)
-    layer._fp8_workspaces = {"weight": tensor()}  # type: ignore[assignment]
-    with Scene() as scene:
-        every = read_holders(scene, BUILT_IN)
-    both = [holder.name for holder in every if holder.total == NBYTES]
-    assert {"te.fp8_workspaces", "generic.module_attributes"} <= set(both)
-    kept = {repeat.name: repeat for repeat in without_repeats(every)}
-    assert kept["te.fp8_workspaces"].nbytes == {"cpu": NBYTES}
-    assert "generic.module_attributes" not in kept
-    del layer
-
-
-def test_repeats_are_taken_out_of_the_figures_of_later_entries() -> None:
-    first = HolderReading(name="a", nbytes={"cpu": 3}, storages=[("cpu", 1, 3)])
-    second = HolderReading(name="b", nbytes={"cpu": 5, "host": 7}, storages=[("cpu", 1, 3), ("cpu", 9, 2)])
-    kept = without_repeats([first, second])
-    assert [held.nbytes for held in kept] == [{"cpu": 3}, {"cpu": 2, "host": 7}]
-    assert kept[1].storages == [("cpu", 9, 2)]
 
 
 def test_variables_of_a_class_are_named_by_it_and_those_of_torch_are_left_to_its_entries() -> None:

@@ -296,12 +296,9 @@ def test_children_of_a_process_that_is_gone(child: subprocess.Popen[bytes]) -> N
     assert children(child.pid) == []
 
 
-def test_dev_shm_counts_torch_files(tmp_path: Path) -> None:
-    for name in ("torch_1_2_0", "torch_1_3_1", "sem.other", "psm_x"):
-        (tmp_path / name).write_bytes(b"")
+def test_dev_shm_is_used_in_part(tmp_path: Path) -> None:
     use = dev_shm(tmp_path)
     assert use is not None
-    assert use.torch_files == 2
     assert 0 < use.used <= use.total
 
 

@@ -53,8 +53,6 @@ def test_what_the_kernel_gave_is_in_use_or_free() -> None:
     assert info
     assert info.in_use + info.free == info.from_kernel
     assert info.mapped <= info.in_use
-    assert info.releasable_top <= info.free
-    assert info.free_chunks > 0
 
 
 @needs_glibc

@@ -102,7 +102,7 @@ def test_without_a_limit_there_is_no_pressure() -> None:
 def test_shared_memory_is_counted_from_the_start_of_the_watch() -> None:
     watch = HostWatch()
     for used in (10 * MIB, 60 * MIB, 20 * MIB):
-        watch.at_shared_memory(ShmUse(total=64 * MIB, used=used, torch_files=0))
+        watch.at_shared_memory(ShmUse(total=64 * MIB, used=used))
     watch.at_shared_memory(None)
     use = watch.conclude().shared_memory
     assert use is not None and (use.used, use.total, use.grown) == (60 * MIB, 64 * MIB, 50 * MIB)

@@ -46,7 +46,6 @@ class FidelityReport:
 
     Attributes:
         events: allocations and frees fed, until the first difference.
-        segment_events: segment and out-of-memory events that were the same, in the same place of the order.
         difference: the first difference in words; None when there is none.
         peak_reserved: bytes, as simulated.
         guessed: blocks older than the trace whose size nothing in it tells; with any, a difference may be no
@@ -54,7 +53,6 @@ class FidelityReport:
     """
 
     events: int
-    segment_events: int
     difference: str | None
     peak_reserved: int
     guessed: int
@@ -141,7 +139,6 @@ def compare(
         difference = str(error)
     return FidelityReport(
         events=run.fed,
-        segment_events=run.driver.passed,
         difference=difference,
         peak_reserved=run.simulator.peak_reserved,
         guessed=run.guessed,

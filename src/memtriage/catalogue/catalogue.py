@@ -75,7 +75,7 @@ def read_holders(scene: Scene, chosen: Sequence[Holder]) -> list[HolderReading]:
     """What entries hold now; those of which nothing is found are left out.
 
     An entry that cannot be read is returned as `failed`. What two entries find counts for both: an attribute
-    of a module that is a known workspace is also one of the generic attributes; see `without_repeats`.
+    of a module that is a known workspace is also one of the generic attributes.
     """
     readings = []
     for holder in chosen:
@@ -88,35 +88,6 @@ def read_holders(scene: Scene, chosen: Sequence[Holder]) -> list[HolderReading]:
                 raise
             readings.append(HolderReading(name=holder.name, failed=f"{type(error).__name__}: {error}"))
     return readings
-
-
-def without_repeats(readings: Iterable[HolderReading]) -> list[HolderReading]:
-    """Readings in which each storage counts for the first entry that has it.
-
-    Generic ones that have nothing left are dropped.
-    """
-    seen: set[tuple[str, int]] = set()
-    kept = []
-    for reading in readings:
-        fresh = [storage for storage in reading.storages if (storage[0], storage[1]) not in seen]
-        seen.update((device, address) for device, address, _ in fresh)
-        if reading.name.startswith("generic.") and reading.storages and not fresh:
-            continue
-        repeated = set(reading.storages) - set(fresh)
-        nbytes = dict(reading.nbytes)
-        for device, _, count in repeated:
-            nbytes[device] -= count
-        kept.append(
-            HolderReading(
-                name=reading.name,
-                places=reading.places,
-                entries=reading.entries,
-                nbytes={device: count for device, count in nbytes.items() if count},
-                storages=fresh,
-                failed=reading.failed,
-            )
-        )
-    return kept
 
 
 _UNCLAIMED: Final[frozenset[Owner]] = frozenset(("variable", "c++ only"))

@@ -82,13 +82,10 @@ class ShmUse(msgspec.Struct, frozen=True):
     Attributes:
         total: its size, which is a separate limit (64 MB in a default Docker container; overflow is SIGBUS).
         used: bytes in use by all processes that see it, including unlinked files.
-        torch_files: files of torch that still have a name. With the default sharing strategy
-            (`file_descriptor`) torch unlinks them at once, so 0 does not mean that none exist.
     """
 
     total: int
     used: int
-    torch_files: int
 
 
 class PinnedStats(msgspec.Struct, frozen=True, gc=False):
@@ -234,12 +231,10 @@ def dev_shm(path: Path = Path("/dev/shm")) -> ShmUse | None:
     """Size and use of the shared-memory file system that torch uses; None if there is none."""
     try:
         space = os.statvfs(path)
-        with os.scandir(path) as entries:
-            torch_files = sum(entry.name.startswith("torch_") for entry in entries)
     except (OSError, AttributeError):  # AttributeError: no statvfs on this platform
         return None
     total = space.f_blocks * space.f_frsize
-    return ShmUse(total=total, used=total - space.f_bfree * space.f_frsize, torch_files=torch_files)
+    return ShmUse(total=total, used=total - space.f_bfree * space.f_frsize)
 
 
 def pinned() -> PinnedStats | None:

@@ -59,7 +59,6 @@ class TrialReading:
         ranks: by number.
         values: the course of each figure that was read from the output, text for text.
         findings: what `memtriage run` found in it.
-        steps_seen: steps that the slowest rank completed, warm-up included.
         torch: version.
         cuda: a rank used CUDA.
         problem: why there are no times, or no figures at the mark, in a sentence; None when there are.
@@ -68,7 +67,6 @@ class TrialReading:
     ranks: list[RankReading] = field(default_factory=list)
     values: dict[str, list[str]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    steps_seen: int = 0
     torch: str | None = None
     cuda: bool = False
     problem: str | None = None
@@ -101,7 +99,6 @@ def read_trial(trials: Trials, folder: Path) -> TrialReading:
         ranks=ranks,
         values=values,
         findings=merge(run).findings,
-        steps_seen=min(len(_ends(record, trials.step)) for record in run.ranks),
         torch=run.ranks[0].start.torch,
         cuda=any(mark.device.startswith("cuda:") for record in run.ranks for mark in record.marks),
         problem=_problem(run.ranks, ranks, trials),

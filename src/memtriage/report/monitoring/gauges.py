@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 Unit = Literal["bytes", "seconds", "steps"]
 GaugeLabel = Literal["rank", "device", "class", "owner", "mark", "holder"]
@@ -152,7 +152,6 @@ GAUGES: Final[tuple[Gauge, ...]] = (
     ALLOCATED, RESERVED, REQUESTED, OUTSIDE, STRANDED, PEAK_ALLOCATED, PASSING, LIMIT, GROWTH, LEAK,
     HOST_RSS, HOST_PINNED, HOST_CLASS, LEDGER, LEDGER_TIME, MARK_ALLOCATED, MARK_RESERVED, MARK_TIME, STEPS,
 )  # fmt: skip
-LABELS: Final[tuple[GaugeLabel, ...]] = get_args(GaugeLabel)
 
 
 def markdown_table() -> str:
