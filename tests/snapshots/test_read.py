@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from memtriage.model.recording import OWNERS, DeviceRecording, SnapshotError
 from memtriage.snapshots.read import load_snapshot
-from support.expected import assert_as_kept
 from support.raw_snapshot import (
     AUTOGRAD,
     Frames,
@@ -657,55 +655,3 @@ def test_a_device_is_there_by_its_segments_or_by_its_events(tmp_path: Path) -> N
 
 
 # --- all of a recording -------------------------------------------------------------------------------------
-
-
-def full_device() -> Program:
-    """Training with a peak in its second step, pins in two streams, a private pool, an error at the end."""
-    program = Program(capacity=400 * MIB)
-    program.alloc(30 * MIB, placement(10))
-    for step in range(4):
-        activations = [
-            program.alloc((20 + 30 * (step == 1)) * MIB, forward(30 + layer)) for layer in range(3)
-        ]
-        program.alloc(2 * MIB, user(55, "log"), stream=7 * (step % 2))
-        program.alloc(512, user(56, "log"))
-        program.free(activations)
-        program.alloc(4 * MIB, optimizer(41))
-        program.step_span()
-    program.free(program.alloc(30 * MIB, user(70, "capture"), pool=(0, 1)))
-    program.fails(390 * MIB, forward(31))
-    return program
-
-
-def without_stacks() -> Program:
-    program = Program()
-    program.free([program.alloc(30 * MIB, []), program.alloc(2 * MIB, [])])
-    program.alloc(3 * MIB, [])
-    return program
-
-
-@pytest.mark.parametrize(("name", "made"), [("full", full_device), ("bare", without_stacks)])
-def test_all_of_a_recording(
-    name: str, made: Callable[[], Program], read: Callable[[Program], DeviceRecording]
-) -> None:
-    device = read(made())
-    peak, steps = device.peak, device.steps
-    rows: list[list[Any]] = [
-        ["end", *astuple(device.end)],
-        ["peak", peak.event, peak.allocated, peak.reserved, peak.stranded],
-        *(["peak owner", *astuple(owned)] for owned in peak.owners),
-        *(["owner", *astuple(owned)] for owned in device.owners),
-        *(["site", *astuple(site)] for site in device.sites),
-        ["steps", steps.count, steps.source],
-        *(["note", note] for note in device.notes),
-        *(["finding", found.kind, found.bytes, found.allocated_at] for found in device.findings),
-    ]
-    for segment in device.segments:
-        blocks = [[block.size, block.state, block.site] for block in segment.blocks]
-        rows.append(["segment", segment.size, segment.stream, blocks])
-    for pinned in device.pinned:
-        rows.append(["pinned", pinned.segment.size, pinned.stranded, list(pinned.owners)])
-    for oom in device.ooms:
-        free = [[each.size, each.stream] for each in oom.free]
-        rows.append(["oom", oom.event, oom.requested, oom.stream, oom.allocated, oom.reserved, free])
-    assert_as_kept(f"recording_{name}", rows)

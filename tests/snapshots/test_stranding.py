@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from memtriage.model.recording import DeviceRecording
-from support.expected import assert_as_kept
-from support.raw_snapshot import Program, forward, frame, optimizer, placement, user
+from support.raw_snapshot import Program, forward, optimizer, placement, user
 
 MIB = 1 << 20
 
@@ -157,41 +156,3 @@ def test_growth_is_a_leak_or_fragmentation_by_what_it_strands(
             # Room that is smaller than a page of 20 MiB is stranded with expandable segments, too.
             refuted = any(line.startswith("expandable segments do not help") for line in finding.evidence)
             assert refuted == (room < 20) == ("expandable_segments" not in (finding.fix or ""))
-
-
-TE = "site-packages/transformer_engine/pytorch/"
-WORKSPACE = [frame(f"{TE}module/base.py", 1500, "get_weight_workspace"), *user(60)]
-MASK = [frame(f"{TE}attention/softmax.py", 240, "_get_mask"), *user(61)]
-ROTARY = [frame("site-packages/megatron/core/models/common/embeddings/rotary_pos_embedding.py", 9, "forward")]
-
-
-@pytest.mark.parametrize(
-    ("name", "program"),
-    [
-        ("known", lambda: stranding(*[[*WORKSPACE]] * 3, [*MASK], [*ROTARY])),
-        ("in the middle of a step", lambda: in_the_middle()),
-        (
-            "avoidable and needed",
-            lambda: stranding(*[user(5)] * 2, *[placement(10)] * 5, *[optimizer(41)] * 2),
-        ),
-        ("many", lambda: stranding(*[user(line, "log") for line in range(50, 70)])),
-        ("several steps ago", lambda: stranding(*[user(55, "log")] * 2, *[WORKSPACE] * 2, room=60)),
-    ],
-)
-def test_all_that_is_said_of_stranded_memory(
-    read: Callable[[Program], DeviceRecording], name: str, program: Callable[[], Program]
-) -> None:
-    rows = [
-        [finding.kind, finding.bytes, finding.bytes_per_step, finding.allocated_at, finding.step]
-        + [finding.mechanism, finding.fix, finding.playbook, *finding.evidence]
-        for finding in read(program()).findings
-    ]
-    assert_as_kept(f"stranded_{name.replace(' ', '_')}", rows)
-
-
-def in_the_middle() -> Program:
-    """The room beside the pins is used again when the snapshot is taken, but for two segments."""
-    program = stranding(*[user(55, "log")] * 6)
-    for _ in range(4):
-        program.alloc(38 * MIB, forward(61))
-    return program

@@ -6,94 +6,14 @@ import re
 
 import pytest
 
-from memtriage.model.cell import DeviceUse, Freed, HolderChange, MemoryNow, OutputHold, Rebinding
+from memtriage.model.cell import Rebinding
 from memtriage.model.findings import Finding
-from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.marks import Mark
 from memtriage.model.units import MIB
-from memtriage.report.notebook.html import cell_html, freed_html, now_html
+from memtriage.report.notebook.html import cell_html
 from support.cell_reports import Balanced, change, report, rising, run_report
-from support.expected import assert_as_kept
 
 HOSTILE = "cache['</div><script>alert(1)</script>']"
-
-
-def lines(page: str) -> list[str]:
-    """A fragment without its styles."""
-    return [line.strip() for line in page.partition("</style>")[2].splitlines() if line.strip()]
-
-
-def test_the_whole_page_of_a_cell() -> None:
-    leak = Finding(
-        kind="leak", device="cuda:0", holder="kept[*]", also_held_by=["log", "history[*]"], bytes=3 * MIB,
-        bytes_per_step=1 << 20, step=12, mechanism="`kept` grows", fix="clear `kept`", playbook="M1",
-        allocated_at="In[4]:7 in train", stored_at="In[4]:9 in train", evidence=["censuses", "counters"],
-        certainty="proven",
-    )  # fmt: skip
-    others = [Finding(kind="leak", device="cpu", bytes=MIB, bytes_per_step=64)]
-    others += [
-        Finding(kind="residue", device="cpu", holder=f"rest{number}", bytes=MIB * number)
-        for number in range(1, 8)
-    ]
-    told = report(
-        run=3,
-        devices=[
-            DeviceUse(device="cuda:0", before=MIB, after=4 * MIB, peak=9 * MIB, reserved=20 * MIB),
-            DeviceUse(device="cpu", before=2 * MIB, after=MIB),
-        ],
-        went=[change("old.weight", -2 * MIB, -3)],
-        notes=["said of it"],
-        freed=Freed(bytes={"cuda:0": 5 * MIB}, frames=2),
-        holders=[change("model", 8 * MIB, 2)],
-        rebindings=[Rebinding(name="model", device="cuda:0", old=MIB, new=2 * MIB, still_held_by=["Out[3]"])],
-        outputs=[OutputHold(number=3, bytes={"cuda:0": MIB}, kind="Tensor")],
-        traceback={"cuda:0": MIB},
-        run_report=run_report(
-            verdict="leak", findings=[leak, *others], steps=12,
-            marks=rising("cuda:0", 10 * MIB, 12 * MIB, 11 * MIB, 14 * MIB),
-        ),
-        runs_out_in=[99],
-    )  # fmt: skip
-    assert_as_kept("notebook_cell", lines(cell_html(told)))
-
-
-def test_the_whole_page_of_what_holds_memory_now() -> None:
-    """Ledger rows by size, the smallest summed; what is missing is hatched."""
-    rows = [
-        LedgerRow(row="requested", bytes=12 * MIB, owner="parameter", detail="of models"),
-        LedgerRow(row="releasable", bytes=MIB),
-        LedgerRow(row="unaccounted", bytes=-20 * MIB),
-        *(
-            LedgerRow(row="requested", bytes=MIB // number, owner=f"owner {number}")
-            for number in range(2, 12)
-        ),
-    ]
-    now = MemoryNow(
-        ledgers=[
-            Ledger(device="cuda:0", total=sum(row.bytes for row in rows), source="driver", rows=rows),
-            Ledger(
-                device="host", total=5 * MIB, source="kernel", rows=[LedgerRow(row="heap", bytes=5 * MIB)]
-            ),
-        ],
-        holders=[HolderChange(device="cpu", holder="x", bytes=MIB, count=0, owner="variable")],
-        more={"cpu": 2048, "cuda:0": MIB},
-        outputs=[OutputHold(number=3, bytes={"cuda:0": MIB}, kind="Tensor")],
-        traceback={"cuda:0": MIB},
-    )
-    assert_as_kept("notebook_now", lines(now_html(now)))
-
-
-def test_the_whole_page_of_what_was_freed() -> None:
-    freed = Freed(bytes={"cuda:0": MIB}, frames=1, outputs=[3], holders=[change("Out[*]", -MIB)])
-    assert_as_kept(
-        "notebook_freed", lines(freed_html(freed, [OutputHold(number=7, bytes={"cpu": MIB}, kind="Tensor")]))
-    )
-    nothing = lines(freed_html(Freed(bytes={}, frames=0), []))
-    assert nothing == [
-        '<div class="memtriage">',
-        '<div class="head "><b>free</b><span class="what">nothing was kept</span></div>',
-        "</div>",
-    ]
 
 
 def test_the_styles_hold_for_the_report_alone() -> None:

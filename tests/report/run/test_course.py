@@ -16,7 +16,6 @@ from memtriage.model.marks import Mark
 from memtriage.report.run.course import charts
 from memtriage.store.reader import RankRecord
 from memtriage.store.records import End
-from support.expected import assert_as_kept
 from support.runs import ACTIVATIONS, GIB, MIB, WEIGHTS, gpu_rank
 
 _TYPES = {"u1": np.uint8, "u2": np.dtype("<u2"), "u4": np.dtype("<u4"), "f8": np.dtype("<f8")}
@@ -210,11 +209,6 @@ def test_the_band_of_a_long_run_keeps_its_extremes() -> None:
     assert len(low) == len(high) <= 400
     assert set(middle) == {5 * MIB}
     assert (min(low), max(high)) == (1 * MIB, 9 * MIB)
-
-
-def test_whole_charts_are_as_they_were() -> None:
-    ranks = [gpu_rank(rank, 3, growth=MIB * rank) for rank in range(3)]
-    assert_as_kept("course", drawn(*ranks))
 
 
 def packed_characters(charted: list[dict[str, Any]]) -> int:

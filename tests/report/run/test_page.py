@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from memtriage.diagnose.ranks.merge import context, merge
@@ -18,7 +17,6 @@ from memtriage.report.run.page import html
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End
 from support.chromium import Chromium, find
-from support.expected import assert_as_kept
 from support.runs import GIB, MIB, gpu_rank, leak, run
 
 _GROWTH = 164 * MIB
@@ -358,23 +356,3 @@ def test_thousands_of_findings_and_notes_fit() -> None:
     page = page_of(run(rank))
     assert len(page.encode()) < LARGEST
     assert data_in(page)["more"] == "and 960 more findings: `memtriage report` lists them all"
-
-
-# All that a page says
-
-
-def many_ranks() -> RunRecord:
-    """Three ranks on two machines: one runs out of memory, one was killed, and one ended with a status."""
-    first, killed, odd = dying_rank(0, 3), gpu_rank(1, 3, steps=20), gpu_rank(2, 3, steps=30)
-    killed.end, killed.alive = None, False
-    odd.start = msgspec.structs.replace(odd.start, host="other", restart=2)
-    odd.end = End(verdict="clean", steps=30, exit_code=7, time_s=100.0)
-    return run(first, killed, odd, notes=("a note", "another"))
-
-
-@pytest.mark.parametrize("name", ["leak", "ranks"])
-def test_the_whole_data_of_a_page(name: str) -> None:
-    data = data_of(leaking() if name == "leak" else many_ranks())
-    for part in ("charts", "brand", "about", "findingLabels"):
-        del data[part]
-    assert_as_kept(f"run_page_{name}", [[key, data[key]] for key in sorted(data)])

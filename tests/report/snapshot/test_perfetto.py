@@ -13,7 +13,6 @@ import pytest
 from memtriage.model.recording import Annotation, Recording
 from memtriage.report.snapshot import perfetto
 from memtriage.report.snapshot.perfetto import write_trace
-from support.expected import assert_as_kept
 from support.recordings import BEGAN_US, MIB, Tape, recording, stack, training
 
 _REQUIRED = {
@@ -156,7 +155,3 @@ def test_a_recording_without_events_is_a_trace_too(leaking: Recording, tmp_path:
     assert _trace(replace(leaking, devices=()), tmp_path) == []
     tape = Tape([])
     assert {event["ph"] for event in _trace(recording(tape.end(), stacks=[]), tmp_path)} == {"M"}
-
-
-def test_the_whole_trace_is_as_it_was(leaking: Recording, tmp_path: Path) -> None:
-    assert_as_kept("perfetto", _trace(leaking, tmp_path))
