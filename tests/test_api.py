@@ -271,7 +271,7 @@ def test_an_optimizer_inside_backward_makes_a_step(no_census: None) -> None:
     assert names(judged(watch)) == ["start", *["backward", "step"] * 3, "end"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_an_optimizer_growth_is_seen_from_backward_to_backward() -> None:
     model, _ = model_and_optimizer()
     kept = []
@@ -287,7 +287,7 @@ def test_without_an_optimizer_growth_is_seen_from_backward_to_backward() -> None
     assert "kept" in (finding.holder or "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cache_filled_by_the_first_step_is_no_leak() -> None:
     model, optimizer = model_and_optimizer()
     cache: dict[int, Any] = {}

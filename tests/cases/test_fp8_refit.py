@@ -72,7 +72,7 @@ def losses(printed: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "treatment",
-    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("clear-all", "compact")), "memtriage"],
+    [*(pytest.param(name, marks=pytest.mark.long) for name in ("clear-all", "compact")), "memtriage"],
 )
 def test_treatments_change_no_loss_and_fp8_does(run: Callable[..., str], treatment: str) -> None:
     plain = losses(run("--engine", "inside", "--treatment", "none"))
@@ -89,7 +89,7 @@ def test_two_treatments_take_turns(run: Callable[..., str]) -> None:
     assert re.search(r"memtriage / none: [0-9.]+, the median of 1 pairs of turns", printed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_takes_turns_changes_no_loss(run: Callable[..., str]) -> None:
     turns = ("--engine", "inside", "--steps", "5", "--treatment", "none", "--against")
     assert losses(run(*turns, "memtriage")) == losses(run(*turns, "clear"))

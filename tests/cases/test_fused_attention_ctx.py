@@ -88,7 +88,7 @@ def test_residue_is_named_and_both_fixes_clear_it_with_equal_losses(
     assert kept["none"]["losses"] == kept["remedy"]["losses"] == kept["patch"]["losses"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_under_fsdp_every_rank_keeps_its_own(tmp_path: Path) -> None:
     sharded, _ = run(tmp_path, *AGAIN, "--num-iters", "1", "--num-layers", "2", "--fsdp", "2", ranks=2)
     assert [rank["stays"] for rank in sharded["ranks"]] == [KEPT // LAYERS * 2 + LOSS] * 2

@@ -48,7 +48,7 @@ def test_kept_losses_are_named_by_micro_batch_8_and_the_fix_is_clean(tmp_path: P
     assert "grows by" not in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_speeds_compare_the_three_ways_within_rounds(tmp_path: Path) -> None:
     out = tmp_path / "speed.json"
     done = subprocess.run(

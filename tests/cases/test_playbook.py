@@ -16,7 +16,7 @@ CASE = Path(__file__).parents[2] / "cases" / "playbook"
 RESULTS = sorted((CASE / "results").glob("*.json"))
 ROW = ("symptom", "said", "fix", "effect", "predicted")
 FAST = ("M2", "M8", "M19")
-SLOW = tuple(entry for entry in PLAYBOOK if entry not in FAST)
+LONG = tuple(entry for entry in PLAYBOOK if entry not in FAST)
 
 
 def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -104,8 +104,8 @@ def test_entries_run_on_a_cpu(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", SLOW)
+@pytest.mark.long
+@pytest.mark.parametrize("entry", LONG)
 def test_an_entry_runs_on_a_cpu(entry: str, tmp_path: Path) -> None:
     row = show((entry,), tmp_path, timeout=400)[entry]
     assert (row["error"], row["named"]) == (None, True)

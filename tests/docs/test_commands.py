@@ -27,8 +27,8 @@ def _cases() -> list[object]:
     marked = []
     for command in COMMANDS:
         rule = rule_for(command)
-        slow = rule is not None and rule.slow
-        marked.append(pytest.param(command, id=str(command)[:90], marks=[pytest.mark.slow] if slow else []))
+        long = rule is not None and rule.long
+        marked.append(pytest.param(command, id=str(command)[:90], marks=[pytest.mark.long] if long else []))
     return marked
 
 

@@ -191,7 +191,7 @@ LAUNCHER = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_under_its_launcher_are_one_run(tmp_path: Path) -> None:
     """Gloo is what Accelerate takes on the CPU, whatever its launcher was told."""
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT).replace("WHERE", "'runs'"))

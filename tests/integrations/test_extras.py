@@ -156,7 +156,7 @@ TORCH_TOO = frozenset(
 )
 """Extras whose smoke needs torch, which is the user's own."""
 
-SLOW = frozenset({"demo", "torch", "deepspeed", "tensorboard", "wandb", "mlflow", "docs"})
+LONG = frozenset({"demo", "torch", "deepspeed", "tensorboard", "wandb", "mlflow", "docs"})
 """What is used every day by other tests, or through an object that the user's program hands over."""
 
 MISSING = {
@@ -175,7 +175,7 @@ def test_every_extra_has_a_smoke() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [pytest.param(smoke, marks=pytest.mark.slow if smoke in SLOW else ()) for smoke in SMOKES]
+    "extra", [pytest.param(smoke, marks=pytest.mark.long if smoke in LONG else ()) for smoke in SMOKES]
 )
 def test_with_its_own_libraries_alone(extra: str, tmp_path: Path) -> None:
     torch = ["torch"] if extra in TORCH_TOO else []

@@ -103,7 +103,7 @@ def test_an_error_of_the_loop_passes_through_unchanged(tmp_path: Path) -> None:
     assert active.session is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_records_go_where_they_are_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(watched(leaking_loop, directory=tmp_path / "given"), tmp_path, 0, steps=1)
     assert len(read_run([tmp_path / "given"]).ranks) == 1

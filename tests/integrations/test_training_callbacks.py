@@ -83,7 +83,7 @@ def train_with_lightning(folder: Path, callback: Any, keep: bool, fails: bool = 
 
 
 @pytest.mark.parametrize(
-    "train", [train_with_trainer, pytest.param(train_with_lightning, marks=pytest.mark.slow)]
+    "train", [train_with_trainer, pytest.param(train_with_lightning, marks=pytest.mark.long)]
 )
 def test_a_leak_is_in_the_log_with_its_holder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, train: Any

@@ -33,14 +33,14 @@ class Rule:
         pattern: of the lines; matched against the whole line, without its comment.
         why: the reason, for readers of this list.
         check: what is done instead.
-        slow: only run when slow tests are asked for.
+        long: only run when long tests are asked for.
         page: on which pages.
     """
 
     pattern: str
     why: str
     check: Check
-    slow: bool = False
+    long: bool = False
     page: str = ".*"
 
     def fits(self, command: Command) -> bool:
@@ -185,25 +185,25 @@ RULES: Final = (
         r"torchrun --nproc-per-node 8 .*",
         "eight processes that import torch: two do the same",
         typed_as(r"--nproc-per-node 8", "--nproc-per-node 2"),
-        slow=True,
+        long=True,
     ),
     Rule(
         r"memtriage run --(host-tuning|metrics|prime).*|torchrun train\.py .*",
         "one more process that imports torch: what the options do is tested where they are made",
         as_typed,
-        slow=True,
+        long=True,
     ),
     Rule(
         r"accelerate launch .*",
         "Accelerate asks about the machine on its first use unless told: --cpu",
         typed_as(r"accelerate launch", "accelerate launch --cpu"),
-        slow=True,
+        long=True,
     ),
     Rule(
         r"deepspeed --module .*",
         "DeepSpeed's launcher starts nothing where there is no GPU: what it would start is run",
         typed_as(r"deepspeed --module", "python -m"),
-        slow=True,
+        long=True,
     ),
     Rule(
         r"memtriage compare (examples|cases)/\S+",
@@ -214,19 +214,19 @@ RULES: Final = (
         r"memtriage run examples/train_gpt2\.py.*",
         "takes two minutes at its own size: the same, small",
         typed_as(r"train_gpt2\.py", "train_gpt2.py --layers 1 --width 64 --vocabulary 512 --steps 9"),
-        slow=True,
+        long=True,
     ),
     Rule(
         r"python cases/fp8_refit/(loop\.py .*--device cpu|simulate\.py).*",
         "a small reinforcement-learning loop, a model of three layers: many seconds",
         as_typed,
-        slow=True,
+        long=True,
     ),
     Rule(
         r"(python|memtriage run.*|torchrun .*) \S*train\.py(?!.* --(library te|memory)).*",
         "a case's own training takes a quarter of a minute; tests/cases looks at what it says",
         as_typed,
-        slow=True,
+        long=True,
         page=r"cases/.+/.*",
     ),
     Rule(

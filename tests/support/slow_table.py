@@ -4,6 +4,8 @@ A test is slow if it needs 3 s or more of the processor, its subprocesses includ
 make a test slow because the machine was busy. Imports are left out, because whichever test comes first has
 them, and a fixture that several tests share counts for each of them. Tests that failed or were skipped stay
 as they were.
+
+Any run can be measured: `PYTEST_ADDOPTS="--times FILE" make test`, then `slow_table.py --from FILE`.
 """
 
 from __future__ import annotations
@@ -111,9 +113,17 @@ def measure(target: Path, others: set[Path]) -> None:
         options = ["-m", "not agree and not packaging and not long", "--times", str(times)]
         command = [sys.executable, "-m", "pytest", "-q", *options, str(target)]
         subprocess.run([*command, *(f"--ignore={other}" for other in ignored)], check=False, cwd=TESTS.parent)
-        records = times.read_text(encoding="utf-8").splitlines() if times.exists() else []
-    kept = {test for test in before if not _within(test, target) or any(_within(test, o) for o in ignored)}
-    lines = sorted(kept | slow_of(records, before))
+        if times.exists():
+            gone = {test for test in before if _within(test, target)}
+            renew(times, gone - {test for test in gone if any(_within(test, other) for other in ignored)})
+
+
+def renew(times: Path, gone: set[str]) -> None:
+    """Write the table anew from what a run measured, without the lines of `gone` that it does not confirm."""
+    before = listed()
+    records = times.read_text(encoding="utf-8").splitlines()
+    measured = {record.split(" ", 2)[2] for record in records}
+    lines = sorted((before - measured - gone) | slow_of(records, before))
     TABLE.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
@@ -121,8 +131,11 @@ def _within(test: str, target: Path) -> bool:
     return (TESTS.parent / test.partition("::")[0]).is_relative_to(target)
 
 
-def main(targets: list[str]) -> None:
-    paths = [Path(target).resolve() for target in targets] or [TESTS]
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--from"]:
+        renew(Path(arguments[1]), set())
+        return
+    paths = [Path(target).resolve() for target in arguments] or [TESTS]
     for path in paths:
         measure(path, {*paths} - {path})
 

@@ -121,7 +121,7 @@ def lines(printed: str, changes: str | None) -> str:
     return printed if changes is None else re.sub(changes, "", printed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "number"), CURES)
 def test_a_cure_stops_the_growth_and_changes_no_result(
     name: str, number: int, server: subprocess.Popen[str], tmp_path: Path

@@ -14,7 +14,7 @@ WEIGHT = {"bfloat16": 2, "float32": 4}
 
 
 @pytest.mark.parametrize(
-    "ranks", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+    "ranks", [2, pytest.param(1, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long)]
 )
 def test_predicted_ranks_have_as_much_at_once_as_real_ones_and_keep_the_same(ranks):
     file, size = zero_jobs.__file__, str(ranks)
@@ -40,7 +40,7 @@ def test_predicted_ranks_have_as_much_at_once_as_real_ones_and_keep_the_same(ran
 
 @pytest.mark.parametrize(
     ("layers", "name"),
-    [(17, "DeepSpeed pinned, 285M"), pytest.param(60, "DeepSpeed pinned, 1B", marks=pytest.mark.slow)],
+    [(17, "DeepSpeed pinned, 285M"), pytest.param(60, "DeepSpeed pinned, 1B", marks=pytest.mark.long)],
 )
 def test_the_host_of_an_offloaded_optimizer_is_as_measured(layers, name):
     """The unchanged script of the case, with DeepSpeed's Adam on the host, next to what its H200 measured."""

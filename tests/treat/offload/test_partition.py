@@ -1,4 +1,4 @@
-"""Two ranks over gloo (four with `-m slow`): process group, DDP, FSDP2; see `partition_program.py`."""
+"""Two ranks over gloo (four with `-m long`): process group, DDP, FSDP2; see `partition_program.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scenario_names() -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, str]]:
