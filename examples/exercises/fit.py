@@ -7,7 +7,7 @@ WIDTH, LAYERS, VOCABULARY = 512, 8, 16_000
 
 
 def build(device, micro_batch=16, seq_len=512):
-    block = nn.TransformerEncoderLayer(WIDTH, nhead=8, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True)
+    block = nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, dropout=0.0, batch_first=True)
     with torch.device(device):
         model = nn.ModuleDict(
             {
