@@ -185,9 +185,10 @@ def test_the_finding_of_a_full_card_in_the_first_backward() -> None:
     assert diagnosis.evidence == [
         "died in the backward, after 0 optimizer steps and 0 backwards",
         "an allocation on cuda:0 failed, not one of the host",
-        "requested 2.0 GiB, free on cuda:0 1.1 GiB: 901.1 MiB short",
-        "75.3 GiB allocated + 1.8 GiB reserved but unallocated + 1.1 GiB free + 983.0 MiB outside this "
-        "process's allocator = 79.2 GiB",
+        "requested 1.96 GiB; 1.08 GiB free: 901.12 MiB short",
+        "75.31 GiB allocated + 1.83 GiB in holes (reserved but unallocated) + 1.08 GiB free + 983.04 MiB "
+        "outside this process's allocator = 79.18 GiB, the device",
+        "live bytes fill 95% of the device; closing every hole would leave 972.80 MiB, 1.2% of it",
         "alive at that instant: saved for backward 60.0 GiB, parameter 10.0 GiB, buffer 1.0 GiB, "
         "variable 1.0 MiB",
         "the request may be 1.96 GiB = 8 x 9 x 4 bytes (a x b)",
@@ -199,7 +200,7 @@ def test_the_finding_of_a_cpu_tensor() -> None:
     assert (diagnosis.device, diagnosis.bytes, diagnosis.playbook) == ("cpu", 116813856768, "M4")
     assert diagnosis.evidence[1:] == [
         "a host allocation failed (a CPU tensor): GPU advice does not help",
-        "requested 108.8 GiB",
+        "requested 108.79 GiB",
         "the limit: cgroup memory.max, 8.0 GiB",
     ]
 
@@ -223,22 +224,23 @@ def test_failures_of_the_host_get_advice_for_the_host(text: str, entry: str, fir
 @pytest.mark.parametrize(
     ("text", "first", "fact"),
     [
-        pytest.param(HOLES, "Turn on expandable segments first", "2.3 GiB is reserved but free", id="holes"),
+        pytest.param(HOLES, "Turn on expandable segments first", "2.30 GiB is free in holes", id="holes"),
+        pytest.param(OTHERS, "Free the device first", "13.17 GiB outside the allocator are 82%", id="others"),
+        pytest.param(CAPPED, "Raise or remove the cap", "exceed the cap of 1.20 GiB", id="cap"),
         pytest.param(
-            OTHERS, "Free the device first", "13.2 GiB of 16.0 GiB is other processes'", id="others"
+            REFUSED,
+            "Look for what makes the driver refuse",
+            "the driver refused though memory was free",
+            id="refused",
         ),
-        pytest.param(CAPPED, "Raise or remove the cap", "exceed the cap of 1.2 GiB", id="cap"),
-        pytest.param(
-            REFUSED, "Look for what makes the driver refuse", "although enough was free", id="refused"
-        ),
-        pytest.param(SPILLED, "Compare", "allocated exceeds the device by 5.7 GiB", id="spilled"),
+        pytest.param(SPILLED, "Compare", "5.67 GiB have spilled to system memory", id="spilled"),
         pytest.param(
             "CUDA out of memory. Tried to allocate more than 1EB memory.",
             "Find the length or the index",
             "no machine has that much",
             id="1EB",
         ),
-        pytest.param(FULL, "Compare", "901.1 MiB short", id="plainly-full"),
+        pytest.param(FULL, "Compare", "901.12 MiB short", id="plainly-full"),
     ],
 )
 def test_what_the_figures_prove_comes_first(text: str, first: str, fact: str) -> None:
@@ -249,7 +251,7 @@ def test_what_the_figures_prove_comes_first(text: str, first: str, fact: str) ->
 
 def test_a_request_larger_than_the_device_is_said_so() -> None:
     text = FULL.replace("Tried to allocate 1.96 GiB", "Tried to allocate 90.00 GiB")
-    assert "the request alone exceeds the device's 79.2 GiB" in found_for(text).evidence
+    assert any("the request alone exceeds the device" in line for line in found_for(text).evidence)
 
 
 def test_messages_without_sizes_say_who_may_have_asked() -> None:

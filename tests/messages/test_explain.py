@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memtriage.messages.explain import explain
 from memtriage.messages.grammar.message import Family
-from memtriage.messages.rules import judge
+from memtriage.messages.judge import judge
 from memtriage.model.explanation import Explanation, Label, Maths
 from memtriage.playbook.entries import LADDER, PLAYBOOK
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from memtriage.messages.figures import POLICY, judge_figures
-from memtriage.messages.grammar.message import SUM_ERROR, OomFields
+from memtriage.messages.evidence import proof, sums
+from memtriage.messages.grammar.message import OomFields
+from memtriage.messages.judge import judge_figures
 from memtriage.model.explanation import Label
 from memtriage.model.findings import DEVICE_HOST, GROWING, Finding
 from memtriage.model.position import TrainingPosition
@@ -58,15 +59,14 @@ def describe(
     advice = ADVICE[cause]
     fix = advice.fix_on_cpu if device == "cpu" and advice.fix_on_cpu is not None else advice.fix
     label = _label(error_text, fields)
-    fact = _fact(label, fields)
     if label in FIRST:
         fix = f"{FIRST[label].format(device=device)} {fix}"
     leaked = None if advice.suspects is None else _leaked(leaks, fields.requested, position, device)
     evidence = [
         _when(position),
         _where(error_text, device),
-        *_arithmetic(fields, device),
-        *([fact] if fact is not None else []),
+        *sums(label, fields),
+        *(proof(label, fields) if label != "unknown" else ()),
         *_circumstances(position),
         *_alive(holders),
     ]
@@ -217,27 +217,6 @@ def _where(text: str, device: str) -> str:
     return f"an allocation on {device} failed, not one of the host"
 
 
-def _arithmetic(fields: OomFields, device: str) -> Iterator[str]:
-    """The figures of the message, and their sums."""
-    if fields.requested is not None and fields.free is not None:
-        gap = fields.requested - fields.free
-        verdict = f"{size(gap)} short" if gap > 0 else "the free memory covers it"
-        yield f"requested {size(fields.requested)}, free on {device} {size(fields.free)}: {verdict}"
-    elif fields.requested is not None:
-        yield f"requested {size(fields.requested)}"
-    parts = {
-        "allocated": fields.allocated,
-        "reserved but unallocated": fields.reserved_unallocated,
-        "free": fields.free,
-    }
-    known = [f"{size(nbytes)} {name}" for name, nbytes in parts.items() if nbytes is not None]
-    if fields.outside is not None and fields.outside >= SUM_ERROR:
-        known.append(f"{size(fields.outside)} outside this process's allocator")
-        yield f"{' + '.join(known)} = {size(fields.total)}"
-    elif fields.total is not None:
-        yield f"{device} has {size(fields.total)}" + (f": {', '.join(known)}" if known else "")
-
-
 def _circumstances(position: TrainingPosition) -> Iterator[str]:
     if position.phase == "evaluation" and position.grad_enabled is not None:
         yield f"gradients were {'enabled' if position.grad_enabled else 'disabled'}"
@@ -260,38 +239,3 @@ def _alive(holders: Sequence[tuple[str, int]]) -> Iterator[str]:
 
 def _label(text: str, fields: OomFields) -> Label:
     return "absurd_request" if "more than 1EB memory" in text else judge_figures(fields)[0]
-
-
-def _fact(label: Label, fields: OomFields) -> str | None:
-    """The figures that prove a label; None if the device is simply full, or too little is known."""
-    match label:
-        case "absurd_request":
-            return "no machine has that much: a length or an index became this size"
-        case "system_memory_fallback":
-            over = size((fields.allocated or 0) - (fields.total or 0))
-            return f"allocated exceeds the device by {over}: the driver has spilled to system memory"
-        case "does_not_fit" if (fields.requested or 0) > (fields.total or 0):
-            return f"the request alone exceeds the device's {size(fields.total)}"
-        case "allocator_limit":
-            return (
-                f"{size(fields.reserved)} reserved + {size(fields.requested)} requested exceed the cap of "
-                f"{size(fields.allowed)} that was set for this process, on a device of {size(fields.total)}"
-            )
-        case "driver_refused_though_free" if fields.free is not None:
-            return "the driver refused although enough was free"
-        case "driver_refused_though_free":
-            return f"reserved and request together are under {POLICY.roomy:.0%} of the device"
-        case "other_process_or_outside_allocator":
-            return (
-                f"{size(fields.outside)} of {size(fields.total)} is other processes', or contexts and "
-                "libraries"
-            )
-        case "private_pools":
-            return f"{size(fields.private_pools)} is free, but in the pools of CUDA graphs"
-        case "fragmentation":
-            return (
-                f"{size(fields.reserved_unallocated)} is reserved but free, in pieces that are each too "
-                f"small for {size(fields.requested)}"
-            )
-        case _:
-            return None

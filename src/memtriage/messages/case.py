@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
+from memtriage.messages.forms import FORMS, MessageForm
 from memtriage.messages.grammar.message import NOT_TORCH, SUM_ERROR, Message, OomFields, figures
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.messages.shapes import Product
@@ -57,6 +58,12 @@ class Case:
     @property
     def label(self) -> Label:
         return self.labels[0]
+
+    @property
+    def form(self) -> MessageForm:
+        """What is known of the message's form; nothing where other figures decided."""
+        form = FORMS.get((self.message.family, self.message.form), MessageForm())
+        return form if self.label in form.labels[:1] else MessageForm()
 
     @property
     def figures(self) -> OomFields:

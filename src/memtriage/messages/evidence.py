@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from memtriage.messages.case import Case, named_processes, other_processes, own_process
-from memtriage.messages.figures import POLICY
-from memtriage.messages.forms import FORMS, MessageForm
 from memtriage.messages.grammar.message import ALLOCATORS, SUM_ERROR, Message, OomFields
 from memtriage.messages.grammar.sizes import as_printed
+from memtriage.messages.judge import POLICY
 from memtriage.messages.shapes import as_logits
 from memtriage.model.explanation import Label
 from memtriage.model.units import MIB
@@ -40,28 +40,36 @@ def _shaped(case: Case) -> Iterator[str]:
 
 
 def _sums(case: Case) -> Iterator[str]:
-    figures = case.figures
+    asked = case.figures.requested
     if case.message.family == "mps":
         yield from _metal(case.message)
-        return
+    elif case.message.family == "cpu-alloc" and asked is not None:
+        yield f"requested {as_printed(asked)} (exactly)"
+    else:
+        of_device = case.message.family in ALLOCATORS
+        yield from sums(case.label, case.figures if of_device else replace(case.figures, total=None))
+
+
+def sums(label: Label, figures: OomFields) -> Iterator[str]:
+    """Yield what was requested and free, and the parts of the device."""
     asked, free, total = figures.requested, figures.free, figures.total
-    if asked is not None and free is not None and case.label != "absurd_request":
+    if asked is not None and free is not None and label != "absurd_request":
         gap = asked - free
         verdict = f"{as_printed(gap)} short" if gap > 0 else "the free memory covers it"
-        if case.label == "driver_refused_though_free":
+        if label == "driver_refused_though_free":
             verdict = "the driver refused though memory was free"
         yield f"requested {as_printed(asked)}; {as_printed(free)} free: {verdict}"
     elif asked is not None:
-        yield f"requested {as_printed(asked)}" + (" (exactly)" if case.message.family == "cpu-alloc" else "")
+        yield f"requested {as_printed(asked)}"
     parts = [
         (figures.allocated, "allocated"),
         (figures.reserved_unallocated, "in holes (reserved but unallocated)"),
         (free, "free"),
     ]
     known = _known(parts)
-    outside = figures.outside
-    if total is None or not known or case.message.family not in ALLOCATORS:
+    if total is None or not known:
         return
+    outside = figures.outside
     if outside is not None:
         if outside >= SUM_ERROR:
             known.append(f"{as_printed(outside)} outside this process's allocator")
@@ -100,14 +108,15 @@ def _processes(case: Case) -> Iterator[str]:
 def _deciding(case: Case) -> Iterator[str]:
     """Yield the comparison or the words that decide the label."""
     if case.message.family in ALLOCATORS:
-        yield from _deciding_figures(case.label, case.figures, case)
+        yield from proof(case.label, case.figures, cut=bool(case.message.missing))
     elif case.label == "absurd_request":
         yield "no machine has that much: a length or an index became this size"
     else:
         yield from _deciding_text(case)
 
 
-def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[str]:
+def proof(label: Label, figures: OomFields, *, cut: bool = False) -> Iterator[str]:
+    """Yield the comparison of figures that decides a label; `cut` if the text ends inside of them."""
     asked, total, free = figures.requested or 0, figures.total or 0, figures.free or 0
     allocated, holes = figures.allocated or 0, figures.reserved_unallocated or 0
     if label == "absurd_request":
@@ -121,7 +130,7 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
         )
     elif label == "does_not_fit" and asked > total:
         yield "the request alone exceeds the device: no state of the device could hold it"
-    elif label == "does_not_fit" and case.message.missing:
+    elif label == "does_not_fit" and cut:
         yield "the text ends inside of the allocated bytes, which fill the device if they are GiB"
     elif label == "does_not_fit" and figures.free is None:
         yield (
@@ -174,11 +183,11 @@ def _deciding_text(case: Case) -> Iterator[str]:
     facts = message.facts
     if message.family == "kernel-oom":
         yield from _kernel(message)
-    elif why := FORMS.get((message.family, message.form), MessageForm()).why:
-        yield why
+    elif case.form.why:
+        yield case.form.why
     if message.family == "vllm":
         yield from _engine(message)
-    if message.family == "allocation":
+    if message.family == "allocation" and message.form != "survived":
         yield from _allocation(message)
     if (rss := message.number("rss")) is not None:
         yield f"{message.facts.get('comm', 'the process')} had {as_printed(rss)} in memory"
@@ -210,9 +219,6 @@ def _known(sizes: Iterable[tuple[int | None, str]]) -> list[str]:
 
 def _allocation(message: Message) -> Iterator[str]:
     size = message.number
-    if message.form == "survived":
-        yield "the text says that the program continues without that memory: not a failure"
-        return
     shape = message.facts.get("shape_bytes")
     if size("requested") is None and isinstance(shape, int):
         yield f"requested {as_printed(shape)}: the product of the shape and its type"

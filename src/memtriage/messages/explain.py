@@ -11,9 +11,9 @@ from memtriage.messages.case import Case, phase_of
 from memtriage.messages.evidence import evidence
 from memtriage.messages.fixes import fixes
 from memtriage.messages.grammar.find import FoundMessage
+from memtriage.messages.judge import judge
 from memtriage.messages.log_file import LogReading, read_text, serves
 from memtriage.messages.questions import settle, stale_advice
-from memtriage.messages.rules import judge
 from memtriage.messages.shapes import factor, with_shifted
 from memtriage.model.explanation import Explanation, Label, LogEvent, Role, Settle
 from memtriage.model.units import count, rank_list

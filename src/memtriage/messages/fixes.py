@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memtriage.messages.case import Case, named_processes, other_processes, own_process
-from memtriage.messages.figures import POLICY
 from memtriage.messages.grammar.message import NOT_TORCH
 from memtriage.messages.grammar.sizes import as_printed
+from memtriage.messages.judge import POLICY
 from memtriage.messages.shapes import kind_of, kinds_of
 from memtriage.model.explanation import Fix
 from memtriage.model.units import GIB, MIB
@@ -51,6 +51,10 @@ def _fix(choice: _Choice) -> Fix:
 
 def _choices(case: Case) -> Iterator[_Choice]:
     match case.label:
+        case "unknown" if case.torch:
+            yield from _without_figures(case)
+        case _ if known := _by_form(case):
+            yield from known
         case "does_not_fit":
             yield from _does_not_fit(case)
         case "fragmentation":
@@ -79,29 +83,16 @@ def _choices(case: Case) -> Iterator[_Choice]:
                 f"{as_printed(figures.private_pools or 0)} is free in CUDA graphs' pools: more than needed",
                 figures.private_pools,
             )
-        case "library_alloc_failed":
-            yield from _library(case)
-        case "unknown" if case.message.family == "mention":
-            yield _Choice("read-on", "this line alone does not show whose memory ran out")
-        case "unknown" if not case.torch:
-            yield from _other_runtime(case)
-        case "unknown" if case.trains_nothing:
-            yield from _without_figures(case)
         case "unknown":
-            yield from _without_figures(case)
-            yield _Choice(
-                "watch", _UNKNOWN.get(case.message.family, "the text has too few figures to find the cause")
-            )
-        case _:
-            yield from _host(case)
-
-
-_UNKNOWN = {
-    "cuda-runtime": "the message has no sizes: find out what asked, and what was alive",
-    "cuda-driver": "the message has no sizes: find out what asked, and what was alive",
-    "xpu-runtime": "the message has no sizes: find out what asked, and what was alive",
-    "nvml-assert": "the message lost its figures: find out what was alive at the failure",
-}
+            yield from _other_runtime(case)
+        case "host_memory_limit":
+            yield from _host_full(case)
+        case "host_alloc_failed":
+            yield from _host_refused(case)
+        case "killed_unproven":
+            yield _Choice("prove-kill", "a signal alone does not show its sender or reason")
+            if case.building:
+                yield _Choice("build-jobs", "if memory was the reason: compilers that run at once use it")
 
 
 def _without_figures(case: Case) -> Iterator[_Choice]:
@@ -110,18 +101,17 @@ def _without_figures(case: Case) -> Iterator[_Choice]:
         if case.message.family == "cuda-driver":
             yield _Choice("no-expandable", "its calls of the driver fail on some devices, whatever is free")
         yield _Choice("page-cache", "device and host share one memory: files that were read count, too")
-    if case.message.form == "engine pool":
-        yield from _engine_and_trainer()
-    elif case.message.form == "kernel module":
-        yield _Choice("largest-process", "the kernel's driver takes host memory, too")
-        yield _Choice("free-device", "the text does not show what uses the device")
-    elif case.trains_nothing:
+    known = _by_form(case)
+    yield from known
+    if not known and case.trains_nothing:
         yield from _ladder(case, None)
+    elif not known:
+        yield _Choice("watch", "the text has too few figures to find the cause")
 
 
-def _engine_and_trainer() -> Iterator[_Choice]:
-    yield _Choice("room-for-engine", "engine and trainer take turns on one device")
-    yield _Choice("leave-headroom", "a smaller share is easier to get again")
+def _by_form(case: Case) -> list[_Choice]:
+    watched = case.torch and not case.trains_nothing
+    return [_Choice(key, why) for key, why in case.form.fixes if watched or key != "watch"]
 
 
 # The device is full
@@ -139,12 +129,8 @@ def _other_runtime(case: Case) -> Iterator[_Choice]:
 
 
 def _does_not_fit(case: Case) -> Iterator[_Choice]:
-    if case.message.family in ("allocation", "engine"):
+    if case.message.family == "allocation":
         yield from _other_runtime(case)
-        return
-    if case.message.family == "vllm":
-        yield _Choice("raise-cap", "a larger share of the device holds a longer sequence")
-        yield _Choice("less-on-device", "a lower max_model_len needs less key-value cache for a sequence")
         return
     yield from _cheaper_answers(case)
     figures = case.figures
@@ -364,9 +350,6 @@ def _outside(case: Case) -> Iterator[_Choice]:
         at_most = f"at most {math.floor(100 * free / total) / 100:.2f}" if free and total else ""
         yield _Choice("lower-share", "a share that fits next to the others", named=at_most)
         return
-    if case.message.form == "engine wakes":
-        yield from _engine_and_trainer()
-        return
     if "unified memory" in case.traits:
         yield _Choice(
             "page-cache", "device and host share one memory: programs and cached files take from it"
@@ -402,14 +385,6 @@ def _capped(case: Case) -> Iterator[_Choice]:
         if case.possible("does_not_fit"):
             yield from _ladder(case, None) if case.generates else _activations(case, "")
         return
-    if case.message.family == "vllm":
-        yield _Choice("raise-cap", "weights and the profiling run use up the share of gpu_memory_utilization")
-        yield _Choice("less-on-device", "a lower max_model_len makes the profiling run smaller")
-        return
-    if case.message.family == "engine":
-        yield _Choice("raise-cap", "the engine's share is used up; the device may have more")
-        yield _Choice("less-on-device", "a shorter context or fewer requests at once use less of the share")
-        return
     room = figures.total - figures.allowed if figures.total and figures.allowed else None
     more = ", the device has more" if room else ""
     yield _Choice("raise-cap", f"the cap is {as_printed(figures.allowed or 0)}{more}", room)
@@ -430,38 +405,11 @@ def _refused(case: Case) -> Iterator[_Choice]:
         yield from _expandable(case)
 
 
-def _library(case: Case) -> Iterator[_Choice]:
-    if case.message.family in NOT_TORCH:
-        yield from _other_runtime(case)
-        return
-    yield _Choice(
-        "headroom", "the library asks the driver after the allocator has reserved most of the device"
-    )
-    yield _Choice("own-context", "a second context on a device takes what the library needed")
-    if case.message.form in ("", "not initialized") and case.message.family != "nccl":
-        yield _Choice("free-device", "other processes may fill the device")
-
-
 # The host
 
 
 _ONE_TENSOR = 64 * MIB
 """Bytes from which on a refused request is large enough for its own size to be the reason."""
-
-
-def _host(case: Case) -> Iterator[_Choice]:
-    match case.label:
-        case "host_memory_limit":
-            yield from _host_full(case)
-        case "host_alloc_failed":
-            yield from _host_refused(case)
-        case "shared_memory_exhausted":
-            yield _Choice("larger-shm", "workers and NCCL pass data through /dev/shm")
-            yield _Choice("fewer-workers", "if workers fill it: fewer batches are in flight at once")
-        case "killed_unproven":
-            yield _Choice("prove-kill", "a signal alone does not show its sender or reason")
-            if case.building:
-                yield _Choice("build-jobs", "if memory was the reason: compilers that run at once use it")
 
 
 def _host_full(case: Case) -> Iterator[_Choice]:
@@ -487,33 +435,8 @@ def _host_full(case: Case) -> Iterator[_Choice]:
 def _host_refused(case: Case) -> Iterator[_Choice]:
     """The host refused an allocation."""
     asked = case.message.number("requested")
-    match case.message.form:
-        case "segment":
-            yield _Choice(
-                "map-count", "each shared tensor is a mapping; the default limit is 65,530 per process"
-            )
-            yield _Choice("commit-limit", "the kernel may be at its commit limit")
-            return
-        case "file":
-            yield _Choice("commit-limit", "the mapping is committed in full")
-            yield _Choice("host-limit", "if the file has to be in memory")
-            return
-        case "fork":
-            yield _Choice("fork-early", "a fork has to be granted as much as the process has")
-            yield _Choice("commit-limit", "the kernel commits less than it could provide")
-            yield _Choice("fewer-workers", "each worker is a fork")
-            return
-        case "errno":
-            yield _Choice("largest-process", "other processes leave less host memory free")
-            yield _Choice("commit-limit", "the kernel may commit less than it could provide")
-            yield _Choice("host-limit", "if the job needs that much")
-            return
-        case "commit":
-            yield _Choice("commit-limit", "RAM and page file together are the commit limit")
-            yield _Choice("fewer-workers", "each process that loads the CUDA libraries commits some GiB")
-            return
-        case "worker":
-            yield _Choice("fewer-workers", "the failed allocation was in a worker")
+    if case.message.form == "worker":
+        yield _Choice("fewer-workers", "the failed allocation was in a worker")
     if case.message.family in NOT_TORCH:
         yield from _other_runtime(case)
     elif asked is None or asked >= _ONE_TENSOR:

@@ -15,50 +15,28 @@ _EVENTS: Final = "cat /sys/fs/cgroup/memory.events"
 _WATCH: Final = "memtriage run train.py"
 _NAME_THE_CALL: Final = "CUDA_LAUNCH_BLOCKING=1 TORCH_SHOW_CPP_STACKTRACES=1 python train.py"
 _USERS: Final[Mapping[str, str]] = {
-    "hip-v2": "rocm-smi --showpids",
-    "xpu-v1": "xpu-smi ps",
-    "xpu-v2": "xpu-smi ps",
-    "xpu-runtime": "xpu-smi ps",
-}
-"""The same by the family, where the device's name does not say: ROCm's devices are called cuda, too."""
-_DEVICE_USERS: Final[Mapping[str, str]] = {
+    "hip": "rocm-smi --showpids",
     "xpu": "xpu-smi ps",
     "npu": "npu-smi info",
     "mps": "footprint -p PID",
     "tpu": "tpu-info",
     "host": "ps aux --sort=-rss | head",
 }
-"""What lists the users of a device, by the part of its name before the number."""
+"""What lists the users of a device, by its message's family or the part of its name before the number."""
 _NVIDIA_USERS: Final = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv"
-_HOST: Final[Mapping[str, Settle]] = {
-    "slurm": Settle(
-        fact="which step used how much of the memory it asked for",
-        command="sacct -j {job} --format=JobID,State,MaxRSS,ReqMem,ExitCode",
-    ),
-    "k8s": Settle(
-        fact="which container hit which limit", command="kubectl describe pod POD; docker inspect CONTAINER"
-    ),
-    "oomd": Settle(fact="which processes had the memory", command="journalctl -u systemd-oomd -u earlyoom"),
-    "notebook": Settle(
-        fact="which cell's objects hold the memory", command="%memit, or psutil.virtual_memory()"
-    ),
-    "ray": Settle(fact="which workers hold the node's memory", command="ray memory --stats-only"),
-    "cgroup": Settle(
-        fact="what the cgroup's memory is: anonymous, shared, or files",
-        command="cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.stat",
-    ),
-    "": Settle(fact="which processes had the memory: the table above the kernel's line", command="dmesg -T"),
-}
 
 
 def _users(message: Message) -> str:
     kind = (message.device or "").partition(":")[0]
-    return _USERS.get(message.family, _DEVICE_USERS.get(kind, _NVIDIA_USERS))
+    backend = message.family.partition("-")[0]  # ROCm's devices are called cuda, too
+    return _USERS.get(backend, _USERS.get(kind, _NVIDIA_USERS))
 
 
 def settle(case: Case) -> Settle | None:
     """Return the further fact that would settle a diagnosis; None where nothing is open."""
     message = case.message
+    if (known := case.form.question) is not None:
+        return Settle(fact=known.fact, command=known.command.format(job=message.facts.get("job", "JOBID")))
     match case.label:
         case "does_not_fit" | "fragmentation" | "private_pools" if len(case.labels) == 1:
             return None
@@ -108,11 +86,6 @@ def settle(case: Case) -> Settle | None:
                 fact="how much of the device was free when the library asked, and what used the rest",
                 command=_users(message),
             )
-        case "unknown" if message.family == "mention":
-            return Settle(
-                fact="the size of the request and what was free: the lines around this one",
-                command="grep -n -B5 -A5 -iE 'out of memory|alloc|oom' train.log",
-            )
         case "unknown" if not case.torch or case.trains_nothing:
             return Settle(
                 fact="how much of the device was free, and what used the rest", command=_users(message)
@@ -122,23 +95,8 @@ def settle(case: Case) -> Settle | None:
             fact = "which call failed" if named else "what was alive on the device at the failure"
             return Settle(fact=fact, command=_NAME_THE_CALL if named else _WATCH)
         case "host_memory_limit":
-            open_question = _HOST[message.family if message.family in _HOST else message.form]
-            job = str(message.facts.get("job", "JOBID"))
-            return Settle(fact=open_question.fact, command=open_question.command.format(job=job))
-        case "host_alloc_failed" if message.form == "segment":
             return Settle(
-                fact="how many mappings the process had, of how many it may have",
-                command="wc -l /proc/PID/maps; sysctl vm.max_map_count",
-            )
-        case "host_alloc_failed" if message.form in ("fork", "file", "errno"):
-            return Settle(
-                fact="how much the kernel may still commit (CommitLimit minus Committed_AS)",
-                command="grep Commit /proc/meminfo; sysctl vm.overcommit_memory; ulimit -v",
-            )
-        case "host_alloc_failed" if message.form == "commit":
-            return Settle(
-                fact="how much of RAM and page file was committed already",
-                command='systeminfo | findstr /C:"Virtual Memory"',
+                fact="which processes had the memory: the table above the kernel's line", command="dmesg -T"
             )
         case "host_alloc_failed":
             return Settle(

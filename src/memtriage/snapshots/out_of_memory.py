@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from memtriage.messages.grammar.message import OomFields
+from memtriage.messages.judge import judge_figures
 from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.model.explanation import Label
 from memtriage.model.findings import Finding
 from memtriage.model.recording import NO_FRAMES, FreeRange, OomEvent
-from memtriage.model.units import MIB, count, size
+from memtriage.model.units import count, size
 from memtriage.playbook.snapshots import ADVICE, FREE_MEMORY, FreeMemory, SnapshotCause
 from memtriage.snapshots.sites import alive_at, owned_bytes
 from memtriage.snapshots.view import DeviceView
 
-_MARGIN: Final = 64 * MIB
-"""Full cards report up to 26 MiB free: less than this beyond the request proves nothing."""
 _SHOWN: Final = 5
+_CAUSES: Final[Mapping[Label, SnapshotCause]] = {
+    "driver_refused_though_free": "allocator limit",
+    "fragmentation": "free in holes",
+}
+"""What is wrong by the figures of the failure; the device is full where it is none of these."""
 
 
 def oom_findings(view: DeviceView) -> list[Finding]:
@@ -61,13 +68,14 @@ def _finding(view: DeviceView, oom: OomEvent) -> Finding:
         if free_range.stream == oom.stream and free_range.pool == DEFAULT_POOL
     ]
     elsewhere = [free_range for free_range in oom.free if free_range not in usable]
+    label = _label(oom, usable)
     alive = owned_bytes(alive_at(view.replayed, oom.event), view.replayed.size, view.owners, view.sites)
     site = view.stacks[oom.stack].site
     biggest = next((row.site for row in alive if row.site != NO_FRAMES), None)
     evidence = [
         f"requested {size(oom.requested)}; {size(oom.allocated)} allocated, {size(oom.reserved)} reserved",
         *_free_lines(oom, usable, elsewhere),
-        *_driver_line(oom),
+        *_driver_line(oom, refused=label == "driver_refused_though_free"),
         "alive then: "
         + ", ".join(
             f"{row.owner} at {row.site} {size(row.bytes)}" for row in itertools.islice(alive, _SHOWN)
@@ -78,7 +86,7 @@ def _finding(view: DeviceView, oom: OomEvent) -> Finding:
     if len(view.ooms) > 1:
         evidence.append(f"{len(view.ooms)} errors in the recording; this is the first")
     free = _free_memory(oom, usable, elsewhere)
-    advice = ADVICE[_cause(oom, free)]
+    advice = ADVICE[_CAUSES.get(label, "device full")]
     return Finding(
         kind="out_of_memory",
         device=view.device,
@@ -109,18 +117,14 @@ def _free_lines(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRang
     return lines
 
 
-def _driver_line(oom: OomEvent) -> list[str]:
+def _driver_line(oom: OomEvent, *, refused: bool) -> list[str]:
     if oom.device_free is None:
         return []
-    if _refused_though_free(oom):
+    if refused:
         return [
             f"the driver had {size(oom.device_free)} free: a limit of the allocator, not the device, refused"
         ]
     return [f"the driver had {size(oom.device_free)} free"]
-
-
-def _refused_though_free(oom: OomEvent) -> bool:
-    return oom.device_free is not None and oom.device_free - oom.requested >= _MARGIN
 
 
 def _free_memory(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRange]) -> FreeMemory:
@@ -129,7 +133,14 @@ def _free_memory(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRan
     return "elsewhere" if sum(free.size for free in elsewhere) >= oom.requested else "too little"
 
 
-def _cause(oom: OomEvent, free: FreeMemory) -> SnapshotCause:
-    if _refused_though_free(oom):
-        return "allocator limit"
-    return "free in holes" if free == "in holes" else "device full"
+def _label(oom: OomEvent, usable: Sequence[FreeRange]) -> Label:
+    """Judge the failure as its message would be: what this stream can't use counts as allocated there."""
+    holes, free = sum(free_range.size for free_range in usable), oom.device_free or 0
+    figures = OomFields(
+        requested=oom.requested,
+        total=oom.reserved + free,
+        free=free,
+        allocated=oom.reserved - holes,
+        reserved_unallocated=holes,
+    )
+    return judge_figures(figures)[0]

@@ -1,4 +1,7 @@
-"""What the figures of a failed allocation prove: rules in order, of which the first that applies decides.
+"""What a failure proves: its label, and the labels that it cannot rule out.
+
+A message is judged by its form (`forms.py`) or by its figures; figures by rules in order, of which the first
+that applies decides. Errors of a running program and of a recording are judged by the same rules.
 
 The reasons for the thresholds: full cards still report up to 26 MiB free, so a margin under 64 MiB is "full".
 A context with its libraries takes 0.73 to 0.75 GiB outside the allocator on an H200, so up to 1 GiB is not a
@@ -12,13 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from memtriage.messages.grammar.message import SUM_ERROR, OomFields
+from memtriage.messages.forms import FORMS, MessageForm
+from memtriage.messages.grammar.message import ALLOCATORS, SUM_ERROR, Message, OomFields, figures
 from memtriage.model.explanation import Label
 from memtriage.model.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
-class FiguresPolicy:
+class JudgePolicy:
     """Thresholds of the rules, in bytes or as shares of the device.
 
     Attributes:
@@ -37,6 +41,7 @@ class FiguresPolicy:
         holes_share, holes: holes are large from the smaller of the two on.
         tight: if compaction leaves less free memory than this share of the device, it does not help for long.
         live: if allocated is at least this share of the device, the device is full of live bytes.
+        metal_others: on Metal, other memory of this share of what counts cannot be ruled out.
     """
 
     absurd: int = 2**46
@@ -56,15 +61,33 @@ class FiguresPolicy:
     holes: int = GIB
     tight: float = 0.05
     live: float = 0.85
+    metal_others: float = 0.4
 
 
-POLICY: Final = FiguresPolicy()
+POLICY: Final = JudgePolicy()
 
 _MOST: Final = 3
 _OTHERS: Final[Label] = "other_process_or_outside_allocator"
 
 
-def judge_figures(fields: OomFields, policy: FiguresPolicy = POLICY) -> tuple[Label, ...]:
+def judge(message: Message) -> tuple[Label, ...]:
+    """Return what a message proves, then what it cannot rule out, the likelier first: one to three labels.
+
+    Empty for what other processes say when one has died.
+    """
+    requested = message.number("requested") or _shape_bytes(message)
+    if "absurd" in message.facts or (requested is not None and requested >= POLICY.absurd):
+        return ("absurd_request",)
+    if message.family in ALLOCATORS:
+        return ("does_not_fit", "unknown") if _fills_the_card(message) else judge_figures(figures(message))
+    if by_words := FORMS.get((message.family, message.form), MessageForm()).labels:
+        return by_words
+    if message.family == "mps":
+        return _judge_metal(message)
+    return _judge_allocation(message) if message.family == "allocation" else ()
+
+
+def judge_figures(fields: OomFields, policy: JudgePolicy = POLICY) -> tuple[Label, ...]:
     """Return what the figures prove, then what they cannot rule out: one to three labels.
 
     Where only the holes are unknown (a message cut near its end), the answer holds for every value they can
@@ -88,7 +111,7 @@ def _largest_holes(fields: OomFields) -> int | None:
     return max(0, fields.total - fields.free - fields.allocated)
 
 
-def _early(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...] | None:
+def _early(fields: OomFields, policy: JudgePolicy) -> tuple[Label, ...] | None:
     """The rules that do not need every figure; None where none of them decides."""
     requested, total, allocated = fields.requested, fields.total, fields.allocated
     if requested is not None and requested >= policy.absurd:
@@ -121,7 +144,7 @@ def _early(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...] | None
     return None
 
 
-def _judge_whole(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...]:
+def _judge_whole(fields: OomFields, policy: JudgePolicy) -> tuple[Label, ...]:
     """The rules for figures that are all there."""
     requested, total, free = fields.requested, fields.total, fields.free
     allocated, holes = fields.allocated, fields.reserved_unallocated
@@ -175,3 +198,54 @@ def _judge_whole(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...]:
 
 def _barely(margin: int) -> tuple[Label, ...]:
     return ("driver_refused_though_free",) if margin >= 0 else ()
+
+
+def _judge_allocation(message: Message) -> tuple[Label, ...]:
+    """What the figures of any runtime's failed allocation prove; most do not say who has the rest."""
+    requested, used, free = (message.number(name) for name in ("requested", "used", "free"))
+    total, cap, largest = (message.number(name) for name in ("total", "allowed", "max_buffer"))
+    asked = requested or _shape_bytes(message) or 0
+    if total is not None and max(asked, used or 0) > total:
+        return ("does_not_fit",)
+    if message.form == "single":
+        buffer = FORMS["mps", "buffer"].labels
+        return buffer if largest is None or asked > largest else ("unknown", "does_not_fit")
+    if cap is not None and (message.number("allocated") or 0) + asked > cap:
+        return ("allocator_limit", "does_not_fit")
+    if message.device == "host":
+        too_much = free is not None and asked > free
+        return ("does_not_fit", "host_alloc_failed") if too_much else ("host_alloc_failed",)
+    if free is not None and asked > free:
+        return ("does_not_fit", "unknown")  # who has the rest is not told
+    if free is not None and free - asked >= POLICY.full:
+        return ("driver_refused_though_free", "unknown")
+    return ("unknown", "does_not_fit", _OTHERS)
+
+
+def _shape_bytes(message: Message) -> int | None:
+    """Return the request where the message gives a shape instead of a size."""
+    size = message.facts.get("shape_bytes")
+    return size if isinstance(size, int) else None
+
+
+def _judge_metal(message: Message) -> tuple[Label, ...]:
+    """On Metal the limit is one that PyTorch sets itself, and other allocations count against it."""
+    allocated, other = message.number("allocated"), message.number("other")
+    if allocated is not None and other is not None and other > allocated:
+        return (_OTHERS, "allocator_limit")
+    labels: tuple[Label, ...] = ("allocator_limit", "does_not_fit")
+    if "max_allowed" not in message.fields and not message.missing:
+        labels = ("does_not_fit", "allocator_limit")  # the limit is switched off
+    if allocated is not None and other is not None and other >= POLICY.metal_others * (allocated + other):
+        labels = (*labels, _OTHERS)
+    return labels
+
+
+def _fills_the_card(message: Message) -> bool:
+    """Whether the text ends inside of the allocated bytes, and these, in GiB, fill the device."""
+    cut, total, free = message.facts.get("allocated_cut"), message.number("total"), message.number("free")
+    requested = message.number("requested")
+    if not isinstance(cut, str) or total is None or free is None or requested is None or free >= requested:
+        return False
+    allocated = float(cut.replace(",", "")) * GIB
+    return POLICY.live * total <= allocated <= total
