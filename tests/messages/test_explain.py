@@ -59,7 +59,12 @@ def test_a_real_message(record: dict[str, Any]) -> None:
         assert fix.playbook in PLAYBOOK
         assert fix.math in get_args(Maths)
         assert fix.saves_bytes is None or fix.saves_bytes > 0
-    if diagnosis.fixes and (diagnosis.diagnosis != "does_not_fit" or diagnosis.also_possible):
+    # Holes of less than 2 % of the device are no reason to put off what lowers the peak.
+    holes, total = (diagnosis.fields.get(name) or 0 for name in ("reserved_unallocated", "total"))
+    full = diagnosis.also_possible == ["fragmentation"] and 50 * holes < total
+    if diagnosis.fixes and not (
+        diagnosis.diagnosis == "does_not_fit" and (full or not diagnosis.also_possible)
+    ):
         assert not SMALLER_BATCH.search(diagnosis.fixes[0].action)
     device_failed = record["family"].startswith(("cuda", "hip", "xpu", "mps"))
     if not device_failed and diagnosis.diagnosis.startswith(("host", "killed", "shared")):

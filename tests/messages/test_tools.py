@@ -55,6 +55,9 @@ NO_FIGURES = "torch.AcceleratorError: CUDA error: out of memory"
         ("NVRM: nvAssertOkFailedNoLog: failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)", "unknown"),
         ("EngineCore: trigger received signal=SIGTERM", "not_memory"),
         (f"received signal=SIGTERM\n{NO_FIGURES}", "unknown"),
+        ("train.py returned non-zero exit status -15.", "unknown"),
+        ("train.py returned non-zero exit status -9.", "killed_unproven"),
+        ("rank 1: exit code 143\nrank 0: exit code 137", "killed_unproven"),
     ],
 )  # fmt: skip
 def test_a_wording(text: str, diagnosis: str) -> None:

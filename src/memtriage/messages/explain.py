@@ -129,7 +129,8 @@ def _cause(judged: Sequence[_JudgedMessage]) -> _JudgedMessage | None:
     if not failures:
         return next((each for each in judged if each.label is not None), None)
     # SIGTERM was sent because something else failed, if anything did.
-    failures = [each for each in failures if each.hit.message.form != "asked"] or failures
+    sent = ("asked", "terminated")
+    failures = [each for each in failures if each.hit.message.form not in sent] or failures
     first = failures[0]
     if first.label == "killed_unproven":
         proof = next((failure for failure in failures if failure.label == "host_memory_limit"), None)
@@ -139,8 +140,8 @@ def _cause(judged: Sequence[_JudgedMessage]) -> _JudgedMessage | None:
         report = next((failure for failure in failures if failure.hit.message.form == "denied"), None)
         if report is not None:
             return report
-        # SIGTERM was sent because something else failed. A signal's bare name may be no event at all.
-        if "not_memory" in first.labels or not first.hit.message.facts:
+        # A signal's bare name may be no event at all.
+        if not first.hit.message.facts:
             return next((failure for failure in failures if failure.label != "killed_unproven"), first)
     if first.label == "unknown" and not first.hit.message.fields:
         return next((failure for failure in failures[1:] if _tells_the_same(first.hit, failure.hit)), first)
@@ -229,7 +230,9 @@ def _course(judged: Sequence[_JudgedMessage], cause: _JudgedMessage, reading: Lo
 def _followers(after: Sequence[_JudgedMessage]) -> Iterator[str]:
     kinds: dict[str, list[FoundMessage]] = {}
     for judged in after:
-        kind = judged.hit.message.form if judged.label is None else str(judged.label).replace("_", " ")
+        form = judged.hit.message.form
+        named = judged.label is None or form == "terminated"
+        kind = form if named else str(judged.label).replace("_", " ")
         kinds.setdefault(kind, []).append(judged.hit)
     for kind, hits in kinds.items():
         ranks = sorted({each.rank for each in hits if each.rank is not None})

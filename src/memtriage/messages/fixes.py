@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memtriage.messages.case import Case, named_processes, other_processes, own_process
 from memtriage.messages.grammar.message import NOT_TORCH
 from memtriage.messages.grammar.sizes import as_printed
-from memtriage.messages.judge import POLICY
+from memtriage.messages.judge import POLICY, holes_are_large
 from memtriage.messages.shapes import kind_of, kinds_of
 from memtriage.model.explanation import Fix
 from memtriage.model.units import GIB, MIB
@@ -137,6 +137,8 @@ def _does_not_fit(case: Case) -> Iterator[_Choice]:
     if case.message.form == "buffer" or (figures.requested or 0) > (figures.total or figures.requested or 0):
         yield from _one_tensor(case)
     yield from _ladder(case, _gap(case))
+    if case.possible("fragmentation"):
+        yield from _fewer_holes(case)
 
 
 def _cheaper_answers(case: Case) -> Iterator[_Choice]:
@@ -147,12 +149,8 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
         yield _Choice("check-driver", "the free memory barely covers the request")
     ways: list[_Choice] = []
     others = other_processes(case.message)
-    if case.possible("fragmentation"):
-        ways += _expandable(case)
-        if case.expandable:
-            ways.append(
-                _Choice("bucket", "holes come from changing shapes; expandable segments are on already")
-            )
+    if case.possible("fragmentation") and holes_are_large(case.figures):
+        ways += _fewer_holes(case)
     if case.possible("other_process_or_outside_allocator"):
         ways += _outside(case)
     elif (held := sum(use for _, use in others)) >= _missing(case):
@@ -315,6 +313,12 @@ def _expandable(case: Case) -> Iterator[_Choice]:
     holes = case.figures.reserved_unallocated
     reason = f"{as_printed(holes)} is free in holes, " if holes else ""
     yield _Choice("expandable", f"{reason}requested {as_printed(case.figures.requested or 0)}", holes)
+
+
+def _fewer_holes(case: Case) -> Iterator[_Choice]:
+    yield from _expandable(case)
+    if case.expandable:
+        yield _Choice("bucket", "holes come from changing shapes; expandable segments are on already")
 
 
 def _fragmentation(case: Case) -> Iterator[_Choice]:

@@ -49,6 +49,11 @@ _LARGER_SHM: Final = (
 _CONTAINER: Final = Settle(
     fact="which container hit which limit", command="kubectl describe pod POD; docker inspect CONTAINER"
 )
+_PROVE_KILL: Final = (("prove-kill", "a signal alone does not show its sender or reason"),)
+_KERNELS_LINE: Final = Settle(
+    fact="whether the out-of-memory killer ran: oom_kill above 0, or the kernel's line",
+    command="cat /sys/fs/cgroup/memory.events; dmesg -T | grep -iE 'oom-kill|killed process'",
+)
 _COMMITTED: Final = Settle(
     fact="how much the kernel may still commit (CommitLimit minus Committed_AS)",
     command="grep Commit /proc/meminfo; sysctl vm.overcommit_memory; ulimit -v",
@@ -258,6 +263,7 @@ FORMS: Final[Mapping[tuple[Family, str], MessageForm]] = {
         "OOMKilled is false: the container runtime does not record its memory limit as the reason"
         " of the SIGKILL; the host's out-of-memory killer, an orchestrator or a user may have "
         "sent it",
+        question=_KERNELS_LINE,
     ),
     ("ray", ""): MessageForm(
         ("host_memory_limit",),
@@ -265,7 +271,9 @@ FORMS: Final[Mapping[tuple[Family, str], MessageForm]] = {
         question=Settle(fact="which workers hold the node's memory", command="ray memory --stats-only"),
     ),
     ("ray", "perhaps"): MessageForm(
-        ("killed_unproven", "host_memory_limit"), "a worker died; Ray lists possible reasons and knows none"
+        ("killed_unproven", "host_memory_limit"),
+        "a worker died; Ray lists possible reasons and knows none",
+        question=_KERNELS_LINE,
     ),
     ("oomd", ""): MessageForm(
         ("host_memory_limit",),
@@ -284,12 +292,15 @@ FORMS: Final[Mapping[tuple[Family, str], MessageForm]] = {
     ("launcher", "killed"): MessageForm(
         ("killed_unproven", "host_memory_limit"),
         "many programs send SIGKILL; nothing in the text shows that memory was the reason",
+        question=_KERNELS_LINE,
     ),
     # SIGTERM: users, schedulers and launchers send it, and so do earlyoom and an eviction by Kubernetes.
     ("launcher", "terminated"): MessageForm(
-        ("killed_unproven", "not_memory", "unknown"),
+        ("unknown", "killed_unproven", "not_memory"),
         "SIGTERM asks a process to end: users, schedulers and launchers send it, and of the out-"
         "of-memory killers only earlyoom and an eviction by Kubernetes",
+        _PROVE_KILL,
+        _KERNELS_LINE,
     ),
     ("launcher", "asked"): MessageForm(
         ("not_memory", "unknown"),
@@ -298,15 +309,19 @@ FORMS: Final[Mapping[tuple[Family, str], MessageForm]] = {
     ("dataloader-killed", "killed"): MessageForm(
         ("killed_unproven", "host_memory_limit"),
         "a worker got SIGKILL; nothing in the text shows that memory was the reason",
+        question=_KERNELS_LINE,
     ),
     ("dataloader-killed", "terminated"): MessageForm(
-        ("killed_unproven", "not_memory", "unknown"),
+        ("unknown", "killed_unproven", "not_memory"),
         "a worker got SIGTERM: its parent, a user or a scheduler sends it, and of the out-of-"
         "memory killers only earlyoom and an eviction by Kubernetes",
+        _PROVE_KILL,
+        _KERNELS_LINE,
     ),
     ("dataloader-killed", "exited"): MessageForm(
         ("killed_unproven", "host_memory_limit", "shared_memory_exhausted"),
         "a worker died; nothing in the text shows why",
+        question=_KERNELS_LINE,
     ),
     ("shm", ""): MessageForm(
         ("shared_memory_exhausted",), "a write to shared memory (/dev/shm) found no room", fixes=_LARGER_SHM

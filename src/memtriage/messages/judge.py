@@ -105,6 +105,12 @@ def judge_figures(fields: OomFields, policy: JudgePolicy = POLICY) -> tuple[Labe
     return tuple(dict.fromkeys(labels))[:_MOST]
 
 
+def holes_are_large(fields: OomFields, policy: JudgePolicy = POLICY) -> bool:
+    """Whether closing the holes is worth a setting; not where they are unknown."""
+    total, holes = fields.total, fields.reserved_unallocated
+    return total is not None and holes is not None and holes >= min(policy.holes_share * total, policy.holes)
+
+
 def _largest_holes(fields: OomFields) -> int | None:
     if fields.total is None or fields.free is None or fields.allocated is None:
         return None
@@ -153,7 +159,7 @@ def _judge_whole(fields: OomFields, policy: JudgePolicy) -> tuple[Label, ...]:
     outside = fields.outside or 0
     reserved = allocated + holes
     pools = fields.private_pools or 0
-    large = holes >= min(policy.holes_share * total, policy.holes)
+    large = holes_are_large(fields, policy)
     tight = free + holes - requested < policy.tight * total or allocated >= policy.live * total
     # Where even all that is not live would not do, whoever has it is not the reason.
     others_possible = free + holes + outside >= requested and (

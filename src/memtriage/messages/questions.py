@@ -10,8 +10,6 @@ from memtriage.messages.grammar.message import NOT_TORCH, Message
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.model.explanation import Settle
 
-_HOST_LOG: Final = "dmesg -T | grep -iE 'oom-kill|killed process'"
-_EVENTS: Final = "cat /sys/fs/cgroup/memory.events"
 _WATCH: Final = "memtriage run train.py"
 _NAME_THE_CALL: Final = "CUDA_LAUNCH_BLOCKING=1 TORCH_SHOW_CPP_STACKTRACES=1 python train.py"
 _USERS: Final[Mapping[str, str]] = {
@@ -105,11 +103,6 @@ def settle(case: Case) -> Settle | None:
             )
         case "shared_memory_exhausted":
             return Settle(fact="the size of /dev/shm and what is in it", command="df -h /dev/shm")
-        case "killed_unproven":
-            return Settle(
-                fact="whether the out-of-memory killer ran: oom_kill above 0, or the kernel's line",
-                command=f"{_EVENTS}; {_HOST_LOG}",
-            )
         case _:
             return None
 

@@ -262,10 +262,10 @@ def _read_loader(start: re.Match[str], text: str) -> Message | None:
 
 
 _LAUNCHER: Final = re.compile(
-    r"exit[ _-]?(?:code|status)?s?(?: was)?\s*[:=]?\s*(?P<code>-9|137|-15|143)(?![\d.%])|"
+    r"exit[ _-]?(?:code|status)?s?(?: was)?\s*[:=]?\s*(?P<code>-9|137|-15|143)(?![\d%]|\.\d)|"
     r"return(?:ed)?(?: non-zero exit| exit)? (?:code|status)\s*[:=]?\s*"
-    r"(?P<returned>-9|137|-15|143)(?![\d.%])|"
-    r"exited with (?:code|status) (?P<exited>-9|137|-15|143)(?![\d.%])|"
+    r"(?P<returned>-9|137|-15|143)(?![\d%]|\.\d)|"
+    r"exited with (?:code|status) (?P<exited>-9|137|-15|143)(?![\d%]|\.\d)|"
     r"[Ss]ignal:? (?P<signal>9|15)\b|SIG(?P<name>KILL|TERM)\b(?!.{0,30}(?:handler|when mem))|"
     r"\[\d+\] +[+-]? *\d+ (?P<job>killed|terminated)(?= {2,})|"
     r"signal: (?P<process>killed|terminated)\b|"
