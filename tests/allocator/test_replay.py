@@ -51,6 +51,16 @@ def test_what_was_there_before_the_trace_has_no_birth() -> None:
     ]
 
 
+def test_the_unsplit_rest_of_a_block_from_before_the_trace_contradicts_nothing() -> None:
+    calls = [("malloc", 5 * MIB, 0), ("malloc", 4 * MIB, 0), ("malloc", 3 * MIB, 0), ("free", 1, 0)]
+    calls += [("malloc", 4 * MIB - MIB // 2, 0), ("free", 1, 0)]  # half a MiB stays with the block
+    before = len(taped("", calls).events)
+    replayed = taped("", [*calls, ("malloc", 2 * MIB, 0), ("free", 1, 0)]).replayed(before)
+    assert replayed.lost == 0
+    assert replayed.start == (9 * MIB, 20 * MIB)
+    assert replayed.timeline.allocated.tolist() == [11 * MIB, 7 * MIB, 7 * MIB]
+
+
 def test_every_block_has_its_entry_old_ones_first_and_unexplained_ones_last() -> None:
     there = [segment_at(0, "4 ~2 6 -3 5 -20"), segment_at(-100, "3 -17", pool=PRIVATE_POOL)]
     events = [(ALLOC, 6, 6), (FREED, 12, 3), (ASK, 15, 4), (FREED, 15, 4), (ALLOC, -100, 3)]

@@ -132,6 +132,9 @@ class ReplayWalk:
         self.gone = [-1] * len(self.sizes)
         self.late: list[tuple[int, int, int]] = []
         self.live = {block.address: life for life, block in enumerate(start.blocks)}
+        self._guessed = {
+            block.address + block.size: life for life, block in enumerate(start.blocks) if block.guessed
+        }
         self.waiting: dict[int, int] = {}
         self.life = np.full(len(trace), -1, np.int32)
         self.life[allocs] = np.arange(len(start.blocks), len(self.sizes), dtype=np.int32)
@@ -328,13 +331,20 @@ class ReplayWalk:
         """The region of the free block that begins here; -1 when none does, and none can be made to."""
         if address in self.free.at:
             return self.free.region[address]
-        self._doubt(index)
         self._searches += 1
         # what is lost makes searches; a trace without sense must not make a million slow ones
         around = self.free.around(address) if self._searches <= _MAX_SEARCHES else None
         if around is None:
+            self._doubt(index)
             return -1
         whole, home = self.free.drop(around)
+        old, tail = self._guessed.get(around), address - around
+        if old is not None and self.gone[old] < 0 and tail <= self.regions[home].keeps:
+            # what was not split off a block from before the trace is its own
+            self.sizes[old] += tail
+            self.free.put(address, whole - tail, home)
+            return home
+        self._doubt(index)
         self.free.put(around, address - around, home)
         self.free.at[address] = around + whole - address
         self.free.region[address] = home
