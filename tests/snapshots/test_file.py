@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import gzip
+import json
 import lzma
 import os
 import pickle
 import resource
+import sqlite3
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,8 @@ from hypothesis import strategies as st
 
 from memtriage.model.recording import SnapshotError
 from memtriage.snapshots.file import EXPANSION_FREE, loaded
+from memtriage.snapshots.read import load_snapshot
+from support.raw_snapshot import Program, save, snapshot_of, user
 
 SNAPSHOT = {"segments": [{"address": 4096, "blocks": []}], "device_traces": [[]], "external_annotations": []}
 
@@ -198,3 +203,57 @@ def test_a_bare_list_of_segments_is_a_snapshot(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), loaded(tmp_path / "none"):
         pass
+
+
+# A dump into SQLite
+
+
+def sqlite_dump(path: Path, raw: dict[str, Any]) -> Path:
+    """The tables of `torch.cuda.memory._dump_snapshot_sqlite`."""
+    segments = [{**one, "id": number} for number, one in enumerate(raw["segments"])]
+    tables = {
+        "device_traces": [
+            {**event, "device": device}
+            for device, trace in enumerate(raw["device_traces"])
+            for event in trace
+        ],
+        "segments": [{name: each for name, each in one.items() if name != "blocks"} for one in segments],
+        "blocks": [{**block, "segment_id": one["id"]} for one in segments for block in one["blocks"]],
+    }
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        for table, rows in tables.items():
+            names = list(rows[0])
+            base.execute(f"CREATE TABLE {table} ({', '.join(names)})")
+            texts = [
+                [json.dumps(each) if isinstance(each, list | tuple) else each for each in row.values()]
+                for row in rows
+            ]
+            base.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})", texts)
+        base.commit()
+    return path
+
+
+def test_a_dump_into_sqlite_reads_as_its_pickle(tmp_path: Path) -> None:
+    program = Program()
+    kept = program.alloc(3 << 20, user(3))
+    program.free(program.alloc(5 << 20, user(4)))
+    raw = snapshot_of(program)
+    dumped, pickled = (
+        load_snapshot(path).devices[0]
+        for path in (sqlite_dump(tmp_path / "one.db", raw), save(raw, tmp_path / "one.pickle"))
+    )
+    assert dumped.end.allocated == kept.size
+    assert (dumped.end, dumped.peak, dumped.sites) == (pickled.end, pickled.peak, pickled.sites)
+
+
+def test_another_sqlite_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.execute("CREATE TABLE runs (name)")
+        base.execute("CREATE VIEW device_traces AS SELECT * FROM runs")
+        base.commit()
+    with pytest.raises(SnapshotError, match="an SQLite file without a table `device_traces`"):
+        load_snapshot(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(SnapshotError, match="an SQLite file that makes no sense"):
+        load_snapshot(path)

@@ -533,7 +533,7 @@ def test_missing_and_unknown_keys_are_no_obstacle(tmp_path: Path) -> None:
         del segment["segment_pool_id"], segment["is_expandable"]
         for block in segment["blocks"]:
             del block["address"]
-    raw["device_traces"][0].insert(5, {"action": "annotate", "size": 0, "frames": []})
+    raw["device_traces"][0].insert(5, {"action": "of_a_newer_kind", "size": 0, "frames": []})
     (one,) = load_snapshot(save(raw, tmp_path / "old.pickle")).devices
     assert one.end.allocated == one.timeline.allocated[-1] == 288 * MIB
     assert one.steps.source == "optimizer frames"
@@ -654,4 +654,35 @@ def test_a_device_is_there_by_its_segments_or_by_its_events(tmp_path: Path) -> N
     ]
 
 
-# --- all of a recording -------------------------------------------------------------------------------------
+# What newer releases of torch record
+
+
+def test_pinned_host_memory_is_a_note(tmp_path: Path) -> None:
+    raw = snapshot_of(Program())
+    raw["host_segments"] = [
+        {"address": 4096, "size": 64 * MIB, "allocated": True, "active": True, "frames": user(12, "load")},
+        {"address": 1 << 30, "size": 32 * MIB, "allocated": False, "active": False, "frames": []},
+    ]
+    recording = load_snapshot(save(raw, tmp_path / "pinned.pickle"))
+    assert recording.devices == ()
+    assert recording.notes == (
+        "pinned host memory: 96.0 MiB in 2 blocks, 64.0 MiB of it in use, most of it from "
+        "train.py:12 in load 64.0 MiB",
+    )
+
+
+@pytest.mark.parametrize(("flag", "lost"), [(True, True), ([False, True], True), (False, False), ([], False)])
+def test_a_ring_that_overflowed_is_a_note(tmp_path: Path, flag: object, lost: bool) -> None:
+    program = Program()
+    program.alloc(MIB, user(3))
+    raw = snapshot_of(program)
+    raw["allocator_settings"]["trace_alloc_overflowed"] = flag
+    notes = load_snapshot(save(raw, tmp_path / "ring.pickle")).notes
+    assert any("ring buffer" in note and "max_entries" in note for note in notes) == lost
+
+
+def test_a_device_of_intel_is_named_by_its_frames(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(MIB, [frame("", 0, "c10::xpu::XPUCachingAllocator::malloc(unsigned long)"), *user(3)])
+    (device,) = load_snapshot(save(snapshot_of(program), tmp_path / "intel.pickle")).devices
+    assert device.device == "xpu:0"

@@ -16,6 +16,7 @@ import numpy as np
 from memtriage.model.code_origin import is_python
 from memtriage.model.recording import (
     ALLOC,
+    ANNOTATE,
     EVENT_KINDS,
     MAX_FRAMES,
     NO_FRAMES,
@@ -57,6 +58,8 @@ class TraceColumns:
     """Free bytes of the device by index of the `oom` event, where recorded."""
     pool: dict[int, tuple[int, int]]
     """Pool by index of the alloc or segment_alloc event, for pools other than the default, where recorded."""
+    labels: dict[int, str] = field(default_factory=dict)
+    """What the program said of a block, by index of the alloc or annotate event."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -74,6 +77,7 @@ def last_events(trace: TraceColumns, most: int) -> TraceColumns:
         stack=trace.stack[first:],
         device_free={event - first: free for event, free in trace.device_free.items() if event >= first},
         pool={event - first: pool for event, pool in trace.pool.items() if event >= first},
+        labels={event - first: label for event, label in trace.labels.items() if event >= first},
     )
 
 
@@ -154,6 +158,9 @@ def _fill(columns: TraceColumns, start: int, part: Sequence[Mapping[str, Any]], 
         free = part[offset].get("device_free")
         if isinstance(free, int):
             columns.device_free[start + offset] = free
+    for offset, label in enumerate([event.get("user_metadata") for event in part]):
+        if label and columns.kind[start + offset] in (ALLOC, ANNOTATE):
+            columns.labels[start + offset] = str(label)
     if "pool_id" in part[0]:
         for offset in np.flatnonzero(np.isin(columns.kind[span], (ALLOC, SEGMENT_ALLOC))).tolist():
             first, second = part[offset].get("pool_id") or (0, 0)

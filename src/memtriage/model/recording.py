@@ -38,7 +38,7 @@ Action = Literal[
     "oom",
 ]
 """What the allocator does that changes memory, in the words of torch's memory history."""
-EVENT_KINDS: Final = (*get_args(Action), "snapshot", "other")
+EVENT_KINDS: Final = (*get_args(Action), "snapshot", "other", "annotate")
 """Names of the values in `Events.kind`; `other` is an action that this version does not know."""
 
 ALLOC: Final = 0
@@ -51,6 +51,7 @@ SEGMENT_UNMAP: Final = 6
 OOM: Final = 7
 SNAPSHOT: Final = 8
 OTHER_EVENT: Final = 9
+ANNOTATE: Final = 10
 
 RecordedOwner = Literal[
     "parameter",
@@ -263,6 +264,22 @@ class SiteRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelRow:
+    """The blocks that have one label of the program's (`_set_memory_metadata`, `_annotate_tensor`).
+
+    Attributes:
+        label: its text.
+        at_peak, at_end: bytes alive at the peak and at the snapshot.
+        blocks: how many were labelled.
+    """
+
+    label: str
+    at_peak: int
+    at_end: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """Training steps found in the trace.
 
@@ -350,7 +367,7 @@ class DeviceRecording:
     """One device of a recording, replayed.
 
     Attributes:
-        device: `cuda:N`.
+        device: `cuda:N` or `xpu:N`.
         events, lives, timeline: the replay. See there.
         pools: pool ids that `Lives.pool` points into; (0, 0) is the default pool.
         start: allocated and reserved bytes before the first event.
@@ -366,6 +383,7 @@ class DeviceRecording:
         notes: what the recording does not say, in words.
         findings: what is wrong; empty when healthy.
         judged: there is enough to judge growth by; without it, no finding does not mean clean.
+        labels: the bytes of what the program labelled, most first.
     """
 
     device: str
@@ -386,6 +404,7 @@ class DeviceRecording:
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
     judged: bool = True
+    labels: tuple[LabelRow, ...] = ()
 
     @property
     def verdict(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memtriage.model.findings import Finding
-from memtriage.model.recording import OwnedBytes, SiteRow
+from memtriage.model.recording import LabelRow, OwnedBytes, SiteRow
 
 
 class SnapshotPeak(msgspec.Struct):
@@ -90,7 +90,7 @@ class SnapshotDevice(msgspec.Struct, kw_only=True):
     `private_pools_free`.
 
     Attributes:
-        device: `cuda:N`.
+        device: `cuda:N` or `xpu:N`.
         allocated: bytes of blocks in use.
         reserved: bytes of all segments.
         requested: bytes that the program asked for.
@@ -112,6 +112,7 @@ class SnapshotDevice(msgspec.Struct, kw_only=True):
         notes: what limits the result.
         verdict: the kind of the first finding, `clean`, or `not_judged` where growth could not be judged.
         findings: the causes found; none for a healthy recording.
+        labels: bytes of what the program labelled, most first.
     """
 
     device: str
@@ -136,6 +137,7 @@ class SnapshotDevice(msgspec.Struct, kw_only=True):
     notes: list[str]
     verdict: str
     findings: list[Finding]
+    labels: list[LabelRow] = msgspec.field(default_factory=list)
 
 
 class SnapshotResult(msgspec.Struct, kw_only=True):

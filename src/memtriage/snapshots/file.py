@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import lzma
 import os
 import pickle
+import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +29,7 @@ import zstandard
 from memtriage.model.recording import SnapshotError
 from memtriage.process.collector import collector_paused
 
+MAGIC_SQLITE: Final = b"SQLite format 3\x00"
 MAGIC_GZIP: Final = b"\x1f\x8b"
 MAGIC_XZ: Final = b"\xfd7zXZ\x00"
 MAGIC_ZSTD: Final = b"\x28\xb5\x2f\xfd"
@@ -43,6 +46,7 @@ _GROWTH: Final = 64
 """Bytes of objects that a byte of a pickle can make: an empty list. Snapshots make five (measured)."""
 _FIXED_GROWTH: Final = 256 << 20
 _CHUNK: Final = 1 << 20
+_DEVICES: Final = 1024
 
 
 @contextlib.contextmanager
@@ -69,6 +73,8 @@ def _load(path: Path) -> Any:
     with path.open("rb") as file:
         stream = _decompressed(file)
         try:
+            if stream.peek(len(MAGIC_SQLITE)).startswith(MAGIC_SQLITE):
+                return _from_sqlite(path)
             head = stream.peek(2)[:2]
             if not head and stream is not file:
                 raise EOFError
@@ -90,6 +96,47 @@ def _load(path: Path) -> Any:
             # A damaged pickle's opcodes raise nearly anything: bad text, unhashable keys, a stack underflow.
             reason = "it ends too early" if "truncated" in str(error) else str(error)
             raise SnapshotError(f"{path}: truncated or damaged: {reason}") from None
+
+
+def _from_sqlite(path: Path) -> dict[str, Any]:
+    """Read the tables that `_dump_snapshot_sqlite` writes: columns are keys of a pickle's entries."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as base:
+            base.row_factory = sqlite3.Row
+            kinds = dict(base.execute("SELECT name, type FROM sqlite_master").fetchall())
+            for table in ("device_traces", "segments", "blocks"):
+                if kinds.get(table) != "table":
+                    raise SnapshotError(f"an SQLite file without a table `{table}`")
+            traces: dict[int, list[dict[str, Any]]] = {}
+            for event in _rows(base, "device_traces"):
+                traces.setdefault(int(event.get("device") or 0), []).append(event)
+            segments = {segment.get("id"): {**segment, "blocks": []} for segment in _rows(base, "segments")}
+            for block in _rows(base, "blocks"):
+                segments[block.get("segment_id")]["blocks"].append(block)
+    except (sqlite3.Error, KeyError, ValueError) as error:
+        raise SnapshotError(f"an SQLite file that makes no sense: {error!r}") from None
+    devices = range(max(traces, default=-1) + 1)
+    if len(devices) > _DEVICES:
+        raise SnapshotError(f"an SQLite file with an event of device {devices[-1]:,}")
+    return {
+        "segments": list(segments.values()),
+        "device_traces": [traces.get(device, []) for device in devices],
+    }
+
+
+def _rows(base: sqlite3.Connection, table: str) -> Iterator[dict[str, Any]]:
+    lists: dict[str, Any] = {}  # equal stacks are one object, as in a pickle
+    for row in base.execute(f"SELECT * FROM {table} ORDER BY rowid"):
+        entry = {name: row[name] for name in row.keys() if row[name] is not None}  # noqa: SIM118
+        for one, other in (("addr", "address"), ("device_id", "device")):
+            if one in entry or other in entry:
+                entry[one] = entry[other] = entry.get(one, entry.get(other))
+        for name in {"frames", "pool_id", "segment_pool_id"} & entry.keys():
+            text = str(entry[name])
+            if text not in lists:
+                lists[text] = json.loads(text or "[]")
+            entry[name] = lists[text]
+        yield entry
 
 
 class _Restricted(pickle.Unpickler):
@@ -180,6 +227,6 @@ def _outline(raw: Any, path: Path) -> dict[str, Any]:
     for key in ("segments", "device_traces"):
         if not isinstance(raw.setdefault(key, []), list):
             raise SnapshotError(f"{path}: not a memory snapshot: `{key}` is a {type(raw[key]).__name__}")
-    if not raw["segments"] and not raw["device_traces"]:
+    if not (raw["segments"] or raw["device_traces"] or raw.get("host_segments")):
         raise SnapshotError(f"{path}: not a memory snapshot: it has neither `segments` nor `device_traces`")
     return raw

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -42,6 +44,7 @@ from memtriage.model.units import count, size
 from memtriage.observe.cuda import parse_segments
 from memtriage.snapshots.file import loaded
 from memtriage.snapshots.growth import MOST_STEPS, RECORDED_POLICY, SiteGrowth, growing_sites
+from memtriage.snapshots.labels import label_rows
 from memtriage.snapshots.owners import owners_of
 from memtriage.snapshots.rules import judge
 from memtriage.snapshots.sites import alive_at, index_sites, owned_bytes, site_series
@@ -50,6 +53,8 @@ from memtriage.snapshots.steps import find_steps, settled
 from memtriage.snapshots.stranding import POLICY
 from memtriage.snapshots.view import DeviceView, Mask
 
+_XPU: Final = re.compile(r"\b(?:c10|at)::xpu\b|c10/xpu/|torch/xpu/")
+_SITES: Final = 3
 _NEARLY_WHOLE: Final = 0.9
 """Part of a segment that must be stranded for a note."""
 
@@ -74,6 +79,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
                 [*(segment.get("blocks") for segment in raw["segments"]), *raw["device_traces"]]
             )
             segments, block_stacks = _segments(raw["segments"], table)
+            file_notes = (*_overflow(raw.get("allocator_settings")), *_pinned_host(raw, table))
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise SnapshotError(
                 f"{file}: not a memory snapshot: its segments make no sense: {error!r}"
@@ -84,6 +90,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
             raise SnapshotError(f"{file}: not a memory snapshot: {error}") from None
         named = _settings(raw.get("allocator_settings"))
         spans = named_spans(raw.get("external_annotations"))
+        backend = "xpu" if any(map(_of_xpu, table.frames)) else "cuda"
         stacks, facts = table.stacks(), [stack_facts(frames) for frames in table.frames]
         # before the replay: the file's own objects are by far the largest thing in memory
         del raw
@@ -97,7 +104,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
     try:
         devices = [
             _device(
-                f"cuda:{index}",
+                f"{backend}:{index}",
                 traces[index] if index < len(traces) else trace_columns([], table),
                 [segment for segment in segments if segment.device == index],
                 {address: number for (device, address), number in block_stacks.items() if device == index},
@@ -107,7 +114,14 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
         ]
     except OverflowError as error:  # sums of damaged sizes: whole ones are below 2**63 by far
         raise SnapshotError(f"{file}: not a memory snapshot: a size is out of range: {error}") from None
-    return Recording(path=str(file), devices=tuple(devices), stacks=stacks, settings=named, annotations=spans)
+    return Recording(
+        path=str(file),
+        devices=tuple(devices),
+        stacks=stacks,
+        settings=named,
+        annotations=spans,
+        notes=file_notes,
+    )
 
 
 def _refuse_repetition(lists: Sequence[Any]) -> None:
@@ -115,6 +129,39 @@ def _refuse_repetition(lists: Sequence[Any]) -> None:
     filled = [id(each) for each in lists if each]
     if len(set(filled)) < len(filled):
         raise ValueError("the same blocks or events are in several segments or devices")
+
+
+def _of_xpu(frames: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a stack is of Intel's allocator: the file does not name its kind of device."""
+    return any(_XPU.search(f"{frame.get('filename')} {frame.get('name')}") for frame in frames)
+
+
+def _overflow(settings: object) -> Iterator[str]:
+    flag = settings.get("trace_alloc_overflowed") if isinstance(settings, Mapping) else None
+    if flag is True or (isinstance(flag, list) and any(flag)):
+        yield (
+            "the ring buffer of the recording overflowed: its oldest events are lost (a larger `max_entries` "
+            "of `_record_memory_history` keeps them)"
+        )
+
+
+def _pinned_host(raw: Mapping[str, Any], table: StackTable) -> Iterator[str]:
+    """Say what the pinned host memory of a recording is, where it was recorded (torch 2.14)."""
+    blocks = raw.get("host_segments") or ()
+    if not blocks:
+        return
+    in_use = [block for block in blocks if block.get("allocated") or block.get("active")]
+    total, used = (sum(int(block["size"]) for block in some) for some in (blocks, in_use))
+    sites: Counter[int] = Counter()
+    for block in in_use:
+        if frames := block.get("frames"):
+            sites[table.number(frames)] += int(block["size"])
+    stacks = table.stacks()
+    most = ", ".join(f"{stacks[number].site} {size(total)}" for number, total in sites.most_common(_SITES))
+    yield (
+        f"pinned host memory: {size(total)} in {count(len(blocks), 'block')}, {size(used)} of it in use"
+        + (f", most of it from {most}" if most else "")
+    )
 
 
 def _settings(raw: object) -> dict[str, Any]:
@@ -234,6 +281,7 @@ def _device(
         exact_from_us=_exact_from(trace, replayed),
         notes=_notes(trace, replayed, steps) + _one_pin(_pinned(view)),
         judged=steps.count >= RECORDED_POLICY.few and not _contradicts(replayed),
+        labels=label_rows(trace, replayed, alive_at(replayed, peak.event), view.alive()),
         findings=tuple(judge(view, growing, shared.simulated)),
     )
 

@@ -71,6 +71,7 @@ def _device(device: DeviceRecording) -> SnapshotDevice:
         notes=list(device.notes),
         verdict=device.verdict,
         findings=list(device.findings),
+        labels=list(device.labels[:_MOST]),
     )
 
 

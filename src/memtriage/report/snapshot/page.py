@@ -8,6 +8,7 @@ leaves out. The limits below keep the file under `html.shell.LARGEST` bytes; dev
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +57,8 @@ _ABOUT: Final = (
     "Everything on this page is in this file; it loads nothing.",
 )
 
+_LABELS: Final = 12
+
 
 def html(recording: Recording) -> str:
     """Return the page of a recording: at most `html.shell.LARGEST` bytes for a million events."""
@@ -103,7 +106,7 @@ def _device(recording: Recording, device: DeviceRecording, texts: Texts, share: 
         "sites": _sites(recording, device, texts, _SITE_ROWS // share),
         "map": segment_map(device, texts, _MAP_PARTS // share),
         "ooms": [_oom(recording, device, oom, texts) for oom in device.ooms[:_OOMS]],
-        "notes": list(device.notes),
+        "notes": [*_labels(device), *device.notes],
     }
 
 
@@ -162,6 +165,12 @@ def _owners(device: DeviceRecording) -> list[dict[str, Any]]:
         for owner in dict.fromkeys((*OWNERS, *at_peak, *at_end))
         if at_peak[owner] or at_end[owner]
     ]
+
+
+def _labels(device: DeviceRecording) -> Iterator[str]:
+    for row in device.labels[:_LABELS]:
+        blocks = f"labelled {row.label} ({count(row.blocks, 'block')})"
+        yield f"{blocks}: {size(row.at_peak)} at the peak, {size(row.at_end)} at the snapshot"
 
 
 def _sites(recording: Recording, device: DeviceRecording, texts: Texts, limit: int) -> dict[str, Any]:

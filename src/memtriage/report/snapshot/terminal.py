@@ -54,6 +54,7 @@ def _device(page: Page, device: DeviceRecording) -> None:
     _owners(page, "At the peak", device.peak.owners, _peak_detail(page, device))
     _owners(page, "At the snapshot", device.owners, f"{size(device.end.allocated)} allocated")
     _sites(page, device)
+    _labelled(page, device)
     _stranded(page, device.pinned)
     if device.notes:
         page.heading("Notes")
@@ -126,6 +127,15 @@ def _owners(page: Page, title: str, rows: Iterable[OwnedBytes], detail: str) -> 
     page.heading(title, detail)
     for owner, total in totals.most_common(_OWNERS):
         page.amount(owner, f"{size(total):>{_AMOUNT}}", labels=_LABELS + 6)
+
+
+def _labelled(page: Page, device: DeviceRecording) -> None:
+    if not device.labels:
+        return
+    page.heading("Labels of the program", "at the peak, at the snapshot")
+    for row in device.labels[:_SITES]:
+        label = f"{row.label}  ({count(row.blocks, 'block')})"
+        page.line((f"  {size(row.at_peak):>{_AMOUNT}} {size(row.at_end):>{_AMOUNT}}  {label}", ""), indent=8)
 
 
 def _sites(page: Page, device: DeviceRecording) -> None:
