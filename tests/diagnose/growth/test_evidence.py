@@ -134,6 +134,12 @@ def test_of_two_censuses_at_one_position_the_later_counts() -> None:
     assert sizes(census(4, held(1)), census(8, held(2)), census(8, held(3))) == [[(4, 1), (8, 3)]]
 
 
+def test_a_census_at_the_position_of_the_last_one_ends_no_series_of_ordinary_data() -> None:
+    lines = [CensusSeen(position=position(at), data=[data(10 * at, 100)]) for at in (4, 8, 12)]
+    (series,) = Evidence.of([*lines[:2], census(8), lines[2]]).run["step"].data()
+    assert [(each.at, each.seen.entries) for each in series] == [(4, 40), (8, 80), (12, 120)]
+
+
 def test_ordinary_data_begins_with_what_it_had_before_it_was_followed() -> None:
     lines = [
         census(4),

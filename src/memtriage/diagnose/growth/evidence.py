@@ -202,7 +202,7 @@ class Comparison:
         for census in self.censuses:
             at = census.at(self.scale)
             found = {seen.id: seen for seen in census.data}
-            if census.between:
+            if census.between and before != at:  # without any work between, nothing is said to have ended
                 series = {number: series[number] for number in series if number in found}
             for number, seen in found.items():
                 if number not in series and seen.before is not None and before is not None:
