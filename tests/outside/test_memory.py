@@ -78,6 +78,25 @@ def test_a_process_that_ended() -> None:
         ProcessMemory(child.pid)
 
 
+def test_memory_that_another_process_opened_is_read_until_its_process_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = (
+        "import ctypes; b = ctypes.create_string_buffer(b'the quick'); print(ctypes.addressof(b), flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", f"{code}; input()"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        address = int(child.stdout.readline())
+        opened = os.open(f"/proc/{child.pid}/mem", os.O_RDONLY)
+        memory, later = ProcessMemory(child.pid, opened), ProcessMemory(child.pid, opened)
+        monkeypatch.delattr(memory, "_readv")
+        assert memory.text_bytes(address, 9) == b"the quick"
+        child.communicate(b"\n")
+    with pytest.raises(GoneError, match=f"process {child.pid} ended"):
+        later.word(address & ~7)
+    os.close(opened)
+
+
 def test_a_process_that_must_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = ProcessMemory(os.getpid())
 

@@ -54,6 +54,12 @@ def test_memory_of_several_parts_is_full_once() -> None:
     assert [line for line in evidence(leak) if "is full" in line] == [str(leak.projection)]
 
 
+def test_a_process_that_could_not_be_read_says_why() -> None:
+    unread = a_leak(None, cause="not read", unread="ptrace_scope is 2; run memtriage with sudo")
+    (finding,) = findings_of([unread])
+    assert finding.mechanism.endswith(": ptrace_scope is 2; run memtriage with sudo")
+
+
 def test_native_memory_of_entries_adds_its_evidence() -> None:
     entries, native = part(1, rate=9), a_leak(rate=70, shown_by=Counted("cuda:0", 1, 1, 1, 0, covered=True))
     assert evidence(with_native_part(entries, native)) == [*evidence(entries), *evidence(native)]

@@ -30,8 +30,9 @@ class Asked:
         self.requests: list[ReadRequest] = []
         self.answers: list[ReadReply] = []
 
-    def ask(self, request: ReadRequest) -> None:
+    def ask(self, request: ReadRequest) -> str | None:
         self.requests.append(request)
+        return None
 
     def replies(self) -> list[ReadReply]:
         answers, self.answers = self.answers, []
@@ -143,12 +144,30 @@ def test_a_process_that_cannot_be_read_says_why_and_is_not_asked_for_again(job: 
         job.wakes(step, step)
         grow(process, 2 * MIB)
     asked = len(job.reader.requests)
-    job.reader.answers = [ReadReply(process.pid, 0.0, error="not this one")]
+    job.reader.answers = [ReadReply(process.pid, 0.0, took_s=0.5, error="not this one")]
     for step in range(20, 25):
         job.wakes(step, step)
     role = job.evidence.roles["worker 0 of loader"].role
     assert role is not None and role.unread == "not this one"
     assert len(job.reader.requests) == asked == 1
+
+
+def test_a_process_that_ended_before_it_was_read_leaves_the_reading_to_its_successor(job: Job) -> None:
+    first = job.child()
+    as_workers(job, first)
+    for step in range(1, 16):
+        job.wakes(step, step)
+        grow(first, 2 * MIB)
+    first.kill()
+    first.wait()
+    second = job.child()
+    as_workers(job, second)
+    job.reader.answers = [ReadReply(first.pid, 0.0, took_s=0.5)]
+    for step in range(16, 22):
+        job.wakes(step, step)
+    role = job.evidence.roles["worker 0 of loader"].role
+    assert role is not None and role.unread is None
+    assert [request.pid for request in job.reader.requests] == [first.pid, second.pid]
 
 
 def test_the_jobs_ledger_is_that_of_the_last_moment_with_children(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from memtriage.outside.python_layout import layout_of
+from memtriage.session import outside_reader
 from memtriage.session.outside_helper import ReadReply, ReadRequest
 from memtriage.session.outside_reader import OutsideReader
 
@@ -54,10 +56,31 @@ def test_it_reads_a_process_and_is_no_child_of_the_program() -> None:
             (kept,) = [seen for seen in reply.census.holders if seen.anchor[-1].name == "*"]
             assert (kept.nbytes, kept.storages) == (40_000, 10)
             job.communicate(b"\n")
-        reader.ask(ReadRequest(job.pid))
-        assert "ended" in (next_reply(reader).error or "")
+        with pytest.raises(FileNotFoundError):
+            reader.ask(ReadRequest(job.pid))
     finally:
         reader.stop()
+
+
+def test_memory_that_may_not_be_opened_says_why_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    reader = OutsideReader()
+    monkeypatch.setattr(outside_reader.os, "open", refused)
+    assert f"Permission denied (errno {errno.EACCES}); " in (reader.ask(ReadRequest(os.getpid())) or "")
+    assert reader._requests is None
+
+
+def test_a_reading_process_that_fails_leaves_its_last_words_as_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outside_reader, "_CODE", "raise SystemExit('no room')  # {path!r}")
+    reader = OutsideReader()
+    assert reader.ask(ReadRequest(os.getpid())) is None
+    reply = next_reply(reader)
+    assert reply.pid == os.getpid() and (reply.error or "").endswith("has ended: no room")
+    assert reader.ask(ReadRequest(os.getpid())) == reply.error
 
 
 def test_a_process_without_torch_is_not_read_and_says_why() -> None:

@@ -201,13 +201,21 @@ class JobReader:
         pid: the process.
         within_s: seconds for each reading.
         containers: follows the containers of ordinary data as well; None if they do not matter.
+        opened: as `ProcessMemory` has it.
 
     Raises:
         OutsideError: it cannot be read.
     """
 
-    def __init__(self, pid: int, within_s: float = 60.0, containers: RemoteContainers | None = None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        within_s: float = 60.0,
+        containers: RemoteContainers | None = None,
+        opened: int | None = None,
+    ) -> None:
         self._pid, self._within_s, self._containers = pid, within_s, containers
+        self._opened = opened
         self._born = _started_at(pid)
         self._copies: list[ProcessMemory] = []
         memory = self._open()
@@ -233,7 +241,7 @@ class JobReader:
             memory.release()
 
     def _open(self) -> ProcessMemory:
-        self._copies.append(ProcessMemory(self._pid))
+        self._copies.append(ProcessMemory(self._pid, self._opened))
         return self._copies[-1]
 
     def release(self, reading: RemoteReading) -> None:
@@ -330,7 +338,7 @@ class JobReader:
 
         Copies frames alone, which takes about a millisecond.
         """
-        memory = ProcessMemory(self._pid)
+        memory = ProcessMemory(self._pid, self._opened)
         heap = RemoteHeap(memory, self._layout, self._translate)
         modules = RemoteModules(heap)
         for _, frame in RemoteInterpreter(heap, self._found, self._translate).frames(self._pid)[0]:
@@ -388,7 +396,7 @@ class JobReader:
             if outermost and (steady or outermost in met):
                 return frames, True
             met.add(outermost)
-            memory = ProcessMemory(self._pid)
+            memory = ProcessMemory(self._pid, self._opened)
             heap = RemoteHeap(memory, self._layout, self._translate)
             again, outermost = RemoteInterpreter(heap, self._found, self._translate).frames(self._pid)
             frames = again if outermost or len(again) > len(frames) else frames

@@ -177,7 +177,9 @@ class _EntrySizes:
 
     def __init__(self, before: RemoteHeap, translate: Translate) -> None:
         assert isinstance(before.memory, ProcessMemory)
-        self._heap = RemoteHeap(ProcessMemory(before.memory.pid), before.layout, translate, before)
+        self._heap = RemoteHeap(
+            ProcessMemory(before.memory.pid, before.memory.opened), before.layout, translate, before
+        )
         self._kinds = Kinds(self._heap, translate)
 
     def close(self) -> None:

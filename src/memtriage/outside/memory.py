@@ -458,15 +458,17 @@ class ProcessMemory(RemoteMemory):
 
     Args:
         pid: the process.
+        opened: a descriptor of its `/proc/PID/mem`, from a process that may read it where this one may not;
+            None: the kernel is asked for each copy whether this process may.
 
     Raises:
         GoneError: there is no such process; also raised by every later read, once it has ended.
         ForbiddenError: it may not be read.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, opened: int | None = None) -> None:
         super().__init__(read_maps(pid))
-        self.pid = pid
+        self.pid, self.opened = pid, opened
         self._readv = ctypes.CDLL(None, use_errno=True).process_vm_readv
         self._readv.restype = ctypes.c_ssize_t
         self._readv.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
@@ -480,6 +482,8 @@ class ProcessMemory(RemoteMemory):
         return sum(copied)
 
     def _call(self, parts: Sequence[tuple[int, int, int]]) -> int:
+        if self.opened is not None:
+            return sum(self._read(self.opened, *part) for part in parts)
         base = self.data.ctypes.data
         own = (_IoVector * len(parts))(*(_IoVector(base + at, size) for _, size, at in parts))
         remote = (_IoVector * len(parts))(*(_IoVector(address, size) for address, size, _ in parts))
@@ -492,3 +496,12 @@ class ProcessMemory(RemoteMemory):
         if error == errno.EPERM:
             raise ForbiddenError(f"process {self.pid} may not be read")
         return 0  # unmapped meanwhile
+
+    def _read(self, opened: int, address: int, size: int, at: int) -> int:
+        try:
+            count = os.preadv(opened, [self.raw[at : at + size]], address)
+        except OSError:
+            return 0  # unmapped meanwhile
+        if not count and size:
+            raise GoneError(f"process {self.pid} ended while it was read")
+        return count

@@ -33,6 +33,7 @@ Mechanism = Literal[
     "native code",
     "not named",
     "not listed from outside",
+    "not read",
     "context after backward",
 ]
 """How a holder keeps memory. Rules of `diagnose.mechanisms` choose most of them by holder path."""
@@ -165,6 +166,11 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "or memory of native code",
         "watch for a longer time, so that libraries are searched more often, or start the program with "
         "`memtriage run`, which also lists ordinary data",
+    ),
+    "not read": MechanismText(
+        "what its objects hold is not known: {why}",
+        "let the processes live longer (`persistent_workers=True`, fewer and longer epochs), or try the same "
+        "work with num_workers=0: in the main process, all holders are named",
     ),
     "context after backward": MechanismText(
         "contexts of custom autograd Functions keep the quantized tensors that their backward has restored "

@@ -100,6 +100,8 @@ def _mechanism(leak: Leak) -> MechanismText:
         return MechanismText(PROFILER.why, PROFILER.fix)
     if cause == "native code":
         return MECHANISMS[cause].filled({"shapes": f"{ONEDNN.why}; {ONEDNN.fix}"})
+    if cause == "not read":
+        return MECHANISMS[cause].filled({"why": leak.unread or "it was read too seldom while it lived"})
     if isinstance(cause, str):
         return MECHANISMS[cause]
     why = mechanism_of(cause)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -96,7 +97,7 @@ class _RoleReading:
 
     Attributes:
         pid: of the process that is read.
-        first_s, due_s: when it was first asked for, and is to be read again.
+        first_s, due_s: when it was first read, and is to be read again.
         asked: a reading has been asked for that has not come yet.
         taken: how many have come.
         base, highest: what is added to the numbers that holders have in its process, and the highest so far:
@@ -105,7 +106,7 @@ class _RoleReading:
     """
 
     pid: int = 0
-    first_s: float = 0.0
+    first_s: float | None = None
     due_s: float = 0.0
     asked: bool = False
     taken: int = 0
@@ -185,13 +186,15 @@ class JobWatch:
     def _ask(self, now: float) -> None:
         """Ask for readings of what grows, those of one process for each kind of work."""
         for role, pid in self._to_read():
-            reading = self._readings.setdefault(role, _RoleReading())
+            reading, about = self._readings[role], self.evidence.roles[role].role
+            assert about is not None
             if reading.asked or now < reading.due_s:
                 continue
             if pid != reading.pid:
-                reading.pid, reading.first_s, reading.base = pid, now, reading.highest
-            reading.asked = True
-            self._reader.ask(ReadRequest(pid, self.root, counts=not self.now().step))
+                reading.pid, reading.first_s, reading.base = pid, None, reading.highest
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                about.unread = self._reader.ask(ReadRequest(pid, self.root, counts=not self.now().step))
+                reading.asked = about.unread is None
 
     def _to_read(self) -> list[tuple[str, int]]:
         """Return the roles that grow and are to be read, each with its process."""
@@ -221,7 +224,7 @@ class JobWatch:
             return
         role, reading = found
         evidence = self.evidence.roles[role]
-        if reply.error is not None and evidence.role is not None and not reading.taken:
+        if evidence.role is not None:
             evidence.role.unread = reply.error
         near_s, position = min(list(self._positions), key=lambda each: abs(each[0] - reply.at))
         position = replace(position, time_s=max(0.0, position.time_s + reply.at - near_s))
@@ -245,6 +248,7 @@ class JobWatch:
             self.write(census)
         if reply.took_s:
             now, reading.asked, reading.taken = self.now().time_s, False, reading.taken + 1
+            reading.first_s = reading.first_s or now
             cost_s = reply.took_s / POLICY.read_cost if reading.taken > POLICY.few else 0.0
             reading.due_s = now + max(POLICY.first_s, POLICY.read_share * (now - reading.first_s), cost_s)
 

@@ -1,7 +1,8 @@
 """A process of the watch that reads the objects of the job's other processes, so that none of them waits.
 
-Requests come as lines of JSON on its standard input, answers go to its standard output. It is no child of the
-program, which sees no other process and waits for none.
+Requests come over a socket that is its standard input, each with the memory of the process that it is about:
+the program is the ancestor of that process, and may open what this one may not. Answers go to its standard
+output, as lines of JSON. It is no child of the program, which sees no other process and waits for none.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import math
 import os
 import select
+import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +24,7 @@ from memtriage.observe.process_tree import sizes_of
 from memtriage.outside.census import JobReader, RemoteReading, joined
 from memtriage.outside.containers import RemoteContainers
 from memtriage.outside.followed import FollowedOutside
-from memtriage.outside.memory import OutsideError
+from memtriage.outside.memory import GoneError, OutsideError
 from memtriage.process.stdlib import time
 
 _NICE: Final = 1
@@ -58,7 +60,7 @@ class ReadReply(msgspec.Struct, omit_defaults=True):
         census: what was read; None where steps were counted, or nothing could be read.
         steps: completed passes of its loop; None where it has none.
         anonymous: bytes of its anonymous memory at that time.
-        error: why it could not be read.
+        error: why it cannot be read, and will not be.
     """
 
     pid: int
@@ -101,6 +103,7 @@ class ReadProcess:
     """One process that is read again and again."""
 
     pid: int
+    opened: int
     reader: JobReader
     containers: RemoteContainers
     followed: FollowedOutside = field(default_factory=FollowedOutside)
@@ -111,14 +114,20 @@ class ReadProcess:
     lines: dict[HolderPath, str | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: ReadRequest) -> ReadProcess:
-        """Begin with a process.
+    def of(cls, request: ReadRequest, opened: int) -> ReadProcess:
+        """Begin with a process, whose `/proc/PID/mem` is open.
 
         Raises:
             OutsideError: it cannot be read.
         """
         containers = RemoteContainers(request.root)
-        return cls(request.pid, JobReader(request.pid, containers=containers), containers)
+        reader = JobReader(request.pid, containers=containers, opened=opened)
+        return cls(request.pid, opened, reader, containers)
+
+    def close(self) -> None:
+        """Release the copies of its memory."""
+        self.reader.close()
+        os.close(self.opened)
 
     def read(self) -> ReadReply:
         """Read what the program itself holds.
@@ -189,38 +198,39 @@ def _between(earlier: tuple[float, int | None], later: tuple[float, int | None],
 def answer_all() -> None:
     """Answer requests until there are no more."""
     followed: dict[int, ReadProcess] = {}
-    waiting = b""
+    requests = socket.socket(fileno=0)
     while True:
         counted = [each for each in followed.values() if each.counts]
         ready = select.select([0], [], [], _COUNTED_EVERY_S if counted else None)[0]
         if ready:
-            data = os.read(0, 1 << 16)
+            data, opened, _, _ = socket.recv_fds(requests, 1 << 16, 1)
             if not data:
                 return
-            *lines, waiting = (waiting + data).split(b"\n")
-            for line in lines:
-                _answer(msgspec.json.decode(line, type=ReadRequest), followed)
+            _answer(msgspec.json.decode(data, type=ReadRequest), opened[0], followed)
         for each in counted:
             with suppress(Exception):  # as in `_answer`
                 if (reply := each.count()) is not None:
                     _say(reply)
 
 
-def _answer(request: ReadRequest, followed: dict[int, ReadProcess]) -> None:
+def _answer(request: ReadRequest, opened: int, followed: dict[int, ReadProcess]) -> None:
+    for pid in [pid for pid in followed if sizes_of(pid) is None]:
+        followed.pop(pid).close()
     try:
-        if request.pid not in followed:
-            followed[request.pid] = ReadProcess.of(request)
+        if request.pid in followed:
+            os.close(opened)
+        else:
+            followed[request.pid] = ReadProcess.of(request, opened)
         each = followed[request.pid]
         each.counts = request.counts
         _say(each.read())
         gc.collect()
-    except OutsideError as error:
-        followed.pop(request.pid, None)
-        _say(ReadReply(request.pid, time.monotonic(), error=str(error)))
     except BrokenPipeError:
         raise
-    except Exception:  # memory that changes while it is read may lead anywhere; the next reading may succeed
-        _say(ReadReply(request.pid, time.monotonic(), took_s=_FAILED_S))
+    except Exception as error:  # memory that changes while it is read may lead anywhere: read it again later
+        final = isinstance(error, OutsideError) and not isinstance(error, GoneError)
+        reason = str(error) if final else None
+        _say(ReadReply(request.pid, time.monotonic(), took_s=_FAILED_S, error=reason))
 
 
 def _say(reply: ReadReply) -> None:
@@ -234,7 +244,10 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for number in map(int, os.listdir("/proc/self/fd")):  # there may be a billion numbers
+        if number > 2:
+            with suppress(OSError):
+                os.close(number)
     os.nice(_NICE)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_DIE_FIRST)

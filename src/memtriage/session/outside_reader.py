@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import _socket
 import sys
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from memtriage.outside.answer import missing_right
 from memtriage.process.descriptors import Descriptor
-from memtriage.process.stdlib import os
+from memtriage.process.stdlib import os, time
 from memtriage.session.outside_helper import ReadReply, ReadRequest
 
 _CODE: Final = "import sys; sys.path[:] = {path!r}; from memtriage.session.outside_helper import main; main()"
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+_SEND: Final = _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT
 _REPLY: Final = msgspec.json.Decoder(ReadReply)
 
 
@@ -28,29 +31,65 @@ class OutsideReader:
         self._requests: Descriptor | None = None
         self._replies: Descriptor | None = None
         self._waiting = b""
+        self._asked: set[int] = set()
+        self._last_words = "it left no message"
+        self._ended: str | None = None
 
-    def ask(self, request: ReadRequest) -> None:
-        """Ask for a reading.
+    def ask(self, request: ReadRequest) -> str | None:
+        """Ask for a reading; return why it will not come.
+
+        The memory is opened here, by an ancestor of the process that is read: where `ptrace_scope` is 1, no
+        other process of this user may.
 
         Raises:
-            OSError: the process cannot be started, or has ended.
+            OSError: the reading process cannot be started, or the other one has ended.
         """
-        if self._requests is None:
-            self._start()
-        assert self._requests is not None
-        data = memoryview(msgspec.json.encode(request) + b"\n")
-        while data:
-            data = data[self._requests.write(data) :]
+        if self._ended is not None:
+            return self._ended
+        try:
+            opened = os.open(f"/proc/{request.pid}/mem", os.O_RDONLY)
+        except PermissionError as error:
+            return f"{error.strerror} (errno {error.errno}); {missing_right(request.pid)}"
+        try:
+            if self._requests is None:
+                self._start()
+            assert self._requests is not None and self._requests.ours
+            requests = _socket.socket(fileno=self._requests.number)
+            rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS, opened.to_bytes(4, sys.byteorder)
+            self._asked.add(request.pid)
+            try:
+                with suppress(BrokenPipeError):  # it has ended: `replies` says why
+                    requests.sendmsg([msgspec.json.encode(request)], [rights], _SEND)
+            finally:
+                requests.detach()
+        finally:
+            os.close(opened)
+        return None
 
     def replies(self) -> list[ReadReply]:
         """Return the readings that have come since the last call."""
         if self._replies is None:
             return []
         with suppress(BlockingIOError):
-            while self._replies.ours and (data := os.read(self._replies.number, 1 << 16)):
-                self._waiting += data
+            while self._replies.ours and self._ended is None:
+                if data := os.read(self._replies.number, 1 << 16):
+                    self._waiting += data
+                else:
+                    self._ended = "the process that reads it has ended"
         *lines, self._waiting = self._waiting.split(b"\n")
-        return [_REPLY.decode(line) for line in lines]
+        found = []
+        for line in lines:
+            if line.startswith(b"{"):
+                found.append(_REPLY.decode(line))
+                self._asked.discard(found[-1].pid)
+            elif line.strip():
+                self._last_words = line.decode(errors="replace")
+        if self._ended is not None:
+            self._ended = f"{self._ended}: {self._last_words}"
+            now = time.monotonic()
+            found += [ReadReply(pid, now, took_s=1.0, error=self._ended) for pid in self._asked]
+            self.stop()
+        return found
 
     def stop(self) -> None:
         """Let the process end."""
@@ -60,7 +99,9 @@ class OutsideReader:
         self._requests = self._replies = None
 
     def _start(self) -> None:
-        requests, own_end = os.pipe()
+        requests, own_end = (
+            end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        )
         own_start, replies = os.pipe()
         self._requests, self._replies = Descriptor(own_end), Descriptor(own_start)
         os.set_blocking(self._replies.number, False)
@@ -73,7 +114,7 @@ class OutsideReader:
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, requests, 0),
                     (os.POSIX_SPAWN_DUP2, replies, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, replies, 2),
                 ],
                 setsigmask=[],
             )

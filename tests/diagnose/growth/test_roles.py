@@ -74,6 +74,12 @@ def test_growth_whose_holder_was_not_read_is_suspected() -> None:
     follow(evidence, "worker 0 of loader", "workers of loader", growing(MIB))
     (leak,) = judged(evidence).leaks
     assert leak.certainty == "suspected" and leak.path is None and leak.process == "worker 0 of loader"
+    assert (leak.cause, leak.unread) == ("not read", None)
+    about = evidence.roles["worker 0 of loader"].role
+    assert about is not None
+    about.unread = "another Python"
+    (leak,) = judged(evidence).leaks
+    assert leak.unread == "another Python"
 
 
 def test_processes_of_other_work_are_leaks_of_their_own() -> None:

@@ -15,7 +15,7 @@ from memtriage.model.paths import HolderPath
 from memtriage.model.position import Scale
 
 Per = Literal["step", "micro-batch", "second"]
-Unexplained = Literal["not named", "not listed from outside", "profiler", "native code"]
+Unexplained = Literal["not named", "not listed from outside", "not read", "profiler", "native code"]
 """Why nothing is known to hold what grows: no census covers it, or it is memory of C++ alone."""
 Obstacle = Literal["no counter", "few", "may end", "unread", "restless", "small", "lived"]
 """Why growth on a device could not be judged."""
@@ -71,6 +71,7 @@ class Leak:
         where: which kind of process grows.
         process: the process in words; None for the main one.
         by_role: rates of several processes, if they are that.
+        unread: why the objects of the process could not be read.
     """
 
     kind: Literal["leak", "garbage_cycle"] = "leak"
@@ -98,6 +99,7 @@ class Leak:
     where: ProcessKind = "main"
     process: str | None = None
     by_role: tuple[tuple[str, int], ...] = ()
+    unread: str | None = None
 
     @property
     def rate(self) -> int:
