@@ -38,6 +38,18 @@ def _read(before: RemoteHeap | None = None) -> RemoteHeap:
     return RemoteHeap(ProcessMemory(os.getpid()), layout, lambda address: address, before)
 
 
+def test_a_generator_that_runs_has_its_variables() -> None:
+    found: list[int] = []
+
+    def running() -> Generator[list[int], None, None]:
+        kept = [id(None)]
+        sorted([made], key=lambda it: found.extend(_read().referents(id(it))) or 0)  # it waits for C
+        yield kept
+
+    made = running()
+    assert id(next(made)) in found
+
+
 def test_only_a_class_that_changed_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first = _read()
     for klass in (_Kept, _Renamed):
@@ -198,7 +210,8 @@ def test_references_are_those_that_the_collector_sees(name: str) -> None:
         isinstance(obj, (list, tuple, dict, set, frozenset, deque, _Attributes, _Slots))
         and name not in UNORDERED
     ):
-        assert found == seen
+        klass = id(type(obj))  # the collector sees that of a deque since 3.12
+        assert [child for child in found if child != klass] == [child for child in seen if child != klass]
 
 
 UNORDERED = ("dict of anything",)

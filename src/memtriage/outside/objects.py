@@ -543,10 +543,12 @@ class RemoteHeap(RemoteValues):
         else:
             stacktop = memory.word(frame + layout.frame_stackpointer) - values >> 3
         function = memory.word(frame + layout.frame_function)
+        if not 0 <= stacktop <= _MOST_VARIABLES:  # it runs, and has no top that could be read
+            code = memory.word(frame + layout.frame_code) & ~layout.stack_tags
+            is_code = code and memory.word(code + 8) == self._code_type
+            stacktop = min(memory.half(code + layout.code_values), _MOST_VARIABLES) if is_code else 0
         found = [memory.word(frame + layout.frame_locals), *self._untagged([function])]
-        if 0 <= stacktop <= _MOST_VARIABLES:  # else it runs, and has no top that could be read
-            found += self._untagged(memory.words(values, stacktop))
-        return found
+        return found + self._untagged(memory.words(values, stacktop))
 
     def _untagged(self, references: list[int]) -> list[int]:
         """Return the addresses that references of a frame have; 0 for none, and for a number."""
