@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memtriage.catalogue.growing import NATIVE
 from memtriage.diagnose.causes import one_a_cause, with_native_part
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak
 from memtriage.model.findings import Projection
@@ -58,6 +59,13 @@ def test_a_process_that_could_not_be_read_says_why() -> None:
     unread = a_leak(None, cause="not read", unread="ptrace_scope is 2; run memtriage with sudo")
     (finding,) = findings_of([unread])
     assert finding.mechanism.endswith(": ptrace_scope is 2; run memtriage with sudo")
+
+
+def test_growth_of_native_code_names_the_calls_that_are_known_to_grow() -> None:
+    (finding,) = findings_of([a_leak(rate=300_000)])
+    assert finding.fix is not None
+    assert all(f"Where {calls}: {part.why}; {part.fix}." in finding.fix for calls, part in NATIVE)
+    assert "csr @ csr" in finding.fix and "ONEDNN_PRIMITIVE_CACHE_CAPACITY" in finding.fix
 
 
 def test_native_memory_of_entries_adds_its_evidence() -> None:

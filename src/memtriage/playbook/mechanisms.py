@@ -153,8 +153,7 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "native code allocates memory and keeps it: a library, or an object that hides its size "
         "(io.StringIO)",
         "look at native libraries that are called in the loop (tokenizers, data loaders, script modules); a "
-        "profiler of native allocations such as `memray run --native` names the call. Where shapes vary: "
-        "{shapes}",
+        "profiler of native allocations such as `memray run --native` names the call. {known}",
     ),
     "not named": MechanismText(
         "no census was taken while memory grew, or only one, so nothing is known of what keeps it",

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from memtriage.catalogue.growing import ONEDNN, PROFILER, growing_part
+from memtriage.catalogue.growing import NATIVE, PROFILER, growing_part
 from memtriage.diagnose.cuts import as_found
 from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open, counted
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Evidence
@@ -99,7 +99,8 @@ def _mechanism(leak: Leak) -> MechanismText:
     if cause == "profiler":
         return MechanismText(PROFILER.why, PROFILER.fix)
     if cause == "native code":
-        return MECHANISMS[cause].filled({"shapes": f"{ONEDNN.why}; {ONEDNN.fix}"})
+        known = " ".join(f"Where {calls}: {part.why}; {part.fix}." for calls, part in NATIVE)
+        return MECHANISMS[cause].filled({"known": known})
     if cause == "not read":
         return MECHANISMS[cause].filled({"why": leak.unread or "it was read too seldom while it lived"})
     if isinstance(cause, str):
