@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from memtriage.observe import autograd
 from memtriage.observe.classes import attributes_of, bases_of, instance_dict, read_member
-from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLACEHOLDER, SAVED, TENSOR
+from memtriage.observe.kinds import ARRAY, FUTURE, LOCALS, NODE, PLACEHOLDER, SAVED, TENSOR
+from memtriage.observe.objects import array_base
 from memtriage.observe.tensors import plain
 from memtriage.process.stdlib import gc
 
@@ -18,6 +19,8 @@ def edges(obj: Any, kind: int, reader: autograd.NodeReader) -> list[Any]:
         return tensor_referents(obj)
     if kind == NODE:
         return reader.referents(obj)
+    if kind == ARRAY and (base := array_base(obj)) is not None:
+        return [base]
     if kind == LOCALS:
         return list(obj.values)
     if kind == FUTURE:

@@ -18,20 +18,16 @@ from memtriage.observe.kinds import (
     ARRAY,
     ATOM,
     BOUNDARY,
-    FUTURE,
     KLASS,
-    LOCALS,
     MODULE,
     NODE,
     OPTIMIZER,
-    PLACEHOLDER,
     PLAIN,
-    SAVED,
     TENSOR,
     FrameLocals,
 )
 from memtriage.observe.loaded_modules import is_user_module, module_name_of
-from memtriage.observe.objects import Listing, array_base, tracked_objects
+from memtriage.observe.objects import Listing, tracked_objects
 from memtriage.observe.origin import CodeOrigin
 from memtriage.process.stdlib import gc, time
 
@@ -268,14 +264,10 @@ class HeapWalker:
         if kind == NODE:
             graph.nodes.append(position)
             return self.reader.referents(obj)
-        if kind in (LOCALS, FUTURE, SAVED, PLACEHOLDER):
-            return edges(obj, kind, self.reader)
         if kind == MODULE:
             graph.modules.append(position)
         elif kind == OPTIMIZER:
             graph.optimizers.append(position)
         elif kind == ARRAY:
             graph.arrays.append(position)
-            base = array_base(obj)
-            return [base] if base is not None else gc.get_referents(obj)
-        return gc.get_referents(obj)
+        return edges(obj, kind, self.reader)
