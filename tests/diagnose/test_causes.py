@@ -311,3 +311,14 @@ def test_the_only_line_that_stores_a_place_of_two_scales_is_its_line() -> None:
     within = a_leak(X, rates={"micro-batch": 70}, stored_at="a.py:2")
     (found,) = one_a_cause([within, leak(X, 300)])
     assert found.stored_at == "a.py:2"
+
+
+def test_entries_that_two_containers_have_count_once() -> None:
+    by_time, by_name = items_of("main", "by_time"), items_of("main", "by_name")
+    both = CutSeen(cut="bound", at=by_time, together=[by_name], releases=100, of=100)
+    (found,) = one_a_cause(
+        [held(by_time, ordinary=True, cuts=(both,)), held(by_name, ordinary=True)],
+    )
+    assert (found.path, found.rate, found.also_held_by) == (by_time, 1000, (by_name,))
+    (tensors,) = one_a_cause([held(by_time, cuts=(both,)), held(by_name)])
+    assert tensors.rate == 2000  # each has its own

@@ -85,6 +85,22 @@ def test_a_state_that_is_detached_at_each_step_no_longer_grows() -> None:
     assert "`losses = losses.detach()`" in fix_of(facts)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("dict", "`losses = {key: each.detach() for key, each in losses.items()}`"),
+        ("tuple", "`losses = tuple(each.detach() for each in losses)`"),
+    ],
+)
+def test_a_container_that_is_carried_is_detached_entry_by_entry(kind: str, words: str) -> None:
+    facts = Held(
+        LOSSES, LOSSES, attached=True, owner="variable", kind=kind, entries_grow=False,
+        cuts=(cut("detach", 60 * MIB, at=(*LOSSES[:-1], PathSegment(SegmentKind.ITEM, "'lm'"))),),
+    )  # fmt: skip
+    assert words in fix_of(facts)
+    assert "releases 60.0 MiB of 60.0 MiB" in fix_of(facts)
+
+
 def test_others_that_keep_the_same_graph_are_named() -> None:
     norms = items_of("main", "norms")
     fix = fix_of(held(cut("detach", 99 * MIB, together=[norms]), stored_value="loss"))

@@ -117,6 +117,12 @@ def _share_a_graph(first: Leak, second: Leak) -> bool:
     return any(second.cause.anchor in cut.together for cut in first.cause.cuts)
 
 
+def _have_the_same_entries(first: Leak, second: Leak) -> bool:
+    """Whether two containers of ordinary data have the same entries, which a census sees below each."""
+    ordinary = all(isinstance(leak.cause, Held) and leak.cause.ordinary for leak in (first, second))
+    return ordinary and (_share_a_graph(first, second) or _share_a_graph(second, first))
+
+
 def _library_part(leak: Leak) -> GrowingPart | None:
     return growing_part(leak.cause.classes) if isinstance(leak.cause, Held) else None
 
@@ -206,6 +212,11 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
         places[key] = _on_two_scales(places[key], leak) if key in places else leak
     parts = sorted(places.values(), key=_speed, reverse=True)
     first = parts[0]
+    same = [part for part in parts[1:] if _have_the_same_entries(first, part)]
+    if same:
+        others = (part.path for part in same if part.path is not None)
+        first = replace(first, also_held_by=tuple(dict.fromkeys((*first.also_held_by, *others))))
+        parts = [first, *(part for part in parts[1:] if part not in same)]
     if len(parts) == 1:
         return first
     total = replace(
@@ -224,7 +235,7 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
     if not isinstance(named.cause, Held):
         return named
     cuts = _joined_cuts([part.cause for part in parts if isinstance(part.cause, Held)])
-    return replace(named, cause=replace(named.cause, cuts=cuts, rate=total.rate))
+    return replace(named, cause=replace(named.cause, cuts=cuts, joined=True, rate=total.rate))
 
 
 def _joined_cuts(parts: Sequence[Held]) -> tuple[CutSeen, ...]:

@@ -7,7 +7,7 @@ without these figures the holder path alone decides. What to say is in `playbook
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -59,10 +59,11 @@ def cuts_of(held: Held) -> list[CutSeen]:
         known = measured.get(cut.cut)
         if cut.cut == "detach" and is_carried(held) and not is_native(held.anchor):
             # Detached at each step, all but the present value is released.
-            cut = msgspec.structs.replace(cut, of=cut.releases if named(cut.at) == subject(held) else 0)
-        if _is_in_place(cut, held) and (known is None or cut.releases > known.releases):
+            here = named(cut.at) == subject(held) or _covers(held.anchor, cut.at)
+            cut = msgspec.structs.replace(cut, of=cut.releases if here else 0)
+        if (held.joined or _is_in_place(cut, held)) and (known is None or cut.releases > known.releases):
             measured[cut.cut] = cut
-    for kind in _applicable(held):
+    for kind in applicable(held):
         measured.setdefault(kind, CutSeen(cut=kind, at=held.anchor, releases=0, of=0))
     return sorted(measured.values(), key=lambda cut: (_grows_on(cut, held), _change(cut.cut, held)))
 
@@ -107,6 +108,7 @@ def words_of(held: Held) -> dict[str, str]:
     """Return the words of sentences about a holder: its own names, and what it stores."""
     value, own = kept_value(held), subject(held)
     several = held.anchor[-1].kind is SegmentKind.ITEM
+    entries = held.kind if several and own[-1] != held.anchor[-1] else None
     copy = ".copy()" if any(segment.name == "<ndarray>" for segment in held.anchor) else ".clone()"
     return {
         "subject": in_words(own),
@@ -116,6 +118,7 @@ def words_of(held: Held) -> dict[str, str]:
         "attribute": in_words(tuple(filter(is_context_attribute, held.path))[:1]),
         "detached": f"`{value}.detach()`" + (f" (or `{value}.item()`)" if "loss" in value else ""),
         "copy": f"`{value}{'.detach()' if held.attached else ''}{copy}`",
+        "carried": _DETACHED.get(entries, "{0}.detach()").format(expression(own)),
         "trained": "; `new.detach().requires_grad_()` for each tensor where it is trained" if several else "",
     }
 
@@ -131,6 +134,8 @@ def _words(cut: CutSeen, held: Held) -> str:
         kind = "reentrant"
     own = container(held) == subject(held) != held.anchor
     of_model = held.owner in ("parameter", "buffer") and held.collected is None
+    if cut.of and cut.cut == "bound":
+        words["container_name"] = expression(named(cut.at))
     holder = cut.kind or ("Module" if of_model else held.kind if own else None) or ""
     bound = BOUNDS.get(_ALIKE.get(holder, holder), BOUNDS[""]).format_map(words)
     return CUTS[kind].format_map(
@@ -138,6 +143,12 @@ def _words(cut: CutSeen, held: Held) -> str:
     )
 
 
+_DETACHED: Final[Mapping[str | None, str]] = {
+    "dict": "{{key: each.detach() for key, each in {0}.items()}}",
+    "list": "[each.detach() for each in {0}]",
+    "tuple": "tuple(each.detach() for each in {0})",
+}
+"""A copy of a container with detached entries, by its type."""
 _ALIKE: Final = {"OrderedDict": "dict", "defaultdict": "dict", "ModuleList": "Module", "ModuleDict": "Module"}
 
 
@@ -165,43 +176,35 @@ def _is_in_place(cut: CutSeen, held: Held) -> bool:
     return at == grows or (grows[: len(at)] != at and at[: len(grows)] != grows)
 
 
-def _applicable(held: Held) -> Iterator[CutKind]:
-    """Yield the kinds of cuts that a path allows, the smallest change of the program first."""
-    native = only_native(held) or is_hook_of_node(held.anchor)
+def applicable(held: Held) -> list[CutKind]:
+    """Return the kinds of cuts that a path allows: those that are due to one kind of reference come first."""
     if has(held.anchor, SegmentKind.GARBAGE_CYCLE):
-        yield "collect"
-        return
-    if held.packs_itself:
-        yield "pack"
-    if never_differentiated(held) and not native:
-        yield "no_grad"
-    if held.lengthens and growing_part(held.classes) is None:
-        yield "shorten"
-    if carries_graph(held):
-        yield "create_graph"
-    if on_context(held) and native:
-        yield "context"
-    if is_hook_of_node(held.anchor):
-        yield "detach"
-    if native:
-        return
-    if held.attached:
-        yield "detach"
-    if held.shared:
-        yield "clone"
-    if on_context(held):
-        yield "context"
-    if has(held.anchor, SegmentKind.TRACEBACK):
-        yield "traceback"
-    if generators_pile_up(held):
-        yield "close"
-    if hooks_pile_up(held):
-        yield "remove"
-    if has(held.anchor, SegmentKind.LRU_CACHE):
-        yield "cache"
-    elif ANY_ITEM in held.anchor or not held.attached:
-        yield "bound"
+        return ["collect"]
+    native = only_native(held) or is_hook_of_node(held.anchor)
+    rules = _ANYWHERE if native else _ANYWHERE | _IN_PYTHON
+    return [kind for kind, applies in rules.items() if applies(held)]
 
+
+_ANYWHERE: Final[dict[CutKind, Callable[[Held], bool]]] = {
+    "pack": lambda held: held.packs_itself,
+    "shorten": lambda held: held.lengthens and growing_part(held.classes) is None,
+    "create_graph": carries_graph,
+    "context": on_context,
+    "detach": lambda held: is_hook_of_node(held.anchor),
+}
+_IN_PYTHON: Final[dict[CutKind, Callable[[Held], bool]]] = {
+    "remove": hooks_pile_up,
+    "cache": lambda held: has(held.anchor, SegmentKind.LRU_CACHE),
+    "traceback": lambda held: has(held.anchor, SegmentKind.TRACEBACK),
+    "close": generators_pile_up,
+    "no_grad": never_differentiated,
+    "detach": lambda held: held.attached,
+    "clone": lambda held: held.shared,
+    "bound": lambda held: (
+        not has(held.anchor, SegmentKind.LRU_CACHE) and (ANY_ITEM in held.anchor or not held.attached)
+    ),
+}
+"""Which kinds apply to a path: of what C++ alone keeps, only the first."""
 
 _CHANGES: Final[tuple[CutKind, ...]] = (
     "collect", "pack", "no_grad", "shorten", "create_graph", "cache", "detach", "context", "clone", "grad",

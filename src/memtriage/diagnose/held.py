@@ -51,6 +51,7 @@ class Held:
         ordinary: what grows is ordinary data, and no tensors.
         every: what it grows with, for the sentence.
         cuts: what changes of the program would release.
+        joined: it stands for several holders, and the cuts are the best ones of each.
         rate: its growth, in bytes per position of `every`; None if unknown.
     """
 
@@ -77,6 +78,7 @@ class Held:
     ordinary: bool = False
     every: Event | Literal["second", "run"] = "step"
     cuts: tuple[CutSeen, ...] = ()
+    joined: bool = False
     rate: float | None = None
 
 
@@ -88,6 +90,7 @@ _PARTS: Final = frozenset(
         SegmentKind.PARTIAL,
         SegmentKind.CLOSURE,
         SegmentKind.HOOK_CLOSURE,
+        SegmentKind.DEFAULT_ARGUMENT,
         SegmentKind.FUTURE,
         SegmentKind.VARIABLE,
     )
@@ -134,7 +137,7 @@ def expression(path: HolderPath) -> str:
     """Return a path as the program may write it, `self.losses['lm']`; else its last name."""
     own = tuple(segment for segment in path if segment.kind not in _ROOTS)
     named = own and own[0].kind is SegmentKind.VARIABLE and all(each.kind in _EXPRESSION for each in own)
-    return in_words(own) if named else last_name(path)
+    return in_words(own) if named and ANY_ITEM not in own else last_name(path)
 
 
 def is_context_attribute(segment: PathSegment) -> bool:

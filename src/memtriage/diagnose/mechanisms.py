@@ -13,22 +13,19 @@ from typing import Final
 from memtriage.catalogue.catalogue import holders
 from memtriage.catalogue.entry import Holder
 from memtriage.catalogue.growing import growing_part
-from memtriage.diagnose.cuts import fix_of, words_of
+from memtriage.diagnose.cuts import applicable, fix_of, words_of
 from memtriage.diagnose.held import (
     Held,
-    carries_graph,
-    generators_pile_up,
-    hooks_pile_up,
     is_carried,
     never_differentiated,
-    on_context,
     only_native,
     subject,
 )
+from memtriage.model.census import CutKind
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind, has, in_words, is_hook_of_node
-from memtriage.playbook.mechanisms import MECHANISMS, Mechanism, MechanismText
+from memtriage.playbook.mechanisms import MECHANISMS, MechanismText
 
-MechanismRule = tuple[Callable[[Held], bool], Mechanism | Callable[[Held], MechanismText]]
+MechanismRule = tuple[Callable[[Held], object], str | Callable[[Held], MechanismText]]
 
 
 def mechanism_of(held: Held) -> MechanismText:
@@ -36,7 +33,7 @@ def mechanism_of(held: Held) -> MechanismText:
     for applies, says in _RULES:
         if applies(held):
             return says(held) if callable(says) else _text(says, held)
-    return _text("collection", held)
+    return _text("bound", held)
 
 
 def mechanism_of_known(entry: Holder) -> MechanismText:
@@ -53,7 +50,7 @@ def mechanism_of_known(entry: Holder) -> MechanismText:
 # --- words for the texts ------------------------------------------------------------------------------------
 
 
-def _text(mechanism: Mechanism, held: Held) -> MechanismText:
+def _text(mechanism: str, held: Held) -> MechanismText:
     """The text of a mechanism for one holder; its fix is the best cut unless it has one of its own."""
     words = {
         "members": in_words((PathSegment(SegmentKind.CLASS, held.anchor[0].name), *held.anchor[1:])),
@@ -85,7 +82,7 @@ def _what(held: Held) -> str:
 def _known_holder(held: Held) -> MechanismText:
     """In the catalogue's words; the program that is judged may have registered the entry itself."""
     entry = next((holder for holder in holders() if holder.name == held.known), None)
-    return _text("collection", held) if entry is None else mechanism_of_known(entry)
+    return _text("bound", held) if entry is None else mechanism_of_known(entry)
 
 
 def _part_of_library(held: Held) -> MechanismText:
@@ -110,10 +107,6 @@ def _threads_pile_up(held: Held) -> bool:
     return several and (held.holders_multiply or ANY_ITEM not in held.anchor)
 
 
-def _gets_longer(held: Held) -> bool:
-    return held.lengthens and growing_part(held.classes) is None
-
-
 def _is_unseen(held: Held) -> bool:
     """Whether C code alone holds it. What a running loop iterates over is not: its attributes have names."""
     return held.anchor[0].kind is SegmentKind.UNSEEN and not has(held.anchor[1:], SegmentKind.ATTRIBUTE)
@@ -126,28 +119,29 @@ def _in_optimizer(held: Held) -> bool:
     )
 
 
+def _by_cut(held: Held) -> CutKind | None:
+    """Return the kind of cut that a holder is due to, as its path shows; None where it is due to none."""
+    kinds = (kind for kind in applicable(held) if kind in _DUE_TO)
+    return next(kinds, None)
+
+
+_DUE_TO: Final = MECHANISMS.keys() - {"no_grad", "bound"}
+"""Cuts which always say why, where they apply."""
+
 _RULES: tuple[MechanismRule, ...] = (
     (lambda h: has(h.anchor, SegmentKind.OUTPUT), "shown values of cells"),
-    (lambda h: has(h.anchor, SegmentKind.GARBAGE_CYCLE), "garbage cycle"),
     (lambda h: h.known is not None and not h.attached, _known_holder),
-    (lambda h: h.packs_itself, "pack hook"),
-    (_gets_longer, "gets longer"),
-    (carries_graph, "gradient with a graph"),
-    (lambda h: on_context(h) and only_native(h), "context in a cycle"),
-    (on_context, "context"),
+    (lambda h: _by_cut(h) == "context" and only_native(h), "context in a cycle"),
+    (lambda h: _by_cut(h) == "close" and h.kind == "coroutine", "unfinished coroutines"),
+    (_by_cut, lambda h: _text(_by_cut(h) or "bound", h)),
     (lambda h: is_hook_of_node(h.anchor), "hook of a node"),
-    (hooks_pile_up, "hooks"),
-    (lambda h: has(h.anchor, SegmentKind.LRU_CACHE), "lru_cache"),
-    (lambda h: has(h.anchor, SegmentKind.TRACEBACK), "kept exceptions"),
-    (lambda h: generators_pile_up(h) and h.kind == "coroutine", "unfinished coroutines"),
-    (generators_pile_up, "unfinished generators"),
     (_threads_pile_up, "unfinished threads"),
     (only_native, "only C++"),
     (_is_unseen, "only C code"),
-    (lambda h: never_differentiated(h) and is_carried(h), "no backward"),
+    (lambda h: never_differentiated(h) and is_carried(h), "no_grad"),
     (lambda h: growing_part(h.classes) is not None and h.collected is None, _part_of_library),
     (lambda h: _in_optimizer(h) and h.collected is None, "new parameters in the optimizer"),
-    (never_differentiated, "no backward"),
+    (never_differentiated, "no_grad"),
     (lambda h: h.attached and is_carried(h), "carried state"),
     (lambda h: h.owner in ("parameter", "buffer") and h.collected is None, "model grows"),
 )

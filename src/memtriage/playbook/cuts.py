@@ -7,7 +7,7 @@ from typing import Final
 
 CUTS: Final[Mapping[str, str]] = {
     "detach": "store {detached} instead of the tensor itself in {container_name}: it keeps its whole graph",
-    "carry": "detach it where it is carried over (`{name} = {name}.detach()`{trained})",
+    "carry": "detach it where it is carried over (`{name} = {carried}`{trained})",
     "unhook": "keep a detached tensor in {place} (`x.detach()`), give the hook a `weakref.ref()` of the "
     "object that it needs, or call `remove()` on its handle when the value has been used",
     "clone": "store {copy}: what {container_name} keeps is a view, and a view keeps its whole storage",

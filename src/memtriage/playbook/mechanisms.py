@@ -4,39 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
-
-Mechanism = Literal[
-    "garbage cycle",
-    "pack hook",
-    "gets longer",
-    "gradient with a graph",
-    "context in a cycle",
-    "context",
-    "hooks",
-    "hook of a node",
-    "lru_cache",
-    "kept exceptions",
-    "unfinished coroutines",
-    "unfinished generators",
-    "unfinished threads",
-    "only C++",
-    "only C code",
-    "no backward",
-    "new parameters in the optimizer",
-    "carried state",
-    "model grows",
-    "collection",
-    "shown values of cells",
-    "process groups",
-    "objects of C++",
-    "native code",
-    "not named",
-    "not listed from outside",
-    "not read",
-    "context after backward",
-]
-"""How a holder keeps memory. Rules of `diagnose.mechanisms` choose most of them by holder path."""
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +22,20 @@ class MechanismText:
         return MechanismText(self.mechanism.format_map(words), self.fix.format_map(words))
 
 
-MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
-    "garbage cycle": MechanismText(
+MECHANISMS: Final[Mapping[str, MechanismText]] = {
+    "collect": MechanismText(
         "objects that refer to each other in a cycle ({members}) keep their tensors until the cyclic "
         "collector runs, and it is switched off",
     ),
-    "pack hook": MechanismText(
+    "pack": MechanismText(
         "the pack hook{hook} of saved_tensors_hooks returns the very tensor that it is given. Where a node "
         "saves its own output, output -> grad_fn -> packed output is a cycle through C++, which no "
         "collection frees",
     ),
-    "gets longer": MechanismText(
+    "shorten": MechanismText(
         "{subject} is replaced by a longer one {how_often} (as {as_what}), and holds all that was ever added",
     ),
-    "gradient with a graph": MechanismText(
+    "create_graph": MechanismText(
         "a gradient carries a graph of its own (backward with create_graph=True), which leads back to the "
         "parameter: a cycle through C++ that no collection frees",
     ),
@@ -79,17 +47,17 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "a custom autograd.Function keeps tensors on `{attribute}`; they live as long as its node, and "
         "{subject} keeps the node alive through grad_fn",
     ),
-    "hooks": MechanismText(
+    "remove": MechanismText(
         "{container} gets new hooks {how_often}, and none is removed; each keeps what its function refers to",
     ),
     "hook of a node": MechanismText(
         "a hook of a grad_fn refers to an object that keeps the tensor: tensor -> grad_fn -> hook -> "
         "{hooked} -> tensor is a cycle through C++, which no collection frees",
     ),
-    "lru_cache": MechanismText(
+    "cache": MechanismText(
         "{container} keeps every value (and every key, `self` among them) it has seen",
     ),
-    "kept exceptions": MechanismText(
+    "traceback": MechanismText(
         "kept exceptions carry their traceback, its frames, and so every local variable of these functions",
     ),
     "unfinished coroutines": MechanismText(
@@ -98,7 +66,7 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "await them (`await asyncio.gather(*tasks)`), bound how many wait (acquire a semaphore before the "
         "next is made, or use an `asyncio.Queue(maxsize=...)`), or cancel() those that will not end",
     ),
-    "unfinished generators": MechanismText(
+    "close": MechanismText(
         "generators that were not run to their end keep their local variables",
     ),
     "unfinished threads": MechanismText(
@@ -117,14 +85,15 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "registered (atexit, a signal, an extension)",
         "unregister the callback when it is no longer needed, or give it values instead of the tensors",
     ),
-    "no backward": MechanismText(
+    "no_grad": MechanismText(
         "{subject} keeps tensors with a grad_fn although no backward has run: every operation is recorded, "
         "and keeps what a backward would need",
     ),
     "new parameters in the optimizer": MechanismText(
         "the optimizer gets new parameters while it trains, each with its state: {anchor}",
-        "call add_param_group once for each set of parameters; remove old groups from optimizer.param_groups "
-        "with their entries in optimizer.state, or make a new optimizer",
+        "call add_param_group once for each set of parameters; when a parameter is replaced, remove it from "
+        "optimizer.param_groups and its entry from the state (`optimizer.state.pop(old)`), or make a new "
+        "optimizer",
     ),
     "carried state": MechanismText(
         "{subject} is carried from step to step with its history: its graph gets longer, and every step's "
@@ -133,7 +102,7 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
     "model grows": MechanismText(
         "the model itself grows: {anchor} gets new entries while it trains",
     ),
-    "collection": MechanismText(
+    "bound": MechanismText(
         "{container} gets new {what} and is never cleared",
     ),
     "shown values of cells": MechanismText(
@@ -179,3 +148,4 @@ MECHANISMS: Final[Mapping[Mechanism, MechanismText]] = {
         "memtriage.treat.te_restore.EmptyAfterRestore around the training does the same",
     ),
 }
+"""How a holder keeps memory. Where a kind of cut (`model.census.CutKind`) is due to how, it is the key."""
