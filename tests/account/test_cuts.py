@@ -96,12 +96,23 @@ def look_ahead():
     strategy.cache = {"mean": mean}
     mean.grad_fn.register_hook(functools.partial(print, strategy))
 look_ahead()
+
+scans = [np.ones(4000) for _ in range(5)]
+rows = [{"row": np.ones((64, 500))[:1]} for _ in range(5)]
+texts = [bytes(5000) for _ in range(5)]
+records = {number: {"name": "x" * 1000 + str(number), "log": []} for number in range(5)}
+latest = records[0]
+by_time = [np.ones(4000) for _ in range(5)]
+by_name = dict(enumerate(by_time))
+settings = {"scale": np.ones(4000)}
+samples = [{"settings": settings, "value": bytes(3000)} for _ in range(5)]
 """
+DATA = ("scans", "rows", "texts", "records", "by_time", "by_name", "samples")
 
 
 @pytest.fixture(scope="module")
 def cuts(only_new_objects: None, gallery: Callable[..., Any]) -> Iterator[dict[str, dict[str, CutSeen]]]:
-    """The cuts of each group of the program, by its anchor and by the kind."""
+    """The cuts of each group of the program, and of its ordinary data, by the anchor and by the kind."""
     found: dict[str, dict[str, CutSeen]] = {}
 
     def ask(view: CensusView) -> None:
@@ -109,7 +120,12 @@ def cuts(only_new_objects: None, gallery: Callable[..., Any]) -> Iterator[dict[s
         for (_, anchor), detail in view.details(keys, lambda _: None).items():
             found[in_words(anchor)] = {cut.cut: cut for cut in detail.cuts}
 
-    gallery({}, PROGRAM).look(ask)
+        at = {name: view.graph.index[id(train[name])] for name in DATA}
+        of_data = view.cuts_of_data(at.values())
+        found.update({name: {cut.cut: cut for cut in of_data[at[name]]} for name in DATA})
+
+    train = gallery({}, PROGRAM)
+    train.look(ask)
     yield found
 
 
@@ -182,6 +198,36 @@ def test_a_hook_of_a_node_that_leads_to_its_tensor_is_a_cycle(cuts: dict[str, di
     of_cycle = next(each for anchor, each in cuts.items() if "functools.partial print" in anchor)
     assert of_cycle["detach"].of > 2 * FLOATS
     assert left(of_cycle["detach"]) == left(of_cycle["break"]) == 0
+
+
+def test_data_in_a_container_is_released_with_its_entries(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    for name, least, kind in (("scans", 5 * 8 * 4000, "list"), ("texts", 5 * 5000, "list")):
+        bound = cuts[name]["bound"]
+        assert bound.of == bound.releases >= least and bound.kind == kind
+        assert in_words(bound.at) == f"train.{name}[*]" and list(cuts[name]) == ["bound"]
+
+
+def test_an_entry_that_a_variable_has_stays(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    bound = cuts["records"]["bound"]
+    assert bound.of > 5 * 1000 and bound.kind == "dict"
+    assert 5 * left(bound) == pytest.approx(bound.of, rel=0.01)
+
+
+def test_entries_of_two_containers_are_released_by_both(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    for name, other in (("by_time", "by_name"), ("by_name", "by_time")):
+        bound = cuts[name]["bound"]
+        assert bound.releases == bound.of >= 5 * 8 * 4000
+        assert list(map(in_words, bound.together)) == [f"train.{other}[*]"]
+
+
+def test_what_all_entries_share_is_no_growth(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    assert 5 * 3000 < cuts["samples"]["bound"].of < 5 * (3000 + OBJECT)
+
+
+def test_a_copy_of_a_row_releases_the_array(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    copied = cuts["rows"]["clone"]
+    assert 5 * 8 * 500 <= left(copied) < 5 * (8 * 500 + OBJECT)
+    assert copied.of > 5 * 8 * 64 * 500
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=10, max_size=10), st.integers(0, 9))

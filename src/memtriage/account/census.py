@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from memtriage.account.cuts import cuts_of_data
 from memtriage.account.group_details import GroupDetails, LineNamer, SiteOf
 from memtriage.account.held import HeldStorage, anchors_of_nodes, held_storages, holding_object
 from memtriage.account.holder_facts import holder_facts, store_of
 from memtriage.account.holder_index import HolderIndex
 from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.paths import PathNamer
-from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, StorageRecord
+from memtriage.model.census import Census, CutSeen, GroupDetail, GroupKey, HolderGroup, StorageRecord
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.observe.autograd import created
 from memtriage.observe.heap import HeapWalk
@@ -172,6 +173,10 @@ class CensusView:
     def classes(self, position: int) -> list[str]:
         """Return classes of an object and of those on the way to it, as in `GroupDetail.classes`."""
         return holder_facts(self._graph, position).classes
+
+    def cuts_of_data(self, containers: Iterable[int]) -> dict[int, list[CutSeen]]:
+        """Return what cuts would release of containers of ordinary data, by their positions in the graph."""
+        return cuts_of_data(self._graph, self._namer, self._holders, containers)
 
     def heads(self, *, last: bool = False) -> dict[GroupKey, bytes]:
         """Return the first bytes of the storages of each small group of variables, joined, by group.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -21,10 +22,12 @@ from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.paths import PathNamer
 from memtriage.account.retained_sizes import RetainedSizes
 from memtriage.model.census import CutKind, CutSeen, GroupKey
-from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, is_hook_of_node, is_native
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, is_hook_of_node, is_native
 from memtriage.observe.classes import name_of
+from memtriage.observe.containers import atom_bytes, own_bytes
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import ARRAY, MODULE, NODE, TENSOR
+from memtriage.observe.objects import array_bytes
 from memtriage.observe.tensors import plain
 
 _ENOUGH: Final = 0.9
@@ -47,6 +50,11 @@ _OF_GRAPH: Final = frozenset((SegmentKind.LATER_NODE, SegmentKind.LEAF))
 _OF_NODES: Final = frozenset(("saved for backward", "autograd context"))
 """Owners of what a node refers to."""
 
+_ENTRIES: Final = 1_000
+"""Newest entries of a container of ordinary data that are looked at."""
+_BELOW: Final = 20_000
+"""Objects below these that are."""
+
 Edge = tuple[int, int]
 Numbers = dict[int, frozenset[int]]
 """Edges that are removed, by where they begin."""
@@ -58,6 +66,71 @@ class _OwnBytes:
 
     nbytes: int
     kept_by: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DataBelow:
+    """What is below the newest entries of a container of ordinary data.
+
+    Attributes:
+        edges: from the container to its entries.
+        objects: bytes of each object that only one entry leads to: what several share is no growth.
+        atoms: bytes of entries that are texts or numbers, which no graph lists.
+    """
+
+    container: int
+    edges: list[Edge]
+    objects: dict[int, int]
+    atoms: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.objects.values()) + self.atoms
+
+
+def cuts_of_data(
+    graph: HeapGraph, namer: PathNamer, holders: HolderIndex, containers: Iterable[int]
+) -> dict[int, list[CutSeen]]:
+    """Return the cuts that apply to some containers of ordinary data, by their positions."""
+    below = [_data_below(graph, at) for at in containers]
+    retained = RetainedSizes(graph, {at for data in below for at in (data.container, *data.objects)})
+    meter = CutMeter(graph, namer, {}, holders, {}, retained, {})
+    return {
+        data.container: meter.of_data(data, [other for other in below if other is not data]) for data in below
+    }
+
+
+def _data_below(graph: HeapGraph, container: int) -> DataBelow:
+    entries = graph.objects[container]
+    values = dict.values(entries) if issubclass(type(entries), dict) else entries
+    newest = islice(values if issubclass(type(values), set) else reversed(values), _ENTRIES)
+    elements, atoms = list[int](), 0
+    for entry in newest:
+        at = graph.index.get(id(entry), -1)
+        if at >= 0:
+            elements.append(at)
+        else:
+            atoms += atom_bytes((entry,))
+    below: dict[int, list[int]] = {container: []}
+    nbytes, entry_of = dict[int, int](), {container: -1}
+    shared: dict[int, None] = {}
+    for number, element in enumerate(elements):
+        queue = [element]
+        for at in queue:
+            if entry_of.setdefault(at, number) != number:
+                shared[at] = None
+            elif at not in below and len(below) < _BELOW:
+                own = own_bytes(graph, graph.objects[at])
+                ids = () if own is None else map(id, graph.referents(at))
+                below[at] = [graph.index[key] for key in ids if key in graph.index]
+                nbytes[at] = own or 0
+                queue += below[at]
+    queue = list(shared)
+    for at in queue:
+        queue += [child for child in below.get(at, ()) if child not in shared]
+        shared.update(dict.fromkeys(below.get(at, ())))
+    objects = {at: nbytes[at] for at in nbytes.keys() - shared if nbytes[at]}
+    return DataBelow(container, [(container, at) for at in elements], objects, atoms)
 
 
 class CutMeter:
@@ -105,13 +178,56 @@ class CutMeter:
         anchor, group = key[1], self._groups[key]
         nodes, elements = self._elements(key)
         parts = list(self._parts(key, group, nodes))
-        whole = sum(part.nbytes for part in parts)
         if is_native(anchor) or anchor[0].kind is SegmentKind.GARBAGE_CYCLE:
             members = [*nodes, *(at for held in group for at in held.tensors)]
             candidates = self._in_cycles(members)
         else:
             candidates = self._on_the_way(elements, group)
-        cuts = [
+        cuts = self._measured(candidates, parts)
+        cuts = [self._with_others(cut, key, parts) if cut.cut == "detach" else cut for cut in cuts]
+        copied = self._clone(elements, parts)
+        useful = [cut for cut in cuts if cut.releases or cut.cut != "break"]
+        return useful if copied is None else [*useful, copied]
+
+    def of_data(self, data: DataBelow, others: Iterable[DataBelow]) -> list[CutSeen]:
+        """Return the cuts that apply to a container of ordinary data; `others` may have the same entries."""
+        if 2 * len(self._retained.elsewhere & data.objects.keys()) > len(data.objects):
+            return []  # libraries have them, too
+        parts = [_OwnBytes(nbytes, (at,)) for at, nbytes in data.objects.items()]
+        parts.append(_OwnBytes(data.atoms, ()))  # whatever removes the entries removes these
+        edges, together = data.edges, list[HolderPath]()
+        released = self._released(parts, edges)
+        for other in others:
+            more = self._released(parts, [*edges, *other.edges])
+            if more > released + (1 - _ENOUGH) * data.nbytes:
+                edges, released = [*edges, *other.edges], more
+                together.append(self._entries_of(other.container))
+        at = self._entries_of(data.container)
+        kind = _cut_of(at, attached=False)
+        cuts = self._measured(self._on_the_way([data.container], ()), parts)
+        if kind is not None:
+            kind_of_container = self._kind_of(data.container)
+            cuts.append(
+                CutSeen(
+                    cut=kind,
+                    at=at,
+                    kind=kind_of_container,
+                    together=together,
+                    releases=released,
+                    of=data.nbytes,
+                )
+            )
+        copied = self._clone((at for at in data.objects if self._graph.kind(at) == ARRAY), parts)
+        return cuts if copied is None else [*cuts, copied]
+
+    def _entries_of(self, container: int) -> HolderPath:
+        return (*self._namer.path(container).whole, ANY_ITEM)
+
+    def _measured(
+        self, candidates: Iterable[tuple[CutKind, HolderPath, list[Edge]]], parts: Sequence[_OwnBytes]
+    ) -> list[CutSeen]:
+        whole = sum(part.nbytes for part in parts)
+        return [
             CutSeen(
                 cut=cut,
                 at=at,
@@ -121,10 +237,6 @@ class CutMeter:
             )
             for cut, at, edges in candidates
         ]
-        cuts = [self._with_others(cut, key, parts) if cut.cut == "detach" else cut for cut in cuts]
-        copied = self._clone(elements, group, parts)
-        useful = [cut for cut in cuts if cut.releases or cut.cut != "break"]
-        return useful if copied is None else [*useful, copied]
 
     def _tables_of_hooks(self) -> list[tuple[int, int]]:
         """Return the nodes that tables of hooks may belong to: those of the tensors that the hooks lead to.
@@ -362,9 +474,7 @@ class CutMeter:
 
     # --- a copy without the rest of the storage -------------------------------------------------------------
 
-    def _clone(
-        self, elements: Iterable[int], group: Sequence[HeldStorage], parts: Sequence[_OwnBytes]
-    ) -> CutSeen | None:
+    def _clone(self, elements: Iterable[int], parts: Sequence[_OwnBytes]) -> CutSeen | None:
         """Return what copies of views release, if these are smaller than the storages that they keep."""
         graph = self._graph
         edges, copies, without = list[Edge](), 0, set[int]()
@@ -397,13 +507,12 @@ class CutMeter:
                 outermost = at
             at = graph.parents[at]
         held = self._held_at.get(element)
-        if held is None:
+        if held is None and outermost is None:
             return None, 0
-        if outermost is not None:
-            own = int(graph.objects[outermost].nbytes)
-            return (outermost, own) if 2 * own <= held.facts.nbytes else (None, 0)
-        own = _own_bytes(graph.objects[element])
-        return (element, own) if 2 * own <= held.facts.nbytes else (None, 0)
+        obj = graph.objects[element]
+        kept = array_bytes(obj) if held is None else held.facts.nbytes
+        own = _own_bytes(obj) if outermost is None else array_bytes(graph.objects[outermost])
+        return (element if outermost is None else outermost, own) if 2 * own <= kept else (None, 0)
 
     def _to_base(self, array: int) -> Iterator[Edge]:
         place, successors = self._retained.place, self._successors

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from memtriage.model.bounds import Seconds, Whole
-from memtriage.model.census import GroupDetail
+from memtriage.model.census import CutSeen, GroupDetail
 from memtriage.model.findings import Event, ProcessKind
 from memtriage.model.paths import HolderPath
 from memtriage.model.position import Scale, TrainingPosition
@@ -102,6 +102,7 @@ class DataSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         stored_at: the line that stores into it; None where that is not certain.
         classes: of it and of the objects on the way to it, as `GroupDetail.classes` has them.
         lengthens: it is an array that is replaced by a longer one.
+        cuts: what changes of the program would release of its newest entries.
     """
 
     id: Whole
@@ -115,6 +116,7 @@ class DataSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     stored_at: str | None = None
     classes: list[str] = []
     lengthens: bool = False
+    cuts: list[CutSeen] = []
 
 
 class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):

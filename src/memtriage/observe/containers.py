@@ -30,6 +30,7 @@ _ENDS = 256
 _LONG = 64 * 1024
 _MOST_ARRAYS = 20
 _UNIT = 16
+_ATOMS = (str, bytes, bytearray, int, float, complex)
 _UNSHARED_REFERENCES = 6
 """References to an entry's own atom: from the entry, the walk's graph or queue, and the counting itself."""
 
@@ -329,6 +330,29 @@ def _allocated(obj: Any) -> int:
     return -(-size_of(obj) // _UNIT) * _UNIT
 
 
+def own_bytes(graph: HeapGraph, obj: Any) -> int | None:
+    """Return the bytes of plain data with the texts and numbers that only it has, which no graph lists.
+
+    Without the objects below it, and without memory of an array that another object has. None for what
+    `deep_size` leaves out.
+    """
+    kind = graph.kinds[type(obj)]
+    if kind == ARRAY:
+        return array_bytes(obj) if array_base(obj) is None else 0
+    if kind != PLAIN or exactly(obj, types.FunctionType, types.FrameType):
+        return None
+    return _allocated(obj) + atom_bytes(gc.get_referents(obj))
+
+
+def atom_bytes(objects: Iterable[Any]) -> int:
+    """Return the bytes of the texts and numbers among some objects that nobody else seems to have."""
+    return sum(
+        _allocated(obj)
+        for obj in objects
+        if issubclass(type(obj), _ATOMS) and sys.getrefcount(obj) <= _UNSHARED_REFERENCES
+    )
+
+
 def _native_type(entry: Any) -> str | None:
     """Name of the C++ type (bound by pybind11) of an entry, or of a part of it."""
     for part in tuple_items(entry) if issubclass(type(entry), tuple) else (entry,):
@@ -364,7 +388,7 @@ def deep_size(graph: HeapGraph, obj: Any, seen: set[int] | None = None) -> int:
                 total += array_bytes(part)
             else:
                 queue.append(base)
-        elif issubclass(type(part), (str, bytes, bytearray, int, float, complex)):
+        elif issubclass(type(part), _ATOMS):
             # Small numbers and interned words are shared by everybody. The given object itself always counts.
             if part is obj or sys.getrefcount(part) <= _UNSHARED_REFERENCES:
                 total += _allocated(part)

@@ -274,16 +274,16 @@ def _of_data(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterator[
             continue
         seen = rise.seen
         nbytes = seen.entries * seen.entry_bytes
-        leak = _leak(basis, rise, DEVICE_HOST, nbytes, _cause_of_data(basis, seen))
+        leak = _leak(basis, rise, DEVICE_HOST, nbytes, _cause_of_data(basis, seen, rise.rate))
         yield replace(leak, path=seen.path, allocated_at=seen.allocated_at, stored_at=seen.stored_at)
 
 
-def _cause_of_data(basis: _Basis, seen: DataSeen) -> Held | DataSeen:
+def _cause_of_data(basis: _Basis, seen: DataSeen, rate: float) -> Held | DataSeen:
     if seen.native is not None:
         return seen
     return Held(
         seen.path, seen.path, attached=False, owner="", kind=seen.kind, classes=tuple(seen.classes),
-        ordinary=True, lengthens=seen.lengthens,
+        ordinary=True, lengthens=seen.lengthens, stored_at=seen.stored_at, cuts=tuple(seen.cuts), rate=rate,
         every="backward" if basis.scale == "microbatch" else basis.scale,
     )  # fmt: skip
 
@@ -440,7 +440,7 @@ def _unnamed(
         reasons.append("not covered")
     cause: Held | DataSeen | Unexplained = "native code" if covered else "not named"
     if seen is not None:
-        cause = _cause_of_data(basis, seen)
+        cause = _cause_of_data(basis, seen, missing)
     elif outside and not covered:
         cause = "not listed from outside"
     elif name == "cpu" and while_it_ran and all(census.profiled for census in while_it_ran):

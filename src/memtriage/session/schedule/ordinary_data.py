@@ -56,6 +56,7 @@ class OrdinaryData:
     _lengths: ContainerLengths | None = None
     _numbers: int = 0
     _lengthened: set[int] = field(default_factory=set)
+    _measured: dict[int, int] = field(default_factory=dict)
 
     @property
     def lacks_sites(self) -> bool:
@@ -95,7 +96,23 @@ class OrdinaryData:
             before = self.containers.get(address)
             if before is not None or container.native is not None or rate >= ATTRIBUTION.data_least:
                 found[address] = self._grown(view, container, before, rate, by_line, sites)
+        self._add_cuts(view, found, [each.position for each in grown])
         return found
+
+    def _add_cuts(self, view: CensusView, found: dict[int, DataSeen], grown: Iterable[int]) -> None:
+        """Measure cuts of containers that grew again, if they have twice the entries of the last time."""
+        wanted = {}
+        for position in grown:
+            seen = found.get(id(view.graph.objects[position]))
+            if (
+                seen is not None
+                and seen.before is None
+                and seen.entries >= 2 * self._measured.get(seen.id, 0)
+            ):
+                wanted[position] = seen
+                self._measured[seen.id] = seen.entries
+        for position, cuts in view.cuts_of_data(wanted).items() if wanted else ():
+            wanted[position].cuts = cuts
 
     def _grown(
         self,
@@ -126,6 +143,7 @@ class OrdinaryData:
             allocated_at=site,
             stored_at=view.stored_at(container.position, sites.named, site),
             classes=list(view.classes(container.position)),
+            cuts=[] if before is None else before.cuts,
         )
 
     def _arrays(self, view: CensusView, sites: SiteRecorder) -> dict[HolderPath, tuple[LongArray, DataSeen]]:
