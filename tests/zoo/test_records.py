@@ -46,6 +46,8 @@ def test_a_recorded_run_is_judged_rightly(file: str) -> None:
     assert naming, judged["findings"]
     fixes = " / ".join(finding["fix"] or "" for finding in naming)
     assert "fix" not in truth or any(word in fixes for word in truth["fix"]), fixes
+    first = {finding["cuts"][0]["cut"] for finding in naming if finding["cuts"]}
+    assert "cures" not in truth or not first or first & {cure["cut"] for cure in truth["cures"]}, first
     assert "event" not in truth or {finding["event"] for finding in naming} == {truth["event"]}
     for field in RATES:
         if field in truth:
