@@ -30,7 +30,11 @@ def event(**fields: Any) -> dict[str, Any]:
 
 
 def test_fields_become_columns() -> None:
-    trace = [event(), event(action="oom", device_free=99, time_us=6), event(action="of_a_newer_kind", time_us=8)]
+    trace = [
+        event(),
+        event(action="oom", device_free=99, time_us=6),
+        event(action="of_a_newer_kind", time_us=8),
+    ]
     del trace[1]["addr"]
     columns = trace_columns(trace, StackTable())
     assert columns.kind.tolist() == [ALLOC, OOM, OTHER_EVENT]
