@@ -33,7 +33,7 @@ def _drawn(device: DeviceRecording, values: int = 100_000) -> dict[str, Any]:
 def devices(draw: st.DrawFn) -> DeviceRecording:
     """Segments, blocks and frees in any order."""
     tape = Tape([stack("a.py:1 in f")])
-    segments = [tape.segment(64 * MIB)]
+    segments = [tape.segment(64 * MIB), tape.segment(2 * MIB)]
     alive: list[int] = []
     for action in draw(st.lists(st.sampled_from(["segment", "alloc", "free", "await", "step"]), max_size=30)):
         if action == "segment":
@@ -107,8 +107,11 @@ def test_step_marks_are_limited(steps: int) -> None:
     assert labels[-1] == ("step 3" if steps == 3 else "step 494")
 
 
-def test_nothing_recorded_draws_nothing() -> None:
+def test_less_than_two_events_draw_nothing() -> None:
     assert timeline(Tape([]).end(), 1000) is None
+    tape = Tape([stack("a.py:1 in f")])
+    tape.segment(20 * MIB)
+    assert timeline(tape.end(), 1000) is None
 
 
 def test_a_long_course_takes_about_the_characters_that_it_may() -> None:

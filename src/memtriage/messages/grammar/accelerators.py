@@ -8,6 +8,7 @@ text that is cut, abridged by hand or reordered still yields what it has.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from memtriage.messages.grammar.message import Family, Grammar, Message
@@ -40,6 +41,7 @@ _PROMISES: Final = {
 }
 """Words that a figure follows: where they stand without it, the figure was cut off."""
 
+_NONE: Final[Mapping[str, re.Pattern[str]]] = {}
 _CUT_ALLOCATED: Final = re.compile(rf"Oftheallocatedmemory({NUMBER})[KMG]?i?$")
 _PROCESS: Final = re.compile(rf"Process(\d{{1,10}})has{SIZE}")
 _INDEX: Final = re.compile(r"(?:GPU|[A-Z]{3,5})(\d{1,3})(?=;|has|$)")
@@ -65,12 +67,7 @@ _START: Final = re.compile(
 
 def _read(start: re.Match[str], text: str) -> Message | None:
     backend = start["backend"] or _backend_named(text)
-    fields: dict[str, Field] = {}
-    for name, pattern in _FIGURES.items():
-        if pattern.search(text):
-            fields[name] = first_size(pattern, text)
-        elif name in _PROMISES and _PROMISES[name].search(text):
-            fields[name] = None
+    fields, last = _sizes(text, _FIGURES, _PROMISES)
     if not fields and start["backend"] is None:
         return None
     if fields.get("this_process") == 0:
@@ -93,20 +90,30 @@ def _read(start: re.Match[str], text: str) -> Message | None:
         name for name in (_WHOLE_V1 if old else _WHOLE_V2) if not (name == "free" and backend == "XPU")
     ]
     index = _INDEX.search(text)
-    last = max((end.end() for end in _ends(text)), default=start.end() - start.start())
+    ends = [match.end() for pattern in (_HINT, _END) if (match := pattern.search(text))]
     return Message(
         family=_family(backend, old),
         fields=fields,
         facts=facts,
         device=f"{_BACKENDS.get(backend, backend.lower())}:{int(index[1])}" if index else None,
         missing=tuple(name for name in expected if fields.get(name) is None),
-        length=last,
+        length=max(last, *ends) if ends else last or len(start[0]),
     )
 
 
-def _ends(text: str) -> list[re.Match[str]]:
-    matches = [pattern.search(text) for pattern in (*_FIGURES.values(), _HINT, _END)]
-    return [match for match in matches if match is not None]
+def _sizes(
+    text: str, patterns: Mapping[str, re.Pattern[str]], promises: Mapping[str, re.Pattern[str]] = _NONE
+) -> tuple[dict[str, Field], int]:
+    """Return the figures that a text has, None for one that is promised and cut off, and where they end."""
+    fields: dict[str, Field] = {}
+    end = 0
+    for name, pattern in patterns.items():
+        if match := pattern.search(text):
+            fields[name] = first_size(pattern, text)
+            end = max(end, match.end())
+        elif name in promises and promises[name].search(text):
+            fields[name] = None
+    return fields, end
 
 
 def _backend_named(text: str) -> str:
@@ -155,16 +162,13 @@ _ASYNC: Final = {
 
 
 def _read_async(start: re.Match[str], text: str) -> Message:
-    matches = {name: pattern.search(text) for name, pattern in _ASYNC.items()}
-    fields: dict[str, Field] = {
-        name: first_size(_ASYNC[name], text) for name, match in matches.items() if match is not None
-    }
+    fields, end = _sizes(text, _ASYNC)
     return Message(
         family="cuda-async",
         fields=fields,
         device=f"cuda:{int(start[1])}" if start[1] else None,
         missing=tuple(name for name in ("requested", "total", "free", "allocated") if name not in fields),
-        length=max((match.end() for match in matches.values() if match), default=len(start[0])),
+        length=end or len(start[0]),
     )
 
 
@@ -183,21 +187,16 @@ _MPS: Final = {
     }.items()
 }
 _MPS_PROMISES: Final = {
-    "allocated": "MPSallocated:",
-    "other": "otherallocations:",
-    "max_allowed": "maxallowed:",
-    "requested": "Triedtoallocate",
+    "allocated": re.compile(r"MPSallocated:"),
+    "other": re.compile(r"otherallocations:"),
+    "max_allowed": re.compile(r"maxallowed:"),
+    "requested": re.compile(r"Triedtoallocate"),
 }
 
 
 def _read_mps(start: re.Match[str], text: str) -> Message:
     single = start[0].startswith("Invalid")
-    matches = {name: pattern.search(text) for name, pattern in _MPS.items()}
-    fields: dict[str, Field] = {
-        name: first_size(_MPS[name], text)
-        for name, match in matches.items()
-        if match is not None or _MPS_PROMISES[name] in text
-    }
+    fields, end = _sizes(text, _MPS, _MPS_PROMISES)
     facts: dict[str, str | int] = {}
     if pool := re.search(r"on(private|shared)pool", text):
         facts["pool"] = pool[1]
@@ -211,7 +210,7 @@ def _read_mps(start: re.Match[str], text: str) -> Message:
         facts=facts,
         device="mps",
         missing=tuple(name for name in expected if fields.get(name) is None),
-        length=max((match.end() for match in matches.values() if match), default=len(start[0])),
+        length=end or len(start[0]),
     )
 
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from memtriage.messages.grammar.message import Family, Grammar, Message
+from memtriage.messages.grammar.message import Grammar, Message, plain
 from memtriage.messages.grammar.sizes import exact_bytes
 from memtriage.model.explanation import Field
-
-
-def _plain(family: Family, pattern: str, *, form: str = "", ran_out: bool = True) -> Grammar:
-    """A grammar of a message that is a fixed text."""
-
-    def read(start: re.Match[str], text: str) -> Message:
-        return Message(family, form=form, ran_out=ran_out, length=len(start[0]))
-
-    return Grammar(re.compile(pattern), read)
 
 
 def _read_assert(start: re.Match[str], text: str) -> Message:
@@ -110,56 +101,56 @@ GRAMMARS: Final = (
     Grammar(_ASSERT, _read_assert),
     Grammar(_NCCL, _read_nccl),
     # 0.x: THCudaCheck, then `cuda runtime error (2)`; both are in one log.
-    _plain(
+    plain(
         "cuda-runtime",
         r"(?i:cudaruntimeerror\(2\):outofmemory(?:at\S{0,200}?:\d{1,6})?)|THCudaCheckFAILfile=.{1,200}?error=2:outofmemory",
         form="thc",
     ),
     Grammar(_POOL, _read_pool),
-    _plain("cuda-driver", r"NVRM:.{0,200}?NV_ERR_NO_MEMORY", form="kernel module"),
-    _plain("cuda-driver", r"(?:CUDA|HIP)drivererror:outofmemory"),
-    _plain(
+    plain("cuda-driver", r"NVRM:.{0,200}?NV_ERR_NO_MEMORY", form="kernel module"),
+    plain("cuda-driver", r"(?:CUDA|HIP)drivererror:outofmemory"),
+    plain(
         "cuda-driver",
         r"(?:CUDA|HIP)drivererror:(?:invalidargument|devicenotready)",
         form="hidden",
         ran_out=False,
     ),
-    _plain(
+    plain(
         "cuda-runtime",
         r"(?:(?:CUDA|HIP)error|TritonError\[(?:CUDA|HIP)\]):outofmemory|"
         r"(?<![`'])\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory|"
         r"CUDA_ERROR_OUT_OF_MEMORY)(?:\b|(?=outofmemory))(?!'in)",
     ),
-    _plain("xpu-runtime", r"UR_RESULT_ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY)"),
-    _plain(
+    plain("xpu-runtime", r"UR_RESULT_ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY)"),
+    plain(
         "cudnn",
         r"(?:cuDNNerror:)?CUDNN_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR_\w{0,20}ALLOCATION_FAILED)",
     ),
-    _plain("cudnn", r"(?:cuDNNerror:)?CUDNN_STATUS_NOT_INITIALIZED", form="not initialized", ran_out=False),
-    _plain(
+    plain("cudnn", r"(?:cuDNNerror:)?CUDNN_STATUS_NOT_INITIALIZED", form="not initialized", ran_out=False),
+    plain(
         "cublas",
         r"(?:CUDAerror:)?CUBLAS_STATUS_NOT_INITIALIZED(?:whencalling`[^`]{0,200}`)?",
         form="not initialized",
         ran_out=False,
     ),
-    _plain(
+    plain(
         "cublas",
         r"(?:CUDAerror:)?(?:CUBLAS|HIPBLAS|CUSOLVER|CUSPARSE|CUFFT|CURAND|HIPFFT|ROCBLAS)_\w{0,20}?"
         r"ALLOC(?:ATION)?_FAILED(?:whencalling`[^`]{0,200}`)?",
     ),
     # Says memory, and is another error.
-    _plain(
+    plain(
         "not-memory",
         r"illegalmemoryaccesswasencountered|MemoryaccessfaultbyGPUnode",
         form="illegal access",
         ran_out=False,
     ),
-    _plain(
+    plain(
         "not-memory",
         r"outofresources?:(?:sharedmemory|tensormemory|[\w.]{1,120}?,?Required:\d)",
         form="on-chip shared memory",
         ran_out=False,
     ),
-    _plain("not-memory", _OTHER_ERRORS, form="device error", ran_out=False),
-    _plain("not-memory", r"cannotallocatememoryinstaticTLSblock", form="static TLS", ran_out=False),
+    plain("not-memory", _OTHER_ERRORS, form="device error", ran_out=False),
+    plain("not-memory", r"cannotallocatememoryinstaticTLSblock", form="static TLS", ran_out=False),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from memtriage.messages.grammar.message import Grammar, Message
+from memtriage.messages.grammar.message import Grammar, Message, plain
 from memtriage.messages.grammar.sizes import NUMBER, SIZE, to_bytes
 from memtriage.model.explanation import Field
 
@@ -63,15 +63,6 @@ def _read_engine(start: re.Match[str], text: str) -> Message:
     )
 
 
-_FLUSHES: Final = re.compile(
-    r"\d{1,9}pytorchallocatorcacheflushessincelaststep(?:\.thishappens.{0,400}?performance)?"
-)
-
-
-def _read_flushes(start: re.Match[str], text: str) -> Message:
-    return Message("deepspeed-mem", form="flushes", ran_out=False, length=len(start[0]))
-
-
 _BREAKDOWN: Final = re.compile(
     rf"modelweightstakes?{SIZE};non_torch_memorytakes{SIZE};PyTorchactivationpeakmemorytakes{SIZE};"
     rf"therestofthememoryreservedforKVCacheis{SIZE}"
@@ -101,5 +92,10 @@ GRAMMARS: Final = (
     Grammar(_ENGINE, _read_engine),
     Grammar(_BREAKDOWN, _read_breakdown),
     Grammar(_DEEPSPEED, _read_deepspeed),
-    Grammar(_FLUSHES, _read_flushes),
+    plain(
+        "deepspeed-mem",
+        r"\d{1,9}pytorchallocatorcacheflushessincelaststep(?:\.thishappens.{0,400}?performance)?",
+        form="flushes",
+        ran_out=False,
+    ),
 )

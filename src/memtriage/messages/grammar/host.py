@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final
 
-from memtriage.messages.grammar.message import Grammar, Message
+from memtriage.messages.grammar.message import Grammar, Message, plain
 from memtriage.messages.grammar.sizes import SIZE, exact_bytes, first_size, to_bytes
 from memtriage.model.explanation import Field
 
@@ -81,13 +80,6 @@ def _read_python(start: re.Match[str], text: str) -> Message:
         device="host",
         length=len(start[0]),
     )
-
-
-_BARE: Final = re.compile(r"(?:^|\n)(?:[\w.]{1,60}\.)?_?(?:Array)?MemoryError(?=\s|:)")
-
-
-def _read_bare(start: re.Match[str], text: str) -> Message:
-    return Message("python-alloc", device="host", length=len(start[0]))
 
 
 # The kernel, containers and schedulers
@@ -216,9 +208,6 @@ _OOMD: Final = re.compile(
     r"(?:sendingSIG(?:TERM|KILL)toprocess(?P<pid>\d{1,10})(?:uid\d{1,10})?|killingprocess(?P<older>\d{1,10}))"
     r'"(?P<comm>[^"]{1,64})"(?:withsignal\d{1,2})?:(?:badness|oom_score)\d{1,6}(?:,VmRSS(?P<rss>\d{1,12})MiB)?'
 )
-_NOTEBOOK: Final = re.compile(
-    r"session(?:has)?crashed(?:after|because)[\w ]{0,40}RAM|notebooktriedtoallocatemorememorythanisavailable"
-)
 
 
 def _read_oomd(start: re.Match[str], text: str) -> Message:
@@ -230,10 +219,6 @@ def _read_oomd(start: re.Match[str], text: str) -> Message:
         device="host",
         length=len(start[0]),
     )
-
-
-def _read_notebook(start: re.Match[str], text: str) -> Message:
-    return Message("notebook", device="host", length=len(start[0]))
 
 
 # Killed, and nobody says why
@@ -360,19 +345,12 @@ def _read_shm(start: re.Match[str], text: str) -> Message:
         return Message("shm", facts=facts, device="host", length=len(report))
     errno = start["errno"]
     # The object is gone (a clean-up race), or descriptors ran out: neither is memory.
-    form = (
-        "opening"
-        if errno is None
-        else "gone"
-        if errno == _ENOENT
-        else "descriptors"
-        if errno == _EMFILE
-        else ""
-    )
-    if errno is None and "Nosuchfile" in report:
+    if errno == _ENOENT or (errno is None and "Nosuchfile" in report):
         form = "gone"
-    if errno is None and "Toomanyopen" in report:
+    elif errno == _EMFILE or (errno is None and "Toomanyopen" in report):
         form = "descriptors"
+    else:
+        form = "opening" if errno is None else ""
     return Message(
         "shm",
         form=form,
@@ -420,24 +398,30 @@ def _read_tracker(start: re.Match[str], text: str) -> Message:
     return Message("python", form="resource tracker", facts=facts, ran_out=False, length=len(start[0]))
 
 
-_Reader = Callable[[re.Match[str], str], Message | None]
-_FAMILIES: Final[tuple[tuple[re.Pattern[str], _Reader], ...]] = (
-    (_CPU_START, _read_cpu),
-    (_PYTHON, _read_python),
-    (_KERNEL_START, _read_kernel),
-    (_SLURM, _read_slurm),
-    (_K8S, _read_k8s),
-    (_RAY, _read_ray),
-    (_OOMD, _read_oomd),
-    (_NOTEBOOK, _read_notebook),
-    (_LOADER, _read_loader),
-    (_SHM, _read_shm),
-    (_DISK, _read_disk),
-    (_TRACKER, _read_tracker),
-    (_ELASTIC, _read_elastic),
-)
 GRAMMARS: Final = (
-    *(Grammar(start, read) for start, read in _FAMILIES),
-    Grammar(_BARE, _read_bare, tight=False),
+    Grammar(_CPU_START, _read_cpu),
+    Grammar(_PYTHON, _read_python),
+    Grammar(_KERNEL_START, _read_kernel),
+    Grammar(_SLURM, _read_slurm),
+    Grammar(_K8S, _read_k8s),
+    Grammar(_RAY, _read_ray),
+    Grammar(_OOMD, _read_oomd),
+    plain(
+        "notebook",
+        r"session(?:has)?crashed(?:after|because)[\w ]{0,40}RAM|"
+        r"notebooktriedtoallocatemorememorythanisavailable",
+        device="host",
+    ),
+    Grammar(_LOADER, _read_loader),
+    Grammar(_SHM, _read_shm),
+    Grammar(_DISK, _read_disk),
+    Grammar(_TRACKER, _read_tracker),
+    Grammar(_ELASTIC, _read_elastic),
+    plain(
+        "python-alloc",
+        r"(?:^|\n)(?:[\w.]{1,60}\.)?_?(?:Array)?MemoryError(?=\s|:)",
+        device="host",
+        tight=False,
+    ),
     Grammar(_LAUNCHER, _read_launcher, tight=False),
 )

@@ -114,6 +114,23 @@ class Grammar:
     tight: bool = True
 
 
+def plain(
+    family: Family,
+    pattern: str,
+    *,
+    form: str = "",
+    device: str | None = None,
+    ran_out: bool = True,
+    tight: bool = True,
+) -> Grammar:
+    """Make the grammar of a message without figures."""
+
+    def read(start: re.Match[str], text: str) -> Message:
+        return Message(family, form=form, device=device, ran_out=ran_out, length=len(start[0]))
+
+    return Grammar(re.compile(pattern), read, tight)
+
+
 @dataclass(frozen=True, slots=True)
 class OomFields:
     """Figures of a failed allocation, in bytes; None where the text (or the observer) does not say.

@@ -24,7 +24,7 @@ _FEWEST_ROWS: Final = 160
 
 
 def timeline(device: DeviceRecording, characters: int) -> dict[str, Any] | None:
-    """Return the columns, marks and the peak's row of a device's chart; None where nothing was recorded.
+    """Return the columns, marks and the peak's row of a device's chart; None for fewer than two events.
 
     Args:
         device: what to draw.
@@ -32,7 +32,7 @@ def timeline(device: DeviceRecording, characters: int) -> dict[str, Any] | None:
             out, but never the lowest or highest of a stretch.
     """
     events, course = device.events, device.timeline
-    if not len(events):
+    if len(events) < 2:
         return None
     owned = {name: device.owner_timeline(owner_index(name)) for name in BOTTOM_FIRST if _occurs(device, name)}
     stranded = course.stranded
