@@ -80,5 +80,5 @@ def test_a_case_has_the_figures_of_its_message_and_its_labels() -> None:
         True,
         False,
     ]
-    assert not (case.expandable or case.building or case.serving)
+    assert not (case.expandable or case.traits or case.serving)
     assert (case.phase, case.product, case.shapes) == (None, None, {})

@@ -884,7 +884,7 @@ def test_what_helps_a_full_device(case: Case, told: list[Told]) -> None:
             ],
         ),
         (
-            replace(text_case("host_memory_limit", "kernel-oom"), building=True),
+            replace(text_case("host_memory_limit", "kernel-oom"), traits={"builds"}),
             [
                 ("build-jobs", "compilers that run at once take some GiB each", None),
                 ("host-limit", "if the job needs that much", None),
@@ -1023,7 +1023,7 @@ def test_what_helps_a_full_device(case: Case, told: list[Told]) -> None:
             [("prove-kill", "a signal alone does not show its sender or reason", None)],
         ),
         (
-            replace(text_case("killed_unproven", "launcher", "killed"), building=True),
+            replace(text_case("killed_unproven", "launcher", "killed"), traits={"builds"}),
             [
                 ("prove-kill", "a signal alone does not show its sender or reason", None),
                 ("build-jobs", "if memory was the reason: compilers that run at once use it", None),

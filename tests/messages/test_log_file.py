@@ -204,13 +204,13 @@ def test_the_first_line_of_a_long_log_is_shown_from_its_beginning() -> None:
 
 @pytest.mark.parametrize("line", [SERVES, "launch_server --model-path m --mem-fraction-static 0.8"])
 def test_an_engine_that_serves_is_known_by_its_files_and_options(line: str) -> None:
-    assert read_text(line).serving and not read_text(line).building
-    assert not read_text(line.replace("vllm", "villa").replace("mem-fraction", "fraction")).serving
+    assert read_text(line).traits == {"engine"}
+    assert not read_text(line.replace("vllm", "villa").replace("mem-fraction", "fraction")).traits
 
 
 def test_a_build_is_known_by_its_compilers() -> None:
     reading = read_text(BUILDS)
-    assert reading.building and not reading.serving
+    assert reading.traits == {"builds"}
 
 
 def test_the_first_line_that_speaks_of_memory_is_kept() -> None:

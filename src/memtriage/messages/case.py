@@ -38,7 +38,6 @@ class Case:
         product: the request as a product of the user's sizes; None where none fits or none were given.
         shapes: the user's sizes, by name.
         expandable: the text shows that expandable segments were on.
-        building: the text is of compilers at work, and not of a training run.
         weights: what an engine reported its weights to take; None where it did not.
         traits: what else the log shows (`log_file._TRAITS`).
         serving: an inference engine asked: its own settings decide, and there are no gradients.
@@ -50,7 +49,6 @@ class Case:
     product: Product | None = None
     shapes: Mapping[str, int] = field(default_factory=dict)
     expandable: bool = False
-    building: bool = False
     serving: bool = False
     weights: int | None = None
     traits: AbstractSet[str] = frozenset()
@@ -79,6 +77,7 @@ class Case:
         """Whether a program without an engine only runs a model: there are no gradients."""
         return (
             "generates" in self.traits
+            and not self.serving
             and "trains" not in self.traits
             and self.phase not in ("backward", "optimizer")
         )

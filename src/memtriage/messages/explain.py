@@ -88,8 +88,11 @@ def _case(
     asked = message.number("requested")
     sizes = {name: count for name, count in shapes.items() if name not in _SHAPES}
     frames, phase = cause.hit.frames, phase_of(cause.hit.frames)
-    serving = reading.serving or "engine" in reading.traits
-    engine = any(serves(file.replace("\\", "/")) for file, _, _ in frames) if frames else serving
+    engine = (
+        any(serves(file.replace("\\", "/")) for file, _, _ in frames)
+        if frames
+        else "engine" in reading.traits
+    )
     weights = [each.hit.message.number("weights") for each in judged if each.hit.line < cause.hit.line]
     return Case(
         message=message,
@@ -98,7 +101,6 @@ def _case(
         product=factor(asked, with_shifted(sizes)) if asked is not None else None,
         shapes=shapes,
         expandable=reading.expandable,
-        building=reading.building,
         weights=next((size for size in reversed(weights) if size is not None), None),
         traits=reading.traits,
         serving=engine and phase not in ("backward", "optimizer"),

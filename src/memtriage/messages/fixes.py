@@ -91,7 +91,7 @@ def _choices(case: Case) -> Iterator[_Choice]:
             yield from _host_refused(case)
         case "killed_unproven":
             yield _Choice("prove-kill", "a signal alone does not show its sender or reason")
-            if case.building:
+            if "builds" in case.traits:
                 yield _Choice("build-jobs", "if memory was the reason: compilers that run at once use it")
 
 
@@ -204,7 +204,7 @@ def _one_tensor(case: Case) -> Iterator[_Choice]:
 def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
     """Yield the rungs of M4 that can lower this peak; of an engine that serves, its own settings."""
     total = case.figures.total
-    if case.generates and not case.serving:
+    if case.generates:
         yield _Choice("in-pieces", "the largest single request decides: there are no gradients to save")
         yield _Choice("fewer-weights", "weights are most of what a program that only runs a model keeps")
         return
@@ -325,7 +325,7 @@ def _fragmentation(case: Case) -> Iterator[_Choice]:
     if case.serving:
         yield from _ladder(case, None)
     yield from _expandable(case)
-    if case.generates and not case.serving:
+    if case.generates:
         yield from _ladder(case, None)
         return
     if not case.serving:
@@ -424,7 +424,7 @@ def _host_full(case: Case) -> Iterator[_Choice]:
     reason = "the killed process may not be the largest one"
     if used is not None and task is not None:
         reason = f"the killed task had {as_printed(task)} of the {as_printed(used)} in use"
-    if case.building:
+    if "builds" in case.traits:
         yield _Choice("build-jobs", "compilers that run at once take some GiB each")
     elif message.family in ("ray", "oomd") or not victim.startswith(("python", "pt_")):
         yield _Choice("largest-process", reason)

@@ -176,16 +176,6 @@ _ENGINE: Final = re.compile(
     r"\b(?:sglang/srt|vllm/(?:v1|engine|worker|executor|model_executor|entrypoints|distributed)|"
     r"tensorrt_llm|text_generation_server|lmdeploy)/|--mem-fraction-static\b|--cuda-graph-max-bs\b"
 )
-_BUILDS: Final = (
-    b"nvcc",
-    b"cc1plus",
-    b"ninja: build stopped",
-    b"failed to solve: process",
-    b"rustc ",
-    b"Building wheel for",
-    b"CMakeFiles/",
-)
-"""Words of compilers at work."""
 _TRAITS: Final = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -199,7 +189,10 @@ _TRAITS: Final = {
         rb"[ '\"]loss[ '\"]{0,2}[:=]|trainer\.py|finetun",
         "other runtime": rb"\bjax(?:lib)?[./\\_]|\bXLA_|/xla[/_]|tensorflow[/.]|\bjax\.errors",
         "unified memory": rb"\bGB10\b|DGX Spark|\bJetson\b|\bOrin\b|(?i:unified memory)",
-        "engine": rb"EngineCore|(?i:sglang)|KV [Cc]ache (?:is )?allocated|Captur\w{1,4} .{0,40}CUDA graph",
+        "engine": _ENGINE.pattern.encode()
+        + rb"|EngineCore|(?i:sglang)|KV [Cc]ache (?:is )?allocated|Captur\w{1,4} .{0,40}CUDA graph",
+        "builds": rb"nvcc|cc1plus|ninja: build stopped|failed to solve: process|rustc |"
+        rb"Building wheel for|CMakeFiles/",
     }.items()
 }
 """What a log shows besides its messages, by words that stand for it."""
@@ -220,10 +213,7 @@ class LogReading:
         lines: how many lines it has.
         expandable: it shows, other than in the advice of an error, that expandable segments were on.
         unread: words of messages on lines that were not read, there being so many of their kind.
-        building: it is of compilers at work: the build of an image or of an extension. Of a long log only the
-            lines around its messages are looked at.
-        serving: it has the files or options of an inference engine, looked for as `building` is.
-        traits: names of `_TRAITS` that it shows, looked for as `building` is.
+        traits: names of `_TRAITS` that it shows. Of a long log only lines around its messages are looked at.
         speaks: the first line that speaks of memory, and its number; None where none does. Of a long log, the
             first with the word itself.
     """
@@ -232,8 +222,6 @@ class LogReading:
     lines: int = 0
     expandable: bool = False
     unread: int = 0
-    building: bool = False
-    serving: bool = False
     traits: set[str] = field(default_factory=set)
     speaks: tuple[int, str] | None = None
 
@@ -263,15 +251,9 @@ def read_log(stream: BinaryIO) -> LogReading:
         messages=find(lines),
         lines=lines[-1].number if first else 0,
         expandable=expandable_segments_on(first),
-        building=_builds(first),
-        serving=serves(first.decode("utf-8", "replace")),
         traits=_traits(first),
         speaks=first_that_speaks(lines),
     )
-
-
-def _builds(raw: bytes) -> bool:
-    return any(word in raw for word in _BUILDS)
 
 
 def _traits(raw: bytes) -> set[str]:
@@ -279,7 +261,7 @@ def _traits(raw: bytes) -> set[str]:
 
 
 def serves(text: str) -> bool:
-    """Whether a text names files or options of an engine that serves a model, and trains none."""
+    """Whether a file or an option is that of an engine that serves a model, and trains none."""
     return _ENGINE.search(text) is not None
 
 
@@ -451,8 +433,6 @@ class _Search:
             begin, number, first = max(begin, self._read_end), hit_line, hit_line
         lines = list(_lines(self._buffer[begin:end], number))
         self.reading.messages += find(lines, first)
-        self.reading.building = self.reading.building or _builds(self._buffer[begin:end])
-        self.reading.serving = self.reading.serving or any(serves(line.text) for line in lines)
         self.reading.traits |= _traits(self._buffer[begin:end])
         self.reading.speaks = self.reading.speaks or first_that_speaks(lines)
         self._read_to, self._read_end = lines[-1].number, end
