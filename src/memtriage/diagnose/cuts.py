@@ -109,16 +109,18 @@ def words_of(held: Held) -> dict[str, str]:
     value, own = kept_value(held), subject(held)
     several = held.anchor[-1].kind is SegmentKind.ITEM
     entries = held.kind if several and own[-1] != held.anchor[-1] else None
-    copy = ".copy()" if any(segment.name == "<ndarray>" for segment in held.anchor) else ".clone()"
+    of_array = held.ordinary or any(segment.name == "<ndarray>" for segment in held.anchor)
+    copy = ".copy()" if of_array else ".clone()"
+    name = last_name(own) if ANY_ITEM in own else expression(own)  # `[*]` is no code
     return {
         "subject": in_words(own),
-        "name": expression(own),
+        "name": name,
         "container": in_words(container(held)),
         "container_name": expression(container(held)),
         "attribute": in_words(tuple(filter(is_context_attribute, held.path))[:1]),
         "detached": f"`{value}.detach()`" + (f" (or `{value}.item()`)" if "loss" in value else ""),
         "copy": f"`{value}{'.detach()' if held.attached else ''}{copy}`",
-        "carried": _DETACHED.get(entries, "{0}.detach()").format(expression(own)),
+        "carried": _DETACHED.get(entries, "{0}.detach()").format(name),
         "trained": "; `new.detach().requires_grad_()` for each tensor where it is trained" if several else "",
     }
 

@@ -137,7 +137,7 @@ def expression(path: HolderPath) -> str:
     """Return a path as the program may write it, `self.losses['lm']`; else its last name."""
     own = tuple(segment for segment in path if segment.kind not in _ROOTS)
     named = own and own[0].kind is SegmentKind.VARIABLE and all(each.kind in _EXPRESSION for each in own)
-    return in_words(own) if named and ANY_ITEM not in own else last_name(path)
+    return in_words(own) if named else last_name(path)
 
 
 def is_context_attribute(segment: PathSegment) -> bool:
