@@ -25,6 +25,7 @@ from memtriage.observe.autograd import created
 from memtriage.observe.heap import HeapWalk
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.identity import Identities, module_namespaces
+from memtriage.observe.store_statements import Store
 from memtriage.observe.stores import storing_line
 from memtriage.observe.tensors import end_bytes, is_pinned, is_shared, plain
 from memtriage.process.stdlib import time
@@ -139,18 +140,16 @@ class CensusView:
         """Return the holder path of any object of the graph."""
         return self._namer.path(position).whole
 
-    def stored_at(self, position: int, named: LineNamer, allocated_at: str | None = None) -> str | None:
-        """Return the program's line that stores into a container; None if not certain.
+    def store_of(self, position: int, allocated_at: str | None = None) -> Store | None:
+        """Return the program's statement that stores into a container; None if not certain.
 
         Args:
             position: of a container in the graph.
-            named: names a line of the source.
             allocated_at: where its entries were made, if known.
         """
         path = (*self._namer.path(position).anchor, ANY_ITEM)
         files = holder_facts(self._graph, position).files
-        store = store_of(path, files, allocated_at)
-        return None if store is None else named([(store.filename, store.line)])
+        return store_of(path, files, allocated_at)
 
     def stored_array(self, position: int, named: LineNamer) -> tuple[HolderPath, str | None]:
         """Return the path to what the program stores, and the line that stores it.

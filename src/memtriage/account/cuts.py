@@ -70,7 +70,7 @@ class _OwnBytes:
 
 @dataclass(frozen=True, slots=True)
 class DataBelow:
-    """What is below the newest entries of a container of ordinary data.
+    """What is below the newest entries of a container of ordinary data, but not below the very newest.
 
     Attributes:
         edges: from the container to its entries.
@@ -103,7 +103,8 @@ def cuts_of_data(
 def _data_below(graph: HeapGraph, container: int) -> DataBelow:
     entries = graph.objects[container]
     values = dict.values(entries) if issubclass(type(entries), dict) else entries
-    newest = islice(values if issubclass(type(values), set) else reversed(values), _ENTRIES)
+    in_use = int(len(values) > 1)  # the newest may still be a variable of the step
+    newest = islice(values if issubclass(type(values), set) else reversed(values), in_use, _ENTRIES)
     elements, atoms = list[int](), 0
     for entry in newest:
         at = graph.index.get(id(entry), -1)
@@ -272,17 +273,23 @@ class CutMeter:
             for each in self._groups:
                 graph_edges = [edge for at in self._elements(each)[1] for edge in self._to_its_graph(at)]
                 self._detached[each] = graph_edges
-        edges = list(self._detached[key])
-        for other, others_edges in self._detached.items():
-            if cut.releases >= _ENOUGH * cut.of:
-                break
-            if other != key and others_edges:
-                released = self._released(parts, [*edges, *others_edges])
-                if released > cut.releases + (1 - _ENOUGH) * cut.of:
-                    edges += others_edges
-                    together = [*cut.together, other[1]]
-                    cut = msgspec.structs.replace(cut, releases=released, together=together)
-        return cut
+        own = self._detached[key]
+        others = {each: edges for each, edges in self._detached.items() if each != key and edges}
+        if cut.releases >= _ENOUGH * cut.of or not others:
+            return cut
+
+        def released(without: GroupKey | None = None) -> int:
+            edges = (edge for each, of_it in others.items() if each != without for edge in of_it)
+            return self._released(parts, [*own, *edges])
+
+        most = released()
+        if most <= cut.releases + (1 - _ENOUGH) * cut.of:
+            return cut
+        for each in list(others):  # three that keep one graph release it only together
+            if released(without=each) >= _ENOUGH * most:
+                del others[each]
+        together = [anchor for _, anchor in others]
+        return msgspec.structs.replace(cut, releases=released(), together=together)
 
     def _parts(
         self, key: GroupKey, group: Sequence[HeldStorage], nodes: Sequence[int]

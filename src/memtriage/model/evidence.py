@@ -100,6 +100,7 @@ class DataSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         native: type of its newest entries that C++ made, with memory that only it knows of.
         allocated_at: the line that makes about as many bytes per position; None where none was recorded.
         stored_at: the line that stores into it; None where that is not certain.
+        stored_value: source of what that line stores; None if it is not a short expression.
         classes: of it and of the objects on the way to it, as `GroupDetail.classes` has them.
         lengthens: it is an array that is replaced by a longer one.
         cuts: what changes of the program would release of its newest entries.
@@ -114,6 +115,7 @@ class DataSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     native: str | None = None
     allocated_at: str | None = None
     stored_at: str | None = None
+    stored_value: str | None = None
     classes: list[str] = []
     lengthens: bool = False
     cuts: list[CutSeen] = []

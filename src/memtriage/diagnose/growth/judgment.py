@@ -283,7 +283,8 @@ def _cause_of_data(basis: _Basis, seen: DataSeen, rate: float) -> Held | DataSee
         return seen
     return Held(
         seen.path, seen.path, attached=False, owner="", kind=seen.kind, classes=tuple(seen.classes),
-        ordinary=True, lengthens=seen.lengthens, stored_at=seen.stored_at, cuts=tuple(seen.cuts), rate=rate,
+        ordinary=True, lengthens=seen.lengthens, stored_at=seen.stored_at, stored_value=seen.stored_value,
+        cuts=tuple(seen.cuts), rate=rate,
         every="backward" if basis.scale == "microbatch" else basis.scale,
     )  # fmt: skip
 

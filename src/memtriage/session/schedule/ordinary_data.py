@@ -132,6 +132,7 @@ class OrdinaryData:
         site = site or (None if before is None else before.allocated_at)
         if before is None:
             self._numbers += 1
+        store = view.store_of(container.position, site)
         return DataSeen(
             id=self._numbers if before is None else before.id,
             path=(*view.path(container.position), ANY_ITEM),
@@ -141,7 +142,8 @@ class OrdinaryData:
             before=entries - container.more if before is None else None,
             native=container.native,
             allocated_at=site,
-            stored_at=view.stored_at(container.position, sites.named, site),
+            stored_at=None if store is None else sites.named([(store.filename, store.line)]),
+            stored_value=None if store is None else store.value,
             classes=list(view.classes(container.position)),
             cuts=[] if before is None else before.cuts,
         )
