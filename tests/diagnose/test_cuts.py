@@ -75,6 +75,13 @@ def test_a_container_around_the_one_that_grows_is_not_bounded() -> None:
     assert [(each.at, each.releases) for each in found] == [(inner, 99 * MIB)]
 
 
+def test_what_is_registered_under_numbers_is_bounded_there() -> None:
+    inner = (*LOSSES, PathSegment(SegmentKind.ATTRIBUTE, "adapter_*"))
+    weight = (*inner, PathSegment(SegmentKind.ATTRIBUTE, "weight"))
+    facts = held(cut("bound", 99 * MIB), cut("bound", 98 * MIB, at=inner), path=weight, attached=False)
+    assert [(each.at, each.releases) for each in cuts_of(facts)] == [(inner, 98 * MIB)]
+
+
 def test_a_state_that_is_detached_at_each_step_no_longer_grows() -> None:
     state = LOSSES[:-1]
     facts = Held(

@@ -120,6 +120,9 @@ def container(held: Held) -> HolderPath:
         kinds = [segment.kind for segment in path]
         items = [at for at, each in enumerate(path[: kinds.index(SegmentKind.GENERATOR)]) if each == ANY_ITEM]
         return path[: items[-1]] if items else path
+    numbered = [at for at, each in enumerate(path) if each.kind is SegmentKind.ATTRIBUTE and "*" in each.name]
+    if numbered and ANY_ITEM not in path[numbered[-1] :] and not held.joined:
+        return path[: numbered[-1] + 1]  # registered under one name and a number
     ends_in_items = without_last_item(held.anchor) != held.anchor and not held.holders_multiply
     if ends_in_items or held.entries_grow is False or ANY_ITEM not in path:
         return path
