@@ -73,12 +73,14 @@ class DataBelow:
     """What is below the newest entries of a container of ordinary data, but not below the very newest.
 
     Attributes:
-        edges: from the container to its entries.
+        entries: how many were looked at.
+        edges: from the container to these.
         objects: bytes of each object that only one entry leads to: what several share is no growth.
         atoms: bytes of entries that are texts or numbers, which no graph lists.
     """
 
     container: int
+    entries: int
     edges: list[Edge]
     objects: dict[int, int]
     atoms: int
@@ -95,9 +97,15 @@ def cuts_of_data(
     below = [_data_below(graph, at) for at in containers]
     retained = RetainedSizes(graph, {at for data in below for at in (data.container, *data.objects)})
     meter = CutMeter(graph, namer, {}, holders, {}, retained, {})
-    return {
-        data.container: meter.of_data(data, [other for other in below if other is not data]) for data in below
-    }
+    found = {}
+    for data in below:
+        cuts = meter.of_data(data, [other for other in below if other is not data])
+        entries = len(graph.objects[data.container]) / max(1, data.entries)
+        found[data.container] = [
+            msgspec.structs.replace(cut, releases=round(entries * cut.releases), of=round(entries * cut.of))
+            for cut in cuts
+        ]
+    return found
 
 
 def _data_below(graph: HeapGraph, container: int) -> DataBelow:
@@ -105,8 +113,9 @@ def _data_below(graph: HeapGraph, container: int) -> DataBelow:
     values = dict.values(entries) if issubclass(type(entries), dict) else entries
     in_use = int(len(values) > 1)  # the newest may still be a variable of the step
     newest = islice(values if issubclass(type(values), set) else reversed(values), in_use, _ENTRIES)
-    elements, atoms = list[int](), 0
+    elements, atoms, looked = list[int](), 0, 0
     for entry in newest:
+        looked += 1
         at = graph.index.get(id(entry), -1)
         if at >= 0:
             elements.append(at)
@@ -131,7 +140,7 @@ def _data_below(graph: HeapGraph, container: int) -> DataBelow:
         queue += [child for child in below.get(at, ()) if child not in shared]
         shared.update(dict.fromkeys(below.get(at, ())))
     objects = {at: nbytes[at] for at in nbytes.keys() - shared if nbytes[at]}
-    return DataBelow(container, [(container, at) for at in elements], objects, atoms)
+    return DataBelow(container, looked, [(container, at) for at in elements], objects, atoms)
 
 
 class CutMeter:

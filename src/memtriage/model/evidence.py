@@ -103,7 +103,7 @@ class DataSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         stored_value: source of what that line stores; None if it is not a short expression.
         classes: of it and of the objects on the way to it, as `GroupDetail.classes` has them.
         lengthens: it is an array that is replaced by a longer one.
-        cuts: what changes of the program would release of its newest entries.
+        cuts: what changes of the program would release, measured at its newest entries.
     """
 
     id: Whole

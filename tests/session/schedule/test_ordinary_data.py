@@ -105,7 +105,7 @@ def test_cuts_are_measured_when_a_list_grows_again_and_twice_as_long(followed: F
         followed.program["more"](count)
         (texts,) = followed.census(2 * at).values()
         measured.append([(cut.cut, cut.releases // 1000) for cut in texts.cuts])
-    assert measured == [[], [("bound", 18)], [("bound", 18)], [("bound", 58)]]
+    assert measured == [[], [("bound", 19)], [("bound", 19)], [("bound", 59)]]
 
 
 @pytest.mark.parametrize("clears", [True, False])
