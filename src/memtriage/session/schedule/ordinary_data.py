@@ -100,15 +100,11 @@ class OrdinaryData:
         return found
 
     def _add_cuts(self, view: CensusView, found: dict[int, DataSeen], grown: Iterable[int]) -> None:
-        """Measure cuts of containers that grew again, if they have twice the entries of the last time."""
+        """Measure cuts of containers that grew, and again when they have twice the entries."""
         wanted = {}
         for position in grown:
             seen = found.get(id(view.graph.objects[position]))
-            if (
-                seen is not None
-                and seen.before is None
-                and seen.entries >= 2 * self._measured.get(seen.id, 0)
-            ):
+            if seen is not None and seen.entries >= 2 * self._measured.get(seen.id, 0):
                 wanted[position] = seen
                 self._measured[seen.id] = seen.entries
         for position, cuts in view.cuts_of_data(wanted).items() if wanted else ():
