@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
+import psutil
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import memtriage
 from memtriage.account.job_ledger import job_ledger
 from memtriage.observe.cgroup import CgroupMemory
-from memtriage.observe.host import ChildSample, HostSample, ShmUse, memory_classes
+from memtriage.observe.host import ChildSample, HostSample, ShmUse, children, host_sample, memory_classes
 
 MIB = 1 << 20
 
@@ -41,6 +47,31 @@ def test_children_are_named_by_the_work_that_they_do() -> None:
         ("workers of loader: pages of its own", 10),
         ("python: pages of its own", 20),
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_ledger_of_a_living_tree_sums_to_its_proportional_set() -> None:
+    """Two forked processes, each with pages of its own and with pages of their parent, which waits."""
+    program = (
+        "import os, sys\n"
+        "block, (ready, told) = bytearray(b'x') * (64 << 20), os.pipe()\n"
+        "for number in range(2):\n"
+        "    if os.fork() == 0:\n"
+        "        block[: 16 << 20] = b'y' * (16 << 20); os.write(told, b'1'); sys.stdin.read(); os._exit(0)\n"
+        "os.read(ready, 1), os.read(ready, 1); print(flush=True); sys.stdin.read(); os.wait(); os.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        ledger = job_ledger(host_sample(Path(f"/proc/{process.pid}")), children(process.pid), None, None)
+        tree = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+        texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in tree]
+        process.communicate()
+    whole = sum(
+        int(line.split()[1]) << 10 for text in texts for line in text.splitlines() if line.startswith("Pss:")
+    )
+    assert len(tree) == 3 and whole > 96 * MIB
+    assert ledger.total == pytest.approx(whole, rel=0.01)
 
 
 def test_limits_are_told_with_it() -> None:

@@ -345,24 +345,6 @@ def test_pinned_without_torch_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @linux
-def test_children_are_noticed_cheaply() -> None:
-    before = host.has_children()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert host.has_children()
-        process.communicate(b"\n")
-    assert host.has_children() == before
-
-
-def test_has_children_is_true_where_the_kernel_has_no_list(tmp_path: Path) -> None:
-    (tmp_path / "task" / "7").mkdir(parents=True)
-    assert host.has_children(tmp_path)
-    (tmp_path / "task" / "7" / "children").write_text("")
-    assert not host.has_children(tmp_path)
-    (tmp_path / "task" / "7" / "children").write_text("12 13 ")
-    assert host.has_children(tmp_path)
-
-
-@linux
 def test_pages_of_a_forked_child_become_its_own_when_it_writes() -> None:
     """The parent reads its child before and after the child writes to 64 MiB that they shared."""
     program = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from memtriage.observe import process_tree
 from memtriage.observe.process_tree import (
     Named,
     children_of_program,
@@ -26,17 +27,22 @@ CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'
 MIB = 1 << 20
 
 
-def test_descendants_are_children_and_their_children_as_long_as_they_live() -> None:
+def test_descendants_are_children_and_their_children_as_long_as_they_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
         assert child.stdout is not None and child.stdin is not None
         child.stdout.readline()
-        assert child.pid in descendants(os.getpid())
+        assert child.pid in descendants() and child.pid not in descendants(child.pid)
+        with monkeypatch.context() as patch:
+            patch.setattr(process_tree, "_kernel_lists_children", lambda: False)
+            assert child.pid in descendants()
         assert started_at(child.pid) == started_at(child.pid) is not None
         assert "input()" in command_of(child.pid) and not is_helper(child.pid)
         sizes = sizes_of(child.pid)
         assert sizes is not None and 0 < sizes.anonymous < 1 << 30
         child.communicate(b"\n")
-    assert child.pid not in descendants(os.getpid())
+    assert child.pid not in descendants()
     assert sizes_of(child.pid) is None and command_of(child.pid) == ""
 
 

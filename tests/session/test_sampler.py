@@ -119,7 +119,7 @@ def test_a_sample_that_fails_does_not_end_the_sampler(
         raise error
 
     monkeypatch.setattr(sampler, "host_sample", raising)
-    monkeypatch.setattr(sampler, "has_children", lambda: True)
+    monkeypatch.setattr(sampler, "descendants", lambda: [1])
     monkeypatch.setattr(sampler, "_WAKE_S", 0.001)
     quiet = sampled(Quiet(lambda what: what == "asked for marks"))
     assert quiet.done[0] == f"host sample: {error}"

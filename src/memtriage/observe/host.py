@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from memtriage.observe.process_tree import descendants
 from memtriage.observe.smaps import MemoryClasses, parse_smaps, tmpfs_devices
 from memtriage.process.descriptors import Descriptor
 from memtriage.process.stdlib import os
@@ -177,31 +178,17 @@ def children(pid: int | None = None) -> list[ChildSample]:
     """All living descendants of this process (or of `pid`) with their memory.
 
     A process that ends meanwhile, or is a zombie, is left out. For a process of another user only `rss` is
-    known. Where the kernel tells, a process without any does not go through all processes of the machine.
+    known.
     """
-    if pid is None and not has_children():
-        return []
     import psutil
 
     samples = []
-    try:
-        processes = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []
-    for process in processes:
+    for below in descendants(pid):
         with contextlib.suppress(psutil.Error):
+            process = psutil.Process(below)
             if process.status() != psutil.STATUS_ZOMBIE:
                 samples.append(_child(process))
     return [sample for sample in samples if sample.rss is not None]
-
-
-def has_children(proc: Path = SELF) -> bool:
-    """Whether this process has a child, at the cost of reading a small file per thread.
-
-    True if the kernel has no such list (no CONFIG_PROC_CHILDREN), so that callers look.
-    """
-    listings = [text_of(path) for path in proc.glob("task/*/children")]
-    return not listings or any(text for text in listings)
 
 
 def resident(address: int, nbytes: int) -> int | None:

@@ -25,9 +25,10 @@ from memtriage.model.paths import ANY_ITEM
 from memtriage.observe.cgroup import CgroupMemory
 from memtriage.observe.classes import name_of
 from memtriage.observe.counters import Reading
-from memtriage.observe.host import ChildSample, HostSample, ShmUse, has_children, host_peak
+from memtriage.observe.host import ChildSample, HostSample, ShmUse, host_peak
 from memtriage.observe.malloc import malloc_info
 from memtriage.observe.populations import largest_population
+from memtriage.observe.process_tree import descendants
 from memtriage.process.stdlib import threading, time
 
 _READING_SHARE: Final = 0.005
@@ -114,7 +115,7 @@ class HostWatch:
             if evidence.mapped_files_first is None:
                 evidence.mapped_files_first = evidence.mapped_files
             evidence.pinned = _pinned_use(view.census().storages, reading)
-        if has_children() and (population := largest_population(view.graph)) is not None:
+        if descendants() and (population := largest_population(view.graph)) is not None:
             position, entries, nbytes = population
             kind = name_of(type(view.graph.objects[position]))
             evidence.population = Population((*view.path(position), ANY_ITEM), kind, entries, nbytes)

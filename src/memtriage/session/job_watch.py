@@ -253,7 +253,7 @@ class JobWatch:
             reading.due_s = now + max(POLICY.first_s, POLICY.read_share * (now - reading.first_s), cost_s)
 
     def _read(self, position: TrainingPosition) -> None:
-        pids = descendants(os.getpid())
+        pids = descendants()
         with self.lock:
             self._follow(pids, position.time_s)
             if pids and not position.step and not position.backwards:

@@ -16,7 +16,7 @@ from memtriage.observe.autograd import unread_saved_tensors
 from memtriage.observe.counters import uncounted
 from memtriage.observe.cuda import is_rocm
 from memtriage.observe.foreign import is_programs_exception
-from memtriage.observe.host import has_children
+from memtriage.observe.process_tree import descendants
 from memtriage.process.stdlib import time
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.live_state import LiveState
@@ -147,7 +147,7 @@ class LedgerKeeper:
         )
         self.last = ledgers
         self._live.ledgers(ledgers, self._progress.elapsed())
-        job = [take_job_ledger()] if has_children() else []
+        job = [take_job_ledger()] if descendants() else []
         for ledger in [*ledgers, *job]:
             ledger.step = self._progress.position.step
             self._record.write("ledger", ledger)

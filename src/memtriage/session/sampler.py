@@ -9,14 +9,8 @@ import psutil
 
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.cgroup import CgroupMemory, cgroup_memory
-from memtriage.observe.host import (
-    ChildSample,
-    HostSample,
-    children,
-    dev_shm,
-    has_children,
-    host_sample,
-)
+from memtriage.observe.host import ChildSample, HostSample, children, dev_shm, host_sample
+from memtriage.observe.process_tree import descendants
 from memtriage.process.stdlib import threading
 from memtriage.process.threads import OwnThread
 from memtriage.session.host_watch import HostWatch
@@ -123,7 +117,7 @@ class Sampler:
 
     def _sample_children(self) -> None:
         """Take what children have un-shared by now, if there are any."""
-        if has_children():
+        if descendants():
             self.sample()
 
     def sample(self) -> HostSampleLine:

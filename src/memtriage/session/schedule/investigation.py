@@ -18,8 +18,8 @@ from memtriage.model.evidence import CensusSeen, HolderSeen
 from memtriage.model.paths import SegmentKind, has, is_native
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.autograd import profiler_is_on
-from memtriage.observe.host import has_children
 from memtriage.observe.identity import Identities
+from memtriage.observe.process_tree import descendants
 from memtriage.observe.sites import SiteRecorder
 from memtriage.process.stdlib import gc, time
 from memtriage.session.schedule.ordinary_data import ComparedLengths, OrdinaryData
@@ -149,7 +149,7 @@ class Investigator:
             wanted: which containers of libraries to find, as for `HeapWalk`; None to walk all libraries.
         """
         # All containers of workers' data sets count, and only an evaluation stack may lead to their loader.
-        if frames is not None or self._libraries_hold_much or has_children():
+        if frames is not None or self._libraries_hold_much or descendants():
             wanted = None
         if not self._announced:
             self._say("taking a census")
