@@ -86,6 +86,7 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
         step: the optimizer step at which it is full.
         microbatches: micro-batches of a step after which it is full, if memory only grows within a step.
         backward: the backward at which it is full, in a program without optimizer steps.
+        shares: percent of the growth by process, where several processes fill the same memory.
     """
 
     device: str
@@ -93,14 +94,21 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     step: Whole | None = None
     microbatches: Whole | None = None
     backward: Whole | None = None
+    shares: dict[str, Whole] | None = None
 
     def __str__(self) -> str:
         full = f"at this rate {self.device} (limit {size(self.limit)}) is full"
         if self.step is not None:
-            return f"{full} at step {self.step:,}"
+            by = "" if self.shares is None else f": {self.in_shares}"
+            return f"{full} at step {self.step:,}{by}"
         if self.backward is not None:
             return f"{full} at backward {self.backward:,}"
         return f"{full} {self.microbatches:,} micro-batches into a step"
+
+    @property
+    def in_shares(self) -> str:
+        """Which process has which part in it."""
+        return ", ".join(f"{process} {percent} %" for process, percent in (self.shares or {}).items())
 
 
 class ReferenceCut(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.evidence import WARM_UP, Evidence
 from memtriage.diagnose.growth.judgment import Judgment, judge
 from memtriage.model.evidence import CensusSeen, Role, Situation
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
@@ -67,6 +67,22 @@ def test_workers_that_grow_alike_are_one_leak_with_the_holder_that_was_read_in_o
     assert leak.rates["step"] == pytest.approx(3 * rate, rel=0.02)
     assert leak.event == "step" and leak.rate * leak.spacing == pytest.approx(3 * rate, rel=0.02)
     assert leak.by_role[0][0] == "worker 1 of loader"
+
+
+def test_what_fills_the_host_in_several_processes_has_one_end_and_the_share_of_each() -> None:
+    evidence = flat_main()
+    evidence.run["step"] = Evidence().run["step"]
+    for step in range(1, STEPS + 1):
+        evidence.run["step"].read("cpu", step, 100 * MIB + step * MIB)
+    for worker in range(2):
+        follow(evidence, f"worker {worker} of loader", "workers of loader", growing(2 * MIB))
+    leaks = judged(evidence).leaks
+    (end,) = {str(leak.projection) for leak in leaks}
+    assert len(leaks) == 2 and "2 workers of loader 80 %" in end and "this process 20 %" in end
+    risen = 2 * (STEPS - 1 - WARM_UP) * 2 * MIB
+    left = ((1 << 34) - (1 << 30) - risen) / (5 * MIB)
+    first = leaks[0].projection
+    assert first is not None and first.step == pytest.approx(STEPS + left, rel=0.02)
 
 
 def test_growth_whose_holder_was_not_read_is_suspected() -> None:

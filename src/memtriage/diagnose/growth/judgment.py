@@ -117,7 +117,7 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
             judgment.judged[name] = roles.judged_role(role, judged)
         elif limits and "cpu" in judgment.judged and judgment.judged["cpu"].obstacle == "few":
             judgment.judged["cpu"] = roles.judged_role(role, judged)
-    judgment.leaks += roles.of_job(found)
+    judgment.leaks = roles.with_total([*judgment.leaks, *roles.of_job(found)], evidence)
     judgment.leaks.sort(key=lambda leak: leak.certainty == "suspected")
 
 

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.facts import JudgedDevice, Leak
 from memtriage.model.evidence import Role, Situation
-from memtriage.model.findings import DEVICE_HOST
+from memtriage.model.findings import DEVICE_HOST, Projection
 from memtriage.model.position import TrainingPosition
 
 ITSELF: Final = "this process"
 """Role of the main process while it makes no step, and may only wait for the others."""
+_HOST: Final = frozenset({"cpu", DEVICE_HOST})
 _ALIKE: Final = 2.0
 """Processes that do the same work grow at about one pace if neither is faster than the other by this."""
 
@@ -37,13 +36,46 @@ def situation_of(role: Evidence, main: Situation) -> Situation:
     )
 
 
-def is_small(role: Evidence) -> bool:
-    """Whether a process has grown by so little that no growth of it matters."""
+def risen(role: Evidence) -> int:
+    """Return by how much a process has grown at most: what it has from its parent is no growth."""
     track = role.run["second"].tracks.get("cpu")
     points = None if track is None else track.points()
-    if points is None or not len(points.at):
-        return True
-    return role.role is None or role.role.highest - points.floors.min() < policy_of(DEVICE_HOST).settles
+    if points is None or role.role is None or not len(points.at):
+        return 0
+    return role.role.highest - int(points.floors.min())
+
+
+def is_small(role: Evidence) -> bool:
+    """Whether a process has grown by so little that no growth of it matters."""
+    return risen(role) < policy_of(DEVICE_HOST).settles
+
+
+def with_total(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
+    """Return leaks with one projection for all that fills the host's memory, in this process and others."""
+    filling = [
+        leak
+        for leak in leaks
+        if leak.projection is not None and leak.projection.step is not None and leak.device in _HOST
+    ]
+    situation = evidence.situation
+    limit, used = situation.limits.get(DEVICE_HOST), situation.used.get(DEVICE_HOST)
+    rate = sum(leak.rates["step"] for leak in filling)
+    if not any(leak.process for leak in filling) or limit is None or used is None or not rate:
+        return list(leaks)
+    used += sum(risen(role) for name, role in evidence.roles.items() if name != ITSELF)
+    shares: dict[str, int] = {}
+    for leak in filling:
+        process = leak.process or ITSELF
+        shares[process] = shares.get(process, 0) + leak.rates["step"]
+    total = Projection(
+        device=DEVICE_HOST,
+        limit=limit,
+        step=situation.position.step + max(0, limit - used) // rate,
+        shares={process: round(100 * share / rate) for process, share in shares.items()}
+        if len(shares) > 1
+        else None,
+    )
+    return [replace(leak, projection=total) if leak in filling else leak for leak in leaks]
 
 
 def judged_role(role: Role, judged: JudgedDevice | None) -> JudgedDevice:
@@ -90,12 +122,8 @@ def _is_same(role: Role, leak: Leak, other: Role, named: Leak) -> bool:
 def _joined(members: Sequence[tuple[Role, Leak]]) -> Leak:
     role, first = members[0]
     leaks = [leak for _, leak in members]
-    of_steps, total = "step" in first.rates, sum(leak.rate for leak in leaks)
+    of_steps = "step" in first.rates
     process = role.role if len(leaks) == 1 else f"{len(leaks)} {role.group}"
-    projection, now = first.projection, first.step or 0
-    if projection is not None and projection.step is not None and total:
-        left = round((projection.step - now) * first.rate / total)
-        projection = msgspec.structs.replace(projection, step=now + left)
     return replace(
         first,
         device=DEVICE_HOST,
@@ -106,7 +134,6 @@ def _joined(members: Sequence[tuple[Role, Leak]]) -> Leak:
             for per in first.rates
             if per != "micro-batch" or not of_steps
         },
-        projection=projection,
         where=role.where,
         process=None if role.where == "main" else process,
         cause="not read" if first.cause == "not listed from outside" else first.cause,

@@ -305,7 +305,9 @@ def _worth_acting(groups: Sequence[FindingGroup]) -> list[str]:
 def _until_full(group: FindingGroup) -> str:
     if group.runs_out_in is None:
         return ""
-    return f", out of memory in {count(group.runs_out_in, 'step')}"
+    of = group.first.projection
+    by = "" if of is None or of.shares is None else f": {of.in_shares}"
+    return f", out of memory in {count(group.runs_out_in, 'step')}{by}"
 
 
 def _death(groups: Sequence[FindingGroup]) -> str:
