@@ -75,6 +75,36 @@ def grown(program: Any) -> dict[str, GrownContainer]:
         return {names.get(id(graph.objects[each.position]), "?"): each for each in growing}
 
 
+class _Batches:
+    """As the iterator of a loader: only the loop that runs over it keeps it alive."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, bytes] = {}
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> int:
+        size = len(self.kept)
+        self.kept[size] = bytes(ENTRY)
+        return size
+
+
+def test_what_only_a_running_loop_leads_to_is_followed() -> None:
+    lengths: list[ContainerLengths] = []
+    for size in _Batches():
+        with HeapWalk() as graph:
+            found = grown_containers(graph, lengths[-1].by_address()) if lengths else []
+            of_loop = [
+                each for each in found if type(graph.objects[graph.parents[each.position]]) is _Batches
+            ]
+            sizes = [(each.more, each.entry_bytes // ENTRY) for each in of_loop]
+            lengths.append(ContainerLengths(graph.objects))
+        if size == 2:
+            break
+    assert sizes == [(1, 1)]
+
+
 def test_growth_of_every_kind_of_container(grown: dict[str, GrownContainer]) -> None:
     more = {name: (each.more, each.kind) for name, each in grown.items() if name != "?"}
     assert more == {

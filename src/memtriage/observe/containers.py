@@ -259,7 +259,8 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
     """
     containers = []
     # From `first_own` on there are memtriage's own objects, and what no variable of the program leads to.
-    grown = grown_among(list(_sized(graph.objects[: graph.first_own])), earlier)
+    objects = [*graph.objects[: graph.first_own], *_of_running_loops(graph)]
+    grown = grown_among(list(_sized(objects)), earlier)
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
     for obj in grown:
         if bound_of(obj, bounds)[0] is not None:
@@ -272,6 +273,17 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
         containers.append(GrownContainer(position, more, entry_bytes, native, name_of(type(obj))))
     containers.sort(key=lambda grown: -grown.more * grown.entry_bytes)
     return containers[:most]
+
+
+def _of_running_loops(graph: HeapGraph) -> Iterator[Any]:
+    """Yield what only the iterator of a running `for` leads to, such as a loader's data set."""
+    in_loop = False
+    for position in range(graph.first_unrooted, graph.first_garbage):
+        obj = graph.objects[position]
+        if graph.parents[position] < 0:
+            in_loop = any("__next__" in vars(klass) for klass in type(obj).__mro__)
+        if in_loop:
+            yield obj
 
 
 def long_arrays(graph: HeapGraph) -> list[LongArray]:
