@@ -307,7 +307,9 @@ def _refuse_other_interpreter(interpreter: str) -> None:
 def _check_script(name: str) -> None:
     if not os.path.exists(name):
         raise UsageError(f"no such script: {name!r}; expected a Python file{_hint(name)}")
-    if os.path.isdir(name) and not _has_main(name):
+    if os.path.isdir(name) and not any(
+        os.path.isfile(os.path.join(name, f"__main__.{ending}")) for ending in ("py", "pyc")
+    ):
         raise UsageError(
             f"{name!r} is a directory without __main__.py; expected a Python file: name the script in it"
         )
@@ -321,10 +323,6 @@ def _hint(name: str) -> str:
     if name == "run":
         return ": give `run` once"
     return f" below {_absolute(Path())}: check the path, or give a module with -m"
-
-
-def _has_main(directory: str) -> bool:
-    return any(os.path.isfile(os.path.join(directory, f"__main__.{ending}")) for ending in ("py", "pyc"))
 
 
 def _check_module(name: str) -> None:

@@ -32,7 +32,9 @@ def levels_of(model: nn.Module) -> tuple[RepeatedBlocks, ...]:
     _visit(model, "", 0, levels)
     return tuple(
         RepeatedBlocks(
-            tuple(containers), tuple(blocks), all(_has_switch(model.get_submodule(name)) for name in blocks)
+            tuple(containers),
+            tuple(blocks),
+            all(hasattr(type(model.get_submodule(name)), "gradient_checkpointing") for name in blocks),
         )
         for containers, blocks in levels
     )
@@ -63,7 +65,3 @@ def _repeated(module: nn.Module) -> list[str]:
 
 def _joined(name: str, child: str) -> str:
     return f"{name}.{child}" if name else child
-
-
-def _has_switch(block: nn.Module) -> bool:
-    return hasattr(type(block), "gradient_checkpointing")

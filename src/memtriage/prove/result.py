@@ -154,10 +154,10 @@ def _variant_row(
 
 
 def _figure(metric: str, name: str, baseline: str, readings: Readings) -> Figure | None:
-    by_round = _by_round(metric, readings[name])
-    if not by_round:
+    figures = (trial.figure(metric) for trial in readings[name].values())
+    values = [figure for figure in figures if figure is not None]
+    if not values:
         return None
-    values = list(by_round.values())
     by_rank = _by_rank(metric, list(readings[name].values()))
     return Figure(
         value=median(values),
@@ -168,11 +168,6 @@ def _figure(metric: str, name: str, baseline: str, readings: Readings) -> Figure
         differing_ranks=_differing(by_rank),
         against_baseline=None if name == baseline else _against(metric, name, baseline, readings),
     )
-
-
-def _by_round(metric: str, trials: Mapping[int, TrialReading]) -> dict[int, float]:
-    figures = {number: trial.figure(metric) for number, trial in trials.items()}
-    return {number: figure for number, figure in figures.items() if figure is not None}
 
 
 def _by_rank(metric: str, trials: Sequence[TrialReading]) -> dict[int, float]:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -71,7 +71,8 @@ class ComparisonState:
         now = {name: self.settings(name) for name in self._variants}
         ends = self.ends()
         for (_, name), end in ends.items():
-            changed = _differences(end.settings, now[name])
+            settings = {**now[name], **end.settings}
+            changed = [key for key in settings if end.settings.get(key) != now[name].get(key)]
             if changed:
                 done = sum(variant == name for _, variant in ends)
                 raise TrialsError(
@@ -121,10 +122,6 @@ def slug(name: str) -> str:
     if safe and safe == name:
         return safe
     return f"{safe or 'variant'}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
-
-
-def _differences(ran: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [key for key in {**now, **ran} if ran.get(key) != now.get(key)]
 
 
 def _digest(script: Path | None) -> str:

@@ -178,7 +178,9 @@ def parse_trials(document: Mapping[str, Any], path: Path) -> Trials:
     variants = _variants(tables.variant, trials)
     names = [variant.name for variant in variants]
     values = _values(tables.values)
-    _refuse_clashes(names, _dimensions(values))
+    for name in names:
+        if name in _dimensions(values):
+            raise TrialsError(f"variant {name!r} is named as a metric; expected another name: change it")
     baseline = trials.baseline or names[0]
     if baseline not in names:
         raise wrong_value("baseline", baseline, "[trials]", f"the name of a variant ({_listed(names)})")
@@ -309,12 +311,6 @@ def _values(given: Mapping[str, object]) -> dict[str, re.Pattern[str]]:
 
 def _dimensions(values: Mapping[str, object]) -> dict[str, Dimension]:
     return {**METRICS, **dict.fromkeys(values, "number")}
-
-
-def _refuse_clashes(names: list[str], dimensions: Mapping[str, Dimension]) -> None:
-    for name in names:
-        if name in dimensions:
-            raise TrialsError(f"variant {name!r} is named as a metric; expected another name: change it")
 
 
 def _targets(table: TargetTable, where: str, names: list[str], values: Mapping[str, object]) -> list[Target]:

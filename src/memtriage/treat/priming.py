@@ -64,7 +64,10 @@ def prime(
         raise ValueError(f"{' and '.join(given) or 'nothing'} given; expected one of build, snapshot and run")
     if build is not None:
         with _random_state_kept():
-            priming = _of_build(build)
+            from memtriage.planning.priming import plan_priming
+            from memtriage.prediction.gpu_kinds import gpu_here
+
+            priming = plan_priming(build, gpu=gpu_here())
     elif snapshot is not None:
         priming = _of_snapshot(snapshot)
     else:
@@ -265,13 +268,6 @@ def read_priming(directory: Path) -> Priming:
         raise ValueError(f"cannot read {files[-1]}: {error}") from None
     priming.primed = False
     return priming
-
-
-def _of_build(build: Callable[[Any], Any]) -> Priming:
-    from memtriage.planning.priming import plan_priming
-    from memtriage.prediction.gpu_kinds import gpu_here
-
-    return plan_priming(build, gpu=gpu_here())
 
 
 def _of_snapshot(snapshot: str | os.PathLike[str] | Recording) -> Priming:

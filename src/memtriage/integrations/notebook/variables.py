@@ -103,9 +103,10 @@ class Variables:
                 continue
             rebinding = Rebinding(name=old.name, device=device, old=old.nbytes, new=new)
             if old.ref() is None:
-                rebinding.extra = _above(old.in_use_when_gone, old.in_use)
-                if rebinding.extra is not None and rebinding.extra >= _AT_ONCE * min(new, old.nbytes):
-                    rebindings.append(rebinding)
+                if old.in_use_when_gone is not None and old.in_use is not None:
+                    rebinding.extra = old.in_use_when_gone - old.in_use
+                    if rebinding.extra >= _AT_ONCE * min(new, old.nbytes):
+                        rebindings.append(rebinding)
             else:
                 holders = _other_holders(view, old)
                 if holders:
@@ -152,7 +153,3 @@ def _in_use(device: str) -> int | None:
         return cuda.counters(int(device[5:])).allocated
     info = malloc_info()
     return None if info is None else info.in_use
-
-
-def _above(now: int | None, before: int | None) -> int | None:
-    return None if now is None or before is None else now - before

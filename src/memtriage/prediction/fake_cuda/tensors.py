@@ -211,7 +211,7 @@ def _wrapped_to(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     to_meta = meaning_meta(torch.ops.aten._to_copy.default, lambda *args, **kwargs: True)
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if _names_tensor(args, kwargs):
+        if (args and isinstance(args[0], torch.Tensor)) or "other" in kwargs:
             other = kwargs.pop("other", None)
             if other is None:
                 other, args = args[0], args[1:]
@@ -272,10 +272,6 @@ def _described(original: Callable[..., str]) -> Callable[..., str]:
         return f"tensor(..., device={str(fake_device(self))!r}, size={tuple(self.shape)}, dtype={self.dtype})"
 
     return represent
-
-
-def _names_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(args and isinstance(args[0], torch.Tensor)) or "other" in kwargs
 
 
 def _moved_to(kind: str, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -165,7 +165,9 @@ def _parameter_made(memory: HostMemory) -> Any:
     original = nn.Parameter.__new__
 
     def new(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) in (torch.Tensor, nn.Parameter) and _has_values(data):
+        if type(data) in (torch.Tensor, nn.Parameter) and (
+            true_device(data).type == "cpu" and data.is_floating_point() and bool(data.numel())
+        ):
             data = _without_data(memory, data)
         made = original(cls, data, requires_grad)
         _name(memory, made)
@@ -192,10 +194,6 @@ def _name(memory: HostMemory, parameter: torch.Tensor) -> None:
     for part in parts(parameter):
         if _of_host(part):
             memory.name(part.untyped_storage(), PARAMETER)
-
-
-def _has_values(data: torch.Tensor) -> bool:
-    return true_device(data).type == "cpu" and data.is_floating_point() and bool(data.numel())
 
 
 def _without_data(memory: HostMemory, data: torch.Tensor) -> torch.Tensor:

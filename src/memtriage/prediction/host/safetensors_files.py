@@ -56,7 +56,11 @@ def safetensors_followed(memory: HostMemory, files: TorchFiles) -> Iterator[None
         return _SafeFile(memory, files, filename, device, backend)
 
     def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
-        copies = [memory.allocate(tensor.nbytes, SAVED) for tensor in tensors.values() if _on_device(tensor)]
+        copies = [
+            memory.allocate(tensor.nbytes, SAVED)
+            for tensor in tensors.values()
+            if fake_device(tensor).type != "cpu"
+        ]
         try:
             with open(filename, "wb") as file:
                 _write(tensors, metadata, file)
@@ -188,7 +192,3 @@ def _write(tensors: dict[str, torch.Tensor], metadata: Any, file: BinaryIO) -> N
     text += b" " * (-len(text) % _LENGTH)
     file.write(len(text).to_bytes(_LENGTH, "little") + text)
     file.truncate(_LENGTH + len(text) + position)
-
-
-def _on_device(tensor: torch.Tensor) -> bool:
-    return str(fake_device(tensor).type) != "cpu"

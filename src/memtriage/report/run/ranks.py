@@ -43,7 +43,8 @@ def compared_ranks(report: RunReport) -> dict[str, Any] | None:
         return None
     lines = rank_lines(report)
     what = {rank: line.what for line in lines if line.stands_out for rank in line.ranks}
-    shown = _shown(groups.figures, what)
+    every = -(-len(groups.figures) // _PLOTTED)
+    shown = [rank for at, rank in enumerate(groups.figures) if at % every == 0 or rank.rank in what]
     more = sum(len(line.ranks) for line in lines[_LINES:])
     return {
         "heading": heading(groups),
@@ -53,11 +54,6 @@ def compared_ranks(report: RunReport) -> dict[str, Any] | None:
         "more": f"and {count(more, 'more rank')}" if more else None,
         "plot": _plot(groups, shown, what),
     }
-
-
-def _shown(figures: list[RankFigures], what: dict[int, str]) -> list[RankFigures]:
-    every = -(-len(figures) // _PLOTTED)
-    return [rank for place, rank in enumerate(figures) if place % every == 0 or rank.rank in what]
 
 
 def _plot(groups: RankGroups, shown: list[RankFigures], what: dict[int, str]) -> dict[str, Any] | None:

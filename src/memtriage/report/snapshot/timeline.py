@@ -34,7 +34,11 @@ def timeline(device: DeviceRecording, characters: int) -> dict[str, Any] | None:
     events, course = device.events, device.timeline
     if len(events) < 2:
         return None
-    owned = {name: device.owner_timeline(owner_index(name)) for name in BOTTOM_FIRST if _occurs(device, name)}
+    owned = {
+        name: device.owner_timeline(owner_index(name))
+        for name in BOTTOM_FIRST
+        if np.any(device.lives.owner == OWNERS.index(name))
+    }
     stranded = course.stranded
     named = [device.peak.event, *(oom.event for oom in device.ooms[:_OOM_MARKS])]
     special = np.union1d(extremes(owned.values()), np.asarray([row for row in named if row >= 0], np.int64))
@@ -86,10 +90,6 @@ def _left_out(shown: int, recorded: int) -> str | None:
     return (
         f"{shown:,} of {recorded:,} instants are in this page: the highest and the lowest of every stretch."
     )
-
-
-def _occurs(device: DeviceRecording, name: str) -> bool:
-    return bool(np.any(device.lives.owner == OWNERS.index(name)))
 
 
 def _layers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
-from memtriage.model.trials import Figure, TargetRow, TrialRow, TrialsReport, VariantRow
+from memtriage.model.trials import Figure, TargetRow, TrialsReport, VariantRow
 from memtriage.model.version import __version__
 from memtriage.report.html.shell import report_page
 from memtriage.report.trials.words import (
@@ -99,7 +99,7 @@ def _variant(report: TrialsReport, row: VariantRow) -> dict[str, Any]:
         "ratio": None if against is None else against.ratio,
         "ratio_text": [ratio_value(against), ratio_spread(against).replace("\n", ", ")],
         "memory": [_memory(figure) for figure in memory],
-        "steps": [_steps(trial, every) for trial in row.trials],
+        "steps": [[round(step, 9) for step in islice(trial.steps, 0, None, every)] for trial in row.trials],
     }
 
 
@@ -110,10 +110,6 @@ def _memory(figure: Figure | None) -> dict[str, Any]:
         "ranks": [min(ranks), max(ranks)] if len(ranks) > 1 else None,
         "text": [size_value(figure), size_spread(figure)],
     }
-
-
-def _steps(trial: TrialRow, every: int) -> list[float]:
-    return [round(step, 9) for step in islice(trial.steps, 0, None, every)]
 
 
 def _target(row: TargetRow) -> dict[str, Any]:

@@ -251,7 +251,9 @@ def _plan_kind(
         way: Way = "scratch"
     else:
         bins = _bins(blocks, sizes, holes, settings, bin_limit)
-        needed = sum(_segment(target.size, settings) for target in bins if target.size)
+        needed = sum(
+            settings.segment_size(settings.round_size(target.size)) for target in bins if target.size
+        )
         way = "direct" if total >= DIRECT_FROM * len(blocks) else "scratch"
     freed = sum(island.end - island.start for island in islands) - needed
     group = Group(
@@ -315,7 +317,3 @@ def by_size(layout: DeviceLayout, blocks: Sequence[int]) -> tuple[list[int], lis
 def bins_for(layout: DeviceLayout, blocks: Sequence[int], sizes: Sequence[int]) -> list[Bin]:
     """Bins for blocks of the large pool, without using holes."""
     return _bins(blocks, sizes, (), layout.settings, BIN)
-
-
-def _segment(size: int, settings: AllocatorSettings) -> int:
-    return settings.segment_size(settings.round_size(size))

@@ -123,7 +123,7 @@ class HostArena:
             MemoryError: the host does not have that much. Then nothing is taken, and nothing new is kept.
         """
         with self._lock:
-            rounded = [_aligned(nbytes) for nbytes in sizes]
+            rounded = [-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sizes]
             missing = sum(rounded) - sum(chunk.unused for chunk in self._chunks)
             if missing > 0:
                 self._chunks += self._new_chunks(missing)
@@ -170,10 +170,6 @@ class HostArena:
                 if not future.cancelled() and future.exception() is None:
                     future.result().memory.close()
             raise
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _check_available(wanted: int) -> None:
