@@ -96,7 +96,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 define run_tests
 	@status=0; \
 	run() { echo "$(PYTEST) $$*"; $(PYTEST) "$$@" || [ $$? = 5 ] || status=1; }; \
-	if [ -n "$(WHAT)" ]; then run -m $(1) $(addprefix tests/,$(WHAT)); else \
+	if [ -n "$(WHAT)" ]; then ls -d $(addprefix tests/,$(WHAT)) >/dev/null && run -m $(1) $(addprefix tests/,$(WHAT)) || status=1; else \
 	run -m $(1) $(WALKS); \
 	run -m $(1) $(addprefix --ignore=,$(LOADS_MUCH) $(WALKS)); \
 	run -m $(1) $(LOADS_MUCH); fi; \
