@@ -122,7 +122,7 @@ slow-table: ready
 cell: export OMP_NUM_THREADS = 1
 cell: $(CELL_STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix tests/,model observe account snapshots messages)
-	$(BIN)/python -m pytest tests/zoo -k "losses_list_attached or lstm_of_new_shapes"
+	$(BIN)/python -m pytest -m slow tests/zoo -k "losses_list_attached or lstm_of_new_shapes"
 	$(BIN)/memtriage run -o memtriage-run-cell examples/train_gpt2.py --leak
 	$(BIN)/memtriage predict examples/train_gpt2.py -- --steps 4
 

@@ -22,7 +22,7 @@ def _documented() -> set[tuple[str, str, str]]:
 
 def test_the_workflow_runs_the_pairs_of_the_page() -> None:
     jobs = re.findall(
-        r"make: (test|cell), os: ubuntu-[\d.]+(-arm)?, python: \"([\d.]+)\", torch: ([\d.]+)",
+        r"make: (test test-slow|cell), os: ubuntu-[\d.]+(-arm)?, python: \"([\d.]+)\", torch: ([\d.]+)",
         WORKFLOW.read_text(),
     )
     run = {(python, _minor(torch), "aarch64" if arm else "x86-64") for _, arm, python, torch in jobs}
