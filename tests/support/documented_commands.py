@@ -172,7 +172,7 @@ RULES: Final = (
         can_be_installed,
     ),
     Rule(
-        r"\S*python -m pytest tests/.*",
+        r"\S*python -m pytest (-m \w+ )?tests/.*",
         "runs tests that run anyway: pytest must find what it is given",
         collects_tests,
     ),
