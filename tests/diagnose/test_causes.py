@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.causes import POLICY, common_holder, one_a_cause, with_native_part
-from memtriage.diagnose.growth.facts import Leak
+from memtriage.diagnose.causes import SPEAKS_FOR_ALL, common_holder, one_a_cause
+from memtriage.diagnose.growth.attribution import HolderRise
+from memtriage.diagnose.growth.facts import Counted, Leak
 from memtriage.diagnose.held import Held
 from memtriage.model.census import CutSeen
 from memtriage.model.findings import Projection
@@ -200,8 +201,10 @@ def test_one_place_on_two_scales_is_one_growth() -> None:
 
 
 def test_devices_stay_apart_except_host_memory_of_cpu_tensors() -> None:
+    rise = HolderRise(points=((1, 0), (2, 9)), until=2, counter="cpu", series=())
     gpu, cpu, host = (
-        leak(X, rate, device=device) for device, rate in {"cuda:0": 5, "cpu": 4, "host": 3}.items()
+        leak(X, rate, device=device, shown_by=rise)
+        for device, rate in {"cuda:0": 5, "cpu": 4, "host": 3}.items()
     )
     leaks = one_a_cause([host, cpu, gpu])
     assert [(found.device, found.rate) for found in leaks] == [("cpu", 7), ("cuda:0", 5)]
@@ -241,7 +244,7 @@ def test_an_end_that_is_past_says_nothing_of_the_rest() -> None:
 
 
 def test_a_part_with_just_less_than_the_share_that_names_the_whole_does_not() -> None:
-    share = round(100 * POLICY.speaks_for_all)
+    share = round(100 * SPEAKS_FOR_ALL)
     for most, common in ((share, "train.params['a']"), (share - 1, "train.params[*]")):
         parts = [leak((*PARAMS, item("'a'")), most), leak((*PARAMS, item("'b'")), 100 - most)]
         assert [holder(found) for found in one_a_cause(parts)] == [common]
@@ -250,18 +253,18 @@ def test_a_part_with_just_less_than_the_share_that_names_the_whole_does_not() ->
 def test_what_entries_keep_in_native_memory_is_part_of_their_leak() -> None:
     ends = [Projection(device="cpu", limit=1000, step=step) for step in (300, 150)]
     entries = leak(X, 30, stored_at="a.py:2 in f", projection=ends[0])
-    native = a_leak(
-        rate=70, device="host", nbytes=500, certainty="suspected", allocated_at="a.py:1 in f",
-        projection=ends[1],
+    native = leak(
+        X, 70, device="cuda:0", nbytes=500, certainty="suspected", allocated_at="a.py:1 in f",
+        projection=ends[1], shown_by=Counted("cuda:0", 70, 60, 80, 0, covered=True),
     )  # fmt: skip
-    whole = with_native_part(entries, native)
-    assert (whole.device, whole.rates, whole.nbytes) == ("host", {"step": 100}, 800)
+    (whole,) = one_a_cause([entries, native])
+    assert (whole.device, whole.rates, whole.nbytes) == ("cuda:0", {"step": 100}, 800)
     assert (whole.certainty, whole.allocated_at, whole.stored_at) == ("proven", "a.py:1 in f", "a.py:2 in f")
-    assert whole.with_native == (entries, native)
+    assert whole.parts == (native, entries)
     assert whole.projection is not None and whole.projection.step == 100
     doubtful = replace(entries, certainty="suspected")
-    assert with_native_part(doubtful, native).certainty == "suspected"
-    assert with_native_part(doubtful, replace(native, certainty="proven")).certainty == "proven"
+    assert one_a_cause([doubtful, native])[0].certainty == "suspected"
+    assert one_a_cause([doubtful, replace(native, certainty="proven")])[0].certainty == "proven"
 
 
 PLACES = st.builds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memtriage.catalogue.growing import NATIVE
-from memtriage.diagnose.causes import one_a_cause, with_native_part
+from memtriage.diagnose.causes import one_a_cause
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak
 from memtriage.model.findings import Projection
 from memtriage.model.judged import DetectionLimit, Judged
@@ -69,8 +69,9 @@ def test_growth_of_native_code_names_the_calls_that_are_known_to_grow() -> None:
 
 
 def test_native_memory_of_entries_adds_its_evidence() -> None:
-    entries, native = part(1, rate=9), a_leak(rate=70, shown_by=Counted("cuda:0", 1, 1, 1, 0, covered=True))
-    assert evidence(with_native_part(entries, native)) == [*evidence(entries), *evidence(native)]
+    entries = part(1, rate=90)
+    native = part(1, rate=7, device="host", shown_by=Counted("cpu", 1, 1, 1, 0, covered=True))
+    assert evidence(*one_a_cause([entries, native])) == [*evidence(entries), *evidence(native)]
 
 
 @pytest.mark.parametrize(

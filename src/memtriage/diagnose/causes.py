@@ -20,7 +20,7 @@ Attributes of one object are not one cause: two lines of the program store into 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import chain, combinations, takewhile
 from typing import Final
@@ -29,28 +29,16 @@ import msgspec
 
 from memtriage.catalogue.growing import GrowingPart, growing_part
 from memtriage.diagnose.cuts import cuts_of
-from memtriage.diagnose.growth.facts import Leak, Per
+from memtriage.diagnose.growth.facts import Counted, Leak, Per
 from memtriage.diagnose.held import Held
 from memtriage.model.census import CutSeen
 from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import DEVICE_HOST, Projection
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, anchor_of
 
-
-@dataclass(frozen=True, slots=True)
-class FoldingPolicy:
-    """How leaks of one cause are joined.
-
-    Attributes:
-        speaks_for_all: a holder with at least this part of the growth names the whole leak: the others are
-            small parts of the same entries, and the folded path would say less.
-    """
-
-    speaks_for_all: float = 0.75
-
-
-POLICY: Final = FoldingPolicy()
-
+SPEAKS_FOR_ALL: Final = 0.75
+"""A holder with at least this part of the growth names the whole leak: the others are small parts of the same
+entries, and the folded path would say less."""
 _PLACES: Final = frozenset((SegmentKind.ITEM, SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
 _ROOTS: Final = frozenset(
     (SegmentKind.FRAME, SegmentKind.THREAD, SegmentKind.MODULE, SegmentKind.CLASS, SegmentKind.GENERATOR)
@@ -65,7 +53,8 @@ def one_a_cause(leaks: Sequence[Leak]) -> list[Leak]:
     """Join leaks of one cause on one device; return them fastest first.
 
     Rates and bytes add up, except for one place seen on two scales. Other host memory that holders of CPU
-    tensors keep belongs to the same leak.
+    tensors keep belongs to the same leak, and so does memory of a holder's entries that only a counter shows.
+    What has no holder comes last.
     """
     cause = list(range(len(leaks)))
     for first, second in combinations(range(len(leaks)), 2):
@@ -79,30 +68,15 @@ def one_a_cause(leaks: Sequence[Leak]) -> list[Leak]:
     return sorted(joined, key=_speed, reverse=True)
 
 
-def with_native_part(leak: Leak, native: Leak) -> Leak:
-    """Add to a container's leak the native memory that its entries keep, which a counter shows."""
-    both = (leak, native)
-    return replace(
-        max(both, key=lambda each: each.rate),
-        nbytes=leak.nbytes + native.nbytes,
-        rates=_sum_of_rates(both),
-        certainty="proven" if "proven" in (leak.certainty, native.certainty) else native.certainty,
-        allocated_at=leak.allocated_at or native.allocated_at,
-        stored_at=leak.stored_at or native.stored_at,
-        projection=_sooner(both),
-        with_native=both,
-    )
-
-
-def _speed(leak: Leak) -> tuple[int, int]:
-    return leak.rate, leak.nbytes
+def _speed(leak: Leak) -> tuple[bool, int, int]:
+    return leak.path is not None, leak.rate, leak.nbytes
 
 
 def _one_cause(first: Leak, second: Leak) -> bool:
-    if first.kind != second.kind or memory_of(first) != memory_of(second):
+    if first.path is None or second.path is None or first.kind != second.kind:
         return False
-    if first.path is None or second.path is None:
-        return False
+    if memory_of(first) != memory_of(second):
+        return isinstance(second.shown_by, Counted) and first.path == second.path
     if _share_a_graph(first, second) or _share_a_graph(second, first):
         return True
     parts = [_library_part(leak) for leak in (first, second)]
@@ -206,9 +180,9 @@ def _any(segment: PathSegment) -> PathSegment:
 
 def _joined(leaks: Sequence[Leak]) -> Leak:
     """Join the leaks of one cause."""
-    places: dict[tuple[str, object], Leak] = {}
+    places: dict[tuple[object, ...], Leak] = {}
     for leak in leaks:
-        key = leak.device, leak.path
+        key = leak.device, leak.path, isinstance(leak.shown_by, Counted)
         places[key] = _on_two_scales(places[key], leak) if key in places else leak
     parts = sorted(places.values(), key=_speed, reverse=True)
     first = parts[0]
@@ -231,7 +205,7 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
         projection=_sooner(parts),
         parts=tuple(parts),
     )
-    named = total if first.rate >= POLICY.speaks_for_all * total.rate else _renamed(total)
+    named = total if first.rate >= SPEAKS_FOR_ALL * total.rate else _renamed(total)
     if not isinstance(named.cause, Held):
         return named
     cuts = _joined_cuts([part.cause for part in parts if isinstance(part.cause, Held)])

@@ -126,8 +126,8 @@ def _objects(seen: DataSeen) -> MechanismText:
 
 
 def _evidence(leak: Leak) -> Iterator[str]:
-    if leak.with_native is not None:
-        for part in leak.with_native:
+    if leak.parts and len({part.path for part in leak.parts}) == 1:  # two kinds of evidence for one holder
+        for part in leak.parts:
             yield from _evidence(part)
         return
     if leak.parts:

@@ -65,7 +65,6 @@ class Leak:
         period: backwards of each micro-batch of the program's own.
         on_host: bytes of host memory that the same holder keeps, for a leak on a GPU.
         parts: leaks of this one cause, if they are several.
-        with_native: a container's leak, and the native memory of its entries that only a counter shows.
         event: what the growth comes with; None where nothing that was counted explains it.
         spacing: positions of `rate` from one event to the next.
         where: which kind of process grows.
@@ -93,7 +92,6 @@ class Leak:
     period: int = 1
     on_host: int = 0
     parts: tuple[Leak, ...] = ()
-    with_native: tuple[Leak, Leak] | None = None
     event: Event | None = None
     spacing: float = 1.0
     where: ProcessKind = "main"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from memtriage.diagnose.causes import memory_of, one_a_cause, with_native_part
+from memtriage.diagnose.causes import memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
 from memtriage.diagnose.growth.attribution import (
@@ -90,7 +90,7 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
     for name in sorted(basis.counters):
         if name not in CONFIRMING and not _ends_by_itself(basis, name):
             unnamed = _unnamed(basis, name, judgment.rises, leaks)
-            leaks = leaks if unnamed is None else with_unnamed(leaks, unnamed)
+            leaks = leaks if unnamed is None else one_a_cause([*leaks, unnamed])
     judgment.leaks = worth_reporting(leaks)
     if limits:
         judgment.judged = _judged(evidence, judgment)
@@ -383,15 +383,6 @@ def _anchor(leak: Leak) -> HolderPath:
 
 
 # --- growth that only a counter shows -----------------------------------------------------------------------
-
-
-def with_unnamed(leaks: Sequence[Leak], unnamed: Leak) -> list[Leak]:
-    """Add what only a counter shows; if a leak has the same holder, as a part of it."""
-    same = next((leak for leak in leaks if unnamed.path is not None and leak.path == unnamed.path), None)
-    if same is None:
-        return [*leaks, unnamed]
-    others = [leak for leak in leaks if leak is not same]
-    return sorted([*others, with_native_part(same, unnamed)], key=lambda leak: leak.rate, reverse=True)
 
 
 def _unnamed(
