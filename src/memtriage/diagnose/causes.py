@@ -128,7 +128,8 @@ def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = Fal
         return None
     same_container = first[shared].kind is second[shared].kind is SegmentKind.ITEM
     same_entries = any("*" in segment.name for segment in first[:shared])
-    if one_part or same_container or same_entries or _registered_alike(first[shared:], second[shared:]):
+    numbered = [s for s in first[shared:] if "*" in s.name and s != ANY_ITEM]  # under one name: `adapter_*`
+    if one_part or same_container or same_entries or set(numbered) & set(second[shared:]):
         return _fold(first, second)
     return None
 
@@ -136,15 +137,6 @@ def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = Fal
 def _root_length(anchor: HolderPath) -> int:
     """Number of segments that say where the variable is, without the variable itself."""
     return next((at for at, segment in enumerate(anchor) if segment.kind not in _ROOTS), len(anchor))
-
-
-def _registered_alike(first: HolderPath, second: HolderPath) -> bool:
-    """Whether both lead to entries that are numbered under one name, as `adapter_*`."""
-    return bool(_numbered_names(first) & _numbered_names(second))
-
-
-def _numbered_names(path: HolderPath) -> set[str]:
-    return {segment.name for segment in path if "*" in segment.name and segment != ANY_ITEM}
 
 
 def _fold(first: HolderPath, second: HolderPath) -> HolderPath:
