@@ -92,7 +92,8 @@ class OrdinaryData:
         by_line = sites.live_by_line() if grown else {}
         found = _unchanged(self.containers, compared)
         for container in grown:
-            address, rate = id(view.graph.objects[container.position]), _rate(container, apart)
+            address = id(view.graph.objects[container.position])
+            rate = container.entry_bytes * container.more / max(apart, 1e-3)
             before = self.containers.get(address)
             if before is not None or container.native is not None or rate >= ATTRIBUTION.data_least:
                 found[address] = self._grown(view, container, before, rate, by_line, sites)
@@ -172,11 +173,6 @@ class OrdinaryData:
                 seen.classes = list(view.classes(array.position))
             found[path] = array, seen
         return found
-
-
-def _rate(container: GrownContainer, apart: float) -> float:
-    """Return bytes per position by which a container grew since the previous census."""
-    return container.entry_bytes * container.more / max(apart, 1e-3)
 
 
 def _continues(before: LongArray, after: LongArray) -> bool:

@@ -9,13 +9,7 @@ from typing import Final
 
 from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.attribution import attribute
-from memtriage.diagnose.growth.census_plan import (
-    PLANS,
-    Suspicion,
-    affordable,
-    next_census,
-    suspicion_of,
-)
+from memtriage.diagnose.growth.census_plan import PLANS, Suspicion, affordable, next_census, suspicion_of
 from memtriage.diagnose.growth.evidence import CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
 from memtriage.model.census import Census
 from memtriage.model.position import Scale, TrainingPosition
@@ -115,13 +109,13 @@ class CensusScheduler:
             self._act(comparison, at, position)
 
     def _act(self, comparison: Comparison, at: float, position: TrainingPosition) -> None:
-        affordable = self._affordable(comparison, position.time_s)
-        census = at >= self._census_due and affordable
+        paid = affordable(comparison, self._suspicion, self._investigator.spent_s, position.time_s)
+        census = at >= self._census_due and paid
         if comparison.marks >= self._estimate_at or (census and not self._asks_for_sites):
             self._plan_next(comparison)
-        if at >= self._census_due and affordable:
+        if at >= self._census_due and paid:
             self.census(position)
-        asked, self._asks_for_sites = self._asks_for_sites, affordable and self._wants_sites
+        asked, self._asks_for_sites = self._asks_for_sites, paid and self._wants_sites
         if self._asks_for_sites:
             remaining = math.ceil((self._census_due - at) / self._spacing)
             period = self._suspicion.period
@@ -204,6 +198,3 @@ class CensusScheduler:
         self._census_due = next_census(comparison, self._suspicion)
         if self._wants_sites and not self._asks_for_sites:  # sites are recorded until then
             self._census_due = max(self._census_due, self._now + 2 * self._spacing)
-
-    def _affordable(self, comparison: Comparison, elapsed_s: float) -> bool:
-        return affordable(comparison, self._suspicion, self._investigator.spent_s, elapsed_s)
