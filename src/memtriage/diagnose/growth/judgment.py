@@ -16,27 +16,12 @@ from typing import Final
 from memtriage.diagnose.causes import memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
-from memtriage.diagnose.growth.attribution import (
-    POLICY as ATTRIBUTION,
-)
-from memtriage.diagnose.growth.attribution import (
-    DataRise,
-    HolderRise,
-    Open,
-    attribute,
-    contradicts,
-)
+from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
+from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open, attribute, contradicts
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit
 from memtriage.diagnose.growth.events import event_of
-from memtriage.diagnose.growth.evidence import (
-    CODE,
-    CONFIRMING,
-    ENOUGH_MARKS,
-    Comparison,
-    Counter,
-    Evidence,
-)
+from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Counter, Evidence
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
@@ -168,10 +153,9 @@ def _goes_on(evidence: Evidence, within: Comparison, rise: HolderRise | DataRise
     """
     later = [each for each in evidence.steps if (each.step or 0) > (within.step or 0)]
     track = None if not later else later[0].tracks.get(rise.counter)
-    if track is None or len(points := track.points().at) < 3:
+    if track is None or len((points := track.points()).at) < 3:
         return True
-    floors = track.points().floors
-    return float(floors[-1] - floors[0]) >= ATTRIBUTION.open * rise.rate * float(points[-1] - points[0])
+    return float(points.floors[-1] - points.floors[0]) >= ATTRIBUTION.open * rise.rate * points.span
 
 
 # --- growth that has a holder -------------------------------------------------------------------------------
@@ -197,7 +181,7 @@ def _of_holders(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterat
         held = _held(basis, rise)
         detail = seen.detail or GroupDetail()
         on_host = seen.kept - first.kept > seen.nbytes - first.nbytes
-        leak = _leak(basis, rise, DEVICE_HOST if on_host else seen.device, seen.size, held)
+        leak = _leak(basis, rise, DEVICE_HOST if on_host else seen.device, seen.size, held, rise.rate)
         yield replace(
             leak,
             kind="garbage_cycle" if garbage else "leak",
@@ -274,7 +258,8 @@ def _of_data(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterator[
             continue
         seen = rise.seen
         nbytes = seen.entries * seen.entry_bytes
-        leak = _leak(basis, rise, DEVICE_HOST, nbytes, _cause_of_data(basis, seen, rise.rate))
+        cause = _cause_of_data(basis, seen, rise.rate)
+        leak = _leak(basis, rise, DEVICE_HOST, nbytes, cause, rise.rate)
         yield replace(leak, path=seen.path, allocated_at=seen.allocated_at, stored_at=seen.stored_at)
 
 
@@ -290,39 +275,50 @@ def _cause_of_data(basis: _Basis, seen: DataSeen, rate: float) -> Held | DataSee
 
 
 def _leak(
-    basis: _Basis, rise: HolderRise | DataRise, device: str, nbytes: int, cause: Held | DataSeen
+    basis: _Basis,
+    shown_by: HolderRise | DataRise | Counted,
+    device: str,
+    nbytes: int,
+    cause: Held | DataSeen | Unexplained,
+    rate: float,
+    doubts: Sequence[Open] = (),
 ) -> Leak:
-    """Make the leak of what grows, without its holder and lines; `nbytes` as of the last census."""
-    last = basis.comparison.censuses[-1]
+    """Make the leak of what grows, with the event that it comes with, without its holder and lines.
+
+    Args:
+        basis: where it was seen.
+        shown_by: what shows it.
+        device: as a finding has it.
+        nbytes: its size; of a holder, at the last census.
+        cause: why it grows.
+        rate: bytes per position.
+        doubts: why growth that only a counter shows is not proven.
+    """
+    rise = None if isinstance(shown_by, Counted) else shown_by
+    counter = basis.counters.get(shown_by.counter)
+    reasons = doubts if rise is None or rise.reason is None else (rise.reason,)
+    at_census = rise is not None and basis.scale == "step"
     leak = Leak(
         device=device,
         scale=basis.scale,
-        shown_by=rise,
+        shown_by=shown_by,
         cause=cause,
-        certainty=rise.certainty,
-        reasons=() if rise.reason is None else (rise.reason,),
-        rates=_rates(basis, rise.rate, rise.counter),
+        certainty="suspected" if reasons else "proven",
+        reasons=tuple(reasons),
+        rates=_rates(basis, rate, shown_by.counter),
         nbytes=nbytes,
-        nbytes_step=last.position.step if basis.scale == "step" else None,
+        nbytes_step=basis.comparison.censuses[-1].position.step if at_census else None,
         step=None if basis.scale == "run" else basis.evidence.situation.position.step or None,
-        projection=_projection(basis, device, basis.counters.get(rise.counter), rise.recent),
+        projection=_projection(basis, device, counter, rate if rise is None else rise.recent),
         period=basis.comparison.period,
     )
-    return _with_event(basis, leak, rise.rate, rise.counter, rise)
-
-
-def _with_event(
-    basis: _Basis, leak: Leak, rate: float, counter: str, rise: HolderRise | DataRise | None = None
-) -> Leak:
-    """Return a leak with the event that it comes with; `rate` and `counter` are what shows it."""
     if basis.scale == "run" or not leak.rate:
         return leak
     counts = (basis.evidence.counts or basis.evidence.run)[basis.scale].events
     came_with = basis.evidence.situation.came_with
-    event, per_event = event_of(basis.comparison, basis.counters.get(counter), rate, counts, came_with, rise)
+    event, per_event = event_of(basis.comparison, counter, rate, counts, came_with, rise)
     if event is None or per_event is None:
         return leak
-    cause = leak.cause
     if isinstance(cause, Held) and event not in ("step", "microbatch", "backward"):
         cause = replace(cause, every=event, rate=per_event)
     return replace(leak, event=event, spacing=per_event / leak.rate, cause=cause)
@@ -438,24 +434,13 @@ def _unnamed(
     elif name == "cpu" and while_it_ran and all(census.profiled for census in while_it_ran):
         cause = "profiler"
     device = DEVICE_HOST if name == "cpu" else name
-    pace = growth.recent / growth.rate if growth.rate > 0 else 1.0
     in_use = basis.evidence.situation.used.get(device, math.inf)
-    leak = Leak(
-        device=device,
-        scale=basis.scale,
-        shown_by=Counted(name, growth.rate, growth.low, growth.high, known, covered),
-        cause=cause,
-        certainty="suspected" if reasons else "proven",
-        reasons=tuple(reasons),
-        rates=_rates(basis, missing, name),
-        nbytes=round(min(in_use, missing * max(1, basis.comparison.now - (growth.onset or 0.0)))),
-        path=None if seen is None else seen.path,
-        allocated_at=None if seen is None else seen.allocated_at,
-        stored_at=None if seen is None else seen.stored_at,
-        step=basis.evidence.situation.position.step or None,
-        projection=_projection(basis, device, basis.counters[name], missing * pace),
-    )
-    return _with_event(basis, leak, missing, name)
+    nbytes = round(min(in_use, missing * max(1, basis.comparison.now - (growth.onset or 0.0))))
+    counted = Counted(name, growth.rate, growth.low, growth.high, known, covered)
+    leak = _leak(basis, counted, device, nbytes, cause, missing, reasons)
+    if seen is None:
+        return leak
+    return replace(leak, path=seen.path, allocated_at=seen.allocated_at, stored_at=seen.stored_at)
 
 
 def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:
@@ -471,8 +456,7 @@ def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:
         if len(later) < 2:
             continue
         start, end = later[0].at(scale), later[-1].at(scale)
-        risen, _ = counter.rise(start, end)
-        if end > start and 2 * risen >= counter.growth.rate * (end - start):
+        if end > start and 2 * counter.rise(start, end)[0] >= counter.growth.rate * (end - start):
             held = later[-1].totals.get(name, 0) - later[0].totals.get(name, 0)
             return held / (end - start), True
     return 0.0, False
