@@ -96,7 +96,7 @@ def test_growth_shows_at_second_run_and_is_judged_at_third() -> None:
     assert growing(three[:1]) == []
     assert [rise.reason for rise, _ in growing(three[:2])] == ["few"]
     ((rise, seen),) = growing(three)
-    assert (in_words(seen.anchor), rise.nbytes, rise.rate) == ("kept[*]", 2 * MIB, MIB)
+    assert (in_words(seen.anchor), len(rise.points), rise.rate) == ("kept[*]", 3, MIB)
     (finding,) = found(three, GroupDetail(also_held_by=[named("other")]))
     assert (finding.kind, finding.bytes, finding.also_held_by) == ("leak", 3 * MIB, ["other"])
     assert (finding.certainty, finding.step, finding.rates) == ("proven", None, {})

@@ -184,10 +184,11 @@ def _sizes(rise: HolderRise, scale: Scale) -> str:
 
 
 def _entries(rise: DataRise, scale: Scale) -> str:
-    seen, between = rise.seen, f"between {_SPANS[scale]} {rise.since:.4g} and {rise.last:.4g}"
+    first, seen = rise.grown[0].entries, rise.seen
+    between = f"between {_SPANS[scale]} {rise.since:.4g} and {rise.last:.4g}"
     if seen.lengthens:
-        return f"from {size(rise.first)} to {size(seen.entries)} {between}, with the same beginning or end"
-    more = f"{seen.entries - rise.first:,} more entries of about {size(seen.entry_bytes)}"
+        return f"from {size(first)} to {size(seen.entries)} {between}, with the same beginning or end"
+    more = f"{seen.entries - first:,} more entries of about {size(seen.entry_bytes)}"
     return f"{more} {between}, tensors not counted"
 
 

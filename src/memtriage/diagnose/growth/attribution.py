@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
@@ -33,8 +33,7 @@ class AttributionPolicy:
     Attributes:
         accounts: a holder accounts for a counter's rise between two censuses if its own is at least this part
             of it; several may together. Less than all: malloc rounds up, and others grow meanwhile.
-        graph: the same for holders of tensors in a process that is read from outside: only the counter counts
-            the nodes of their graphs.
+        graph: the same in a process that is read from outside: only its counter counts the nodes of graphs.
         pace: holders get their counter's rate if theirs together differs by more than this part of it.
         minor: what is less than this part of a proven rise is not seen in it: a holder is then proven by the
             censuses alone, and a suspicion is not reported.
@@ -62,10 +61,11 @@ POLICY: Final = AttributionPolicy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rise:
+class Rise(Generic[Seen]):
     """What something grew by up to the last census.
 
     Attributes:
+        series: all censuses that found it.
         points: position and bytes at the censuses over which it grew, oldest first.
         until: position of the last census that found it.
         fell: it was smaller at some census than at the one before.
@@ -80,6 +80,7 @@ class Rise:
         error: how far that rise may be from the truth, as a part of it.
     """
 
+    series: Sequence[Sighting[Seen]]
     points: tuple[tuple[float, float], ...]
     until: float
     fell: bool = False
@@ -94,10 +95,6 @@ class Rise:
     error: float = 0.0
 
     @property
-    def nbytes(self) -> float:
-        return self.points[-1][1] - self.points[0][1]
-
-    @property
     def since(self) -> float:
         return self.points[0][0]
 
@@ -108,61 +105,50 @@ class Rise:
     @property
     def own_rate(self) -> float:
         """Bytes per position from the first of its points to the last."""
-        return self.nbytes / (self.last - self.since)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HolderRise(Rise):
-    """What a holder of tensors grew by; `series` has all censuses that found it."""
-
-    series: Sequence[Sighting[HolderSeen]]
+        return (self.points[-1][1] - self.points[0][1]) / (self.last - self.since)
 
     @property
-    def seen(self) -> HolderSeen:
+    def seen(self) -> Seen:
         """As the last census saw it."""
         return self.series[-1].seen
 
     @property
-    def grown(self) -> list[HolderSeen]:
+    def grown(self) -> list[Seen]:
         """As the censuses since its growth began saw it."""
         return [each.seen for each in self.series if each.at >= self.since]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRise(Rise):
-    """What a container of ordinary data grew by; `series` has all censuses that followed it."""
+class HolderRise(Rise[HolderSeen]):
+    """What a holder of tensors grew by."""
 
-    series: Sequence[Sighting[DataSeen]]
-
-    @property
-    def seen(self) -> DataSeen:
-        """As the last census saw it."""
-        return self.series[-1].seen
-
-    @property
-    def first(self) -> int:
-        """Entries that it had when its growth began."""
-        return next(each.seen.entries for each in self.series if each.at >= self.since)
+    __slots__ = ()
 
 
-AnyRise = TypeVar("AnyRise", bound=Rise)
+class DataRise(Rise[DataSeen]):
+    """What a container of ordinary data grew by."""
+
+    __slots__ = ()
+
+
+AnyRise = TypeVar("AnyRise", bound=Rise[Any])
 
 
 def attribute(comparison: Comparison) -> list[HolderRise | DataRise]:
     """Return what grew up to the last census, with what that is worth, fastest first."""
     counters = comparison.counters
-    if len(comparison.censuses) == 1 and comparison.scale == "second":
-        return sorted(_seen_once(comparison, counters), key=lambda rise: -rise.rate)
+    once = len(comparison.censuses) == 1 and comparison.scale == "second"
     found: list[HolderRise | DataRise | None] = []
-    found += [_rise_of_holder(series, counters) for series in comparison.holders()]
+    found += [
+        _seen_once(series[0], counters) if once else _rise_of_holder(series, counters)
+        for series in comparison.holders()
+    ]
     found += [_rise_of_data(series) for series in comparison.data()]
     rises = [rise for rise in found if rise is not None]
     # Whether growth within a step goes on is seen in the next step.
     now = comparison.now if comparison.step is None else 0.0
-    # Pages have room for more than what is in them: their count is no rate of a holder.
-    exact = {name: counters[name] for name in counters if name != "cpu" or not comparison.outside}
-    judged = _at_counters_rate(_judged(rises, counters, now), exact)
-    judged = _with_nodes(judged) if comparison.outside else judged
+    judged = _at_counters_rate(_judged(rises, counters, now), counters)
+    if once:
+        judged = [replace(r, certainty="suspected", reason="once") for r in judged if r.by_counter]
     return sorted(judged, key=lambda rise: -rise.rate)
 
 
@@ -265,28 +251,17 @@ def _fell(sizes: Sequence[int]) -> bool:
     return any(after < before for before, after in pairwise(sizes))
 
 
-def _seen_once(comparison: Comparison, counters: Mapping[str, Counter]) -> list[HolderRise]:
-    """Return the holders that, at the only census, keep about as much as their counter has risen by.
+def _seen_once(sighting: Sighting[HolderSeen], counters: Mapping[str, Counter]) -> HolderRise | None:
+    """Return the rise of a holder at the only census, as if it had nothing when its counter began to rise.
 
     If a program makes no step and calls no module in a loop, it has one census, at its end.
     """
-    rises = []
-    for (sighting,) in comparison.holders():
-        counter = counters.get(sighting.seen.device)
-        if counter is None or counter.growth.state != "growing":
-            continue
-        start, end = float(counter.points.at[0]), sighting.at
-        since = max(start, counter.growth.onset or start)
-        nbytes, risen = counted(sighting.seen), counter.growth.rate * (end - since)
-        if POLICY.accounts * risen <= nbytes <= (2 - POLICY.accounts) * risen:
-            rises.append(
-                HolderRise(
-                    series=[sighting], points=((since, 0.0), (end, nbytes)), until=end, counter=counter.name,
-                    certainty="suspected", rate=counter.growth.rate, recent=counter.growth.recent,
-                    reason="once", by_counter=True, share=nbytes / risen,
-                )
-            )  # fmt: skip
-    return rises
+    at, counter = sighting.at, counters.get(sighting.seen.device)
+    onset, nbytes = 0.0 if counter is None else counter.growth.onset or 0.0, counted(sighting.seen)
+    if counter is None or counter.growth.state != "growing" or onset >= at or not nbytes:
+        return None
+    points = (onset, 0.0), (at, nbytes)
+    return HolderRise(series=[sighting], points=points, until=at, counter=counter.name)
 
 
 # --- what it is worth ---------------------------------------------------------------------------------------
@@ -319,14 +294,18 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
     growth = counter.growth
     if not counter.rises:
         return None
-    window = _window(rise.points, counter)
-    if window is None:
+    # All censuses, if the counter rose between them about as fast as over all of its growth; else later ones.
+    for points in (rise.points, _since(rise.points, growth.onset)):
+        start, end = points[0][0], points[-1][0]
+        if counter.rose_by(growth.rate, start, end):
+            break
+    else:
         return None
-    points, risen, error = window
-    apart = points[-1][0] - points[0][0]
+    risen, error = counter.rise(start, end)
+    apart = end - start
     own = points[-1][1] - points[0][1]
     sees_all = counter.name == rise.counter  # malloc's does not see small entries of ordinary data
-    most = (2 - POLICY.accounts) * (risen + counter.jumped(points[0][0], points[-1][0])) + error
+    most = (2 - POLICY.accounts) * (risen + counter.jumped(start, end)) + error
     if own < POLICY.minor * risen or (sees_all and own > most):
         return None  # too small for this counter, or more than it saw
     if not _keeps_up(points, counter, own / risen):
@@ -334,8 +313,8 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
     if len(points) == 2:
         # One interval. What else came in it must be known, and the holder must have what it got before it: a
         # list that is emptied now and then grows, too.
-        before = points[-1][0] - (growth.onset or float(counter.points.at[0]))
-        accounts = POLICY.graph if counter.pages and isinstance(rise, HolderRise) else POLICY.accounts
+        before = end - (growth.onset or float(counter.points.at[0]))
+        accounts = POLICY.graph if counter.pages else POLICY.accounts
         known = own + others * apart >= accounts * risen
         if not known or points[-1][1] < POLICY.accounts * own / apart * before:
             return None
@@ -359,71 +338,36 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
 _NOT_CERTAIN: Final[Mapping[str, Open]] = {"filling": "fills", "uncertain": "few"}
 
 
-def _window(
-    points: tuple[tuple[float, float], ...], counter: Counter
-) -> tuple[tuple[tuple[float, float], ...], float, float] | None:
-    """Return the censuses over which a holder and its counter are compared; the rise, and its error.
-
-    All of them, if the counter rose between them about as fast as over the whole of its growth; else those
-    since its onset. None where it did not surely rise.
-    """
-    growth = counter.growth
-    for since in (None, growth.onset):
-        chosen = _since(points, since)
-        if len(chosen) < 2:
-            continue
-        risen, error = counter.rise(chosen[0][0], chosen[-1][0], even=growth.shape == "steady")
-        if risen > 2 * error and 2 * risen >= growth.rate * (chosen[-1][0] - chosen[0][0]):
-            return chosen, risen, error
-    return None
-
-
 def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter]) -> list[AnyRise]:
     """Return growth at its counter's rate where that is better known and the holders explain it.
 
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
     census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
     """
-    factors = {}
+    judged = list(rises)
     for name, counter in counters.items():
-        known = [rise for rise in rises if rise.counter == name and rise.by_counter]
+        known = [at for at, rise in enumerate(rises) if rise.counter == name and rise.by_counter]
         if not known:
             continue
-        rate, shown, error = sum(rise.rate for rise in known), counter.growth.rate, known[0].error
+        rate, share = sum(rises[at].rate for at in known), sum(rises[at].share for at in known)
+        shown, error = counter.growth.rate, rises[known[0]].error
         unsure = (counter.growth.high - counter.growth.low) / 2
-        unexplained = abs(1 - sum(rise.share for rise in known))
         another = abs(rate - shown) > max(unsure, POLICY.pace * shown)
-        if unexplained <= max(POLICY.open, error) and (another or unsure < error * shown):
-            factors[name] = shown / rate
-    return [
-        replace(rise, rate=rise.rate * factor, recent=rise.recent * factor)
-        if (factor := factors.get(rise.counter)) is not None and rise.by_counter
-        else rise
-        for rise in rises
-    ]
-
-
-def _with_nodes(rises: Sequence[AnyRise]) -> list[AnyRise]:
-    """Return what was read from outside, with the nodes of its graphs, which only the counter counts.
-
-    Where holders account for nearly all of it, the rest is room in its pages.
-    """
-    kept = [rise for rise in rises if isinstance(rise, HolderRise) and rise.by_counter]
-    share = sum(rise.share for rise in kept)
-    if not POLICY.graph <= share < POLICY.accounts:
-        return list(rises)
-    return [
-        replace(rise, rate=rise.rate / share, recent=rise.recent / share, share=rise.share / share)
-        if rise in kept
-        else rise
-        for rise in rises
-    ]
+        better = abs(1 - share) <= max(POLICY.open, error) and (another or unsure < error * shown)
+        if counter.pages:  # they count the nodes of graphs, which no census lists, and room that is unused
+            better = POLICY.graph <= share < POLICY.accounts
+        for at in known if better else ():
+            rise, factor = rises[at], shown / rate
+            judged[at] = replace(
+                rise, rate=rise.rate * factor, recent=rise.recent * factor, share=rise.share / share
+            )
+    return judged
 
 
 def _since(points: tuple[tuple[float, float], ...], onset: float | None) -> tuple[tuple[float, float], ...]:
-    """Return the points from an onset on; where these are too few, with the last one before it."""
+    """Return the points from an onset on; two at least."""
     later = tuple(point for point in points if onset is None or point[0] >= onset)
-    return later if len(later) > 1 else points[-len(later) - 1 :]
+    return later if len(later) > 1 else points[-2:]
 
 
 def _keeps_up(points: Sequence[tuple[float, float]], counter: Counter, share: float) -> bool:
@@ -460,7 +404,7 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
     if counter is not None and (_ended(counter, rate) or contradicts(counter, rate, rise.since)):
         return None
     aged = now - grew_until > ESTIMATE.share * (grew_until - rise.since)
-    if aged and not (counter is not None and _rose_on(counter, rate, grew_until, now)):
+    if aged and not (counter is not None and counter.rose_by(rate, grew_until, now)):
         return replace(found, certainty="suspected", reason="aged")
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
     needed = POLICY.intervals + (2 if rise.fell else 0)
@@ -471,12 +415,6 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
     if _slows(points) or min(rates) < POLICY.open * rate:
         return replace(found, certainty="suspected", reason="slows")
     return replace(found, certainty="proven")
-
-
-def _rose_on(counter: Counter, rate: float, since: float, now: float) -> bool:
-    """Whether a counter has risen by what such a rate makes since the last census, little as it may be."""
-    risen, error = counter.rise(since, now)
-    return risen > 2 * error and risen >= POLICY.accounts * rate * (now - since)
 
 
 def _ended(counter: Counter, rate: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
 from memtriage.diagnose.growth.attribution import Rise
@@ -91,7 +91,7 @@ class Suspicion:
     waits: bool = False
 
 
-def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
+def suspicion_of(comparison: Comparison, rises: Sequence[Rise[Any]]) -> Suspicion:
     """Return what a comparison makes suspect so far.
 
     A counter is suspect as long as proven holders explain less than most of its growth. The resident set

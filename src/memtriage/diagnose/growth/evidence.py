@@ -60,18 +60,22 @@ class Counter:
     def rises(self) -> bool:
         return self.growth.state in ("growing", "filling", "uncertain")
 
-    def rise(self, start: float, end: float, *, even: bool = False) -> tuple[float, float]:
+    def rise(self, start: float, end: float) -> tuple[float, float]:
         """Return by how many bytes it rose between two positions, without single jumps, and the error.
 
-        Where it was not read at their ends, it is taken to rise as between the readings next to them; `even`
-        as for `rose`.
+        Where it was not read at their ends, it is taken to rise as between the readings next to them.
         """
-        found = rose(self.points, start, end, even=even)
+        found = rose(self.points, start, end, even=self.growth.shape == "steady")
         if found is None:
             return 0.0, float("inf")
         read = min(end, float(self.points.at[-1])) - max(start, float(self.points.at[0]))
         more = (end - start) / read
         return (found[0] - self.jumped(start, end)) * more, found[1] * more
+
+    def rose_by(self, rate: float, start: float, end: float) -> bool:
+        """Return whether it certainly rose, by half of what such a rate makes, or more."""
+        risen, error = self.rise(start, end)
+        return risen > 2 * error and 2 * risen >= rate * (end - start)
 
     def jumped(self, start: float, end: float) -> float:
         """Return the bytes of the single jumps between two positions."""
@@ -206,7 +210,11 @@ class Comparison:
                 series = {number: series[number] for number in series if number in found}
             for number, seen in found.items():
                 if number not in series and seen.before is not None and before is not None:
-                    series[number] = [Sighting(before, _earlier(seen), True)]
+                    series[number] = [
+                        Sighting(
+                            before, msgspec.structs.replace(seen, entries=seen.before, before=None), True
+                        )
+                    ]
                 _append(series.setdefault(number, []), at, seen, census.between)
             before = at
         return list(series.values())
@@ -217,10 +225,6 @@ def _append(series: list[Sighting[Seen]], at: float, seen: Seen, between: bool) 
     if series and at <= series[-1].at:
         series.pop()
     series.append(Sighting(at, seen, between))
-
-
-def _earlier(seen: DataSeen) -> DataSeen:
-    return msgspec.structs.replace(seen, entries=seen.before or 0, before=None)
 
 
 class Evidence:
