@@ -216,31 +216,12 @@ def test_kinds_and_growth_without_a_path_stay_apart() -> None:
     assert one_a_cause([native, garbage, leak(X, 4), native]) == [leak(X, 4), garbage, native, native]
 
 
-def test_memory_is_full_sooner_if_all_parts_grow() -> None:
-    def part(name: str, step: int) -> Leak:
-        ends = Projection(device="cpu", limit=1000, step=step)
-        return leak((*PARAMS, item(name)), 10, step=100, projection=ends)
-
-    (found,) = one_a_cause([part("'a'", 300), part("'b'", 300)])
-    assert found.projection == Projection(device="cpu", limit=1000, step=200)
-
-
-def test_within_a_step_memory_is_full_sooner_if_all_parts_grow() -> None:
-    def part(name: str, microbatches: int) -> Leak:
-        ends = Projection(device="cpu", limit=1000, microbatches=microbatches)
-        return a_leak((*PARAMS, item(name)), rates={"micro-batch": 10}, projection=ends)
-
-    (found,) = one_a_cause([part("'a'", 300), part("'b'", 150)])
-    assert found.projection == Projection(device="cpu", limit=1000, microbatches=100)
-
-
-def test_an_end_that_is_past_says_nothing_of_the_rest() -> None:
-    ends = [Projection(device="cpu", limit=1000, step=step) for step in (100, 300)]
-    parts = [leak((*PARAMS, item(f"'{end.step}'")), 10, step=100, projection=end) for end in ends]
+@pytest.mark.parametrize("scale", ["step", "microbatches", "backward"])
+def test_memory_is_full_when_it_is_by_the_rate_of_all_that_grows(scale: str) -> None:
+    ends = [Projection(device="cpu", limit=1000, **{scale: at}) for at in (300, 150)]
+    parts = [leak((*PARAMS, item(f"'{at}'")), 10, projection=end) for at, end in enumerate(ends)]
     (found,) = one_a_cause(parts)
     assert found.projection == ends[1]
-    (found,) = one_a_cause([parts[0], replace(parts[1], step=300)])
-    assert found.projection is None
 
 
 def test_a_part_with_just_less_than_the_share_that_names_the_whole_does_not() -> None:
@@ -261,7 +242,7 @@ def test_what_entries_keep_in_native_memory_is_part_of_their_leak() -> None:
     assert (whole.device, whole.rates, whole.nbytes) == ("cuda:0", {"step": 100}, 800)
     assert (whole.certainty, whole.allocated_at, whole.stored_at) == ("proven", "a.py:1 in f", "a.py:2 in f")
     assert whole.parts == (native, entries)
-    assert whole.projection is not None and whole.projection.step == 100
+    assert whole.projection == ends[1]
     doubtful = replace(entries, certainty="suspected")
     assert one_a_cause([doubtful, native])[0].certainty == "suspected"
     assert one_a_cause([doubtful, replace(native, certainty="proven")])[0].certainty == "proven"

@@ -194,7 +194,7 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
         also_held_by=tuple(dict.fromkeys(chain.from_iterable(part.also_held_by for part in parts))),
         allocated_at=next((part.allocated_at for part in parts if part.allocated_at), None),
         stored_at=next((part.stored_at for part in parts if part.stored_at), None),
-        projection=_sooner(parts),
+        projection=_soonest(parts),
         parts=tuple(parts),
     )
     named = total if first.rate >= SPEAKS_FOR_ALL * total.rate else _renamed(total)
@@ -263,14 +263,7 @@ def _sum_of_rates(leaks: Iterable[Leak]) -> dict[Per, int]:
     return {per: total[per] for per in order if per in total}
 
 
-def _sooner(parts: Sequence[Leak]) -> Projection | None:
-    """When memory is full if all parts continue to grow: each uses a part of what is left."""
-    ends = [(part.projection, part.step or 0) for part in parts if part.projection is not None]
-    by_step = [(end.step - now, end, now) for end, now in ends if end.step is not None and end.step > now]
-    if by_step:
-        steps_left = 1 / sum(1 / steps for steps, _, _ in by_step)
-        return msgspec.structs.replace(by_step[0][1], step=by_step[0][2] + int(steps_left))
-    by_batch = [(end.microbatches, end) for end, _ in ends if end.microbatches]
-    if by_batch:
-        return msgspec.structs.replace(by_batch[0][1], microbatches=int(1 / sum(1 / n for n, _ in by_batch)))
-    return None
+def _soonest(parts: Iterable[Leak]) -> Projection | None:
+    """Return when memory is full: the rate of each projection has all that grows on the device."""
+    ends = [part.projection for part in parts if part.projection is not None]
+    return min(ends, key=lambda end: end.step or end.microbatches or end.backward or 0, default=None)

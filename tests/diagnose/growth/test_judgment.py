@@ -499,6 +499,21 @@ def test_memory_is_projected_to_run_out_on_the_scale_of_its_growth(
     } == {name: pytest.approx(at, abs=1) for name, at in expected.items()}
 
 
+def test_parts_of_one_leak_are_projected_once() -> None:
+    """Two entries of each dict keep half of what the counter shows: 100 MiB last for 100 steps."""
+
+    def found(at: int) -> Found:
+        paths = [(*items("kept"), PathSegment(SegmentKind.ITEM, f"'{name}'")) for name in "ab"]
+        return [
+            held(MIB * at / 2, at, device="cuda:0", anchor=path, path=path, number=number)
+            for number, path in enumerate(paths)
+        ]
+
+    situation = {"limits": {"cuda:0": GIB}, "used": {"cuda:0": GIB - 100 * MIB}}
+    finding = the(observed({"cuda:0": rising(MIB)}, found, CENSUSES, situation=situation))
+    assert finding.projection is not None and finding.projection.step == pytest.approx(60 + 100, abs=1)
+
+
 def test_without_a_limit_there_is_no_projection() -> None:
     assert the(leaking()).projection is None
 
