@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 from memtriage.account.dominators import dominated, immediate_dominators
@@ -23,7 +24,6 @@ class RetainedSizes:
         storages: positions of the tensors that represent storages.
 
     Attributes:
-        dominator: the immediate dominator of each object; -1 for none.
         referrers: what refers to each object, in order.
         elsewhere: objects to which something refers that was not walked.
         reaching: the objects that lead to a storage, in order; `place` has the number of each.
@@ -34,7 +34,7 @@ class RetainedSizes:
         self.referrers = _referrers(graph)
         self.reaching = reaching = _reaching(self.referrers, storages)
         self.elsewhere = _referred_to_elsewhere(graph, reaching)
-        self.dominator = [-1] * len(graph.objects)
+        self._objects = len(graph.objects)
         self.place = place = {position: number for number, position in enumerate(reaching)}
         self.successors: list[list[int]] = [[] for _ in reaching]
         successors = self.successors
@@ -47,10 +47,16 @@ class RetainedSizes:
             if graph.parents[position] < 0 or position in self.elsewhere
         ]
         successors.append(roots)
-        dominator = immediate_dominators(successors, len(successors) - 1)
+
+    @cached_property
+    def dominator(self) -> list[int]:
+        """The immediate dominator of each object; -1 for none."""
+        dominators, reaching = [-1] * self._objects, self.reaching
+        found = immediate_dominators(self.successors, len(self.successors) - 1)
         for number, position in enumerate(reaching):
-            if 0 <= dominator[number] < len(reaching):
-                self.dominator[position] = reaching[dominator[number]]
+            if 0 <= found[number] < len(reaching):
+                dominators[position] = reaching[found[number]]
+        return dominators
 
     def bytes_below(self, objects: Iterable[int], nbytes: Mapping[int, int]) -> int:
         """Return the bytes that are freed with some objects; `nbytes` has the sizes of those that count."""
