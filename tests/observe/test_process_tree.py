@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,6 +25,7 @@ from memtriage.observe.process_tree import (
     name_of_loader,
     sizes_of,
     started_at,
+    unmapped_segments,
 )
 
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
@@ -89,3 +94,23 @@ def test_a_loader_has_the_name_of_its_variable_its_attribute_or_its_data() -> No
     assert name_of_loader(batches, sys._getframe()) == "batches"
     assert Trainer(Loader()).name() == "train_loader"
     assert nameless(None) == "the loader of list"
+
+
+def test_segments_are_counted_once_and_not_while_a_process_has_mapped_them() -> None:
+    """Two descriptors of one segment, another that is mapped, and one by name, as torch names them."""
+    size = 3 * 4096
+    before = unmapped_segments([os.getpid()])
+    with ExitStack() as opened:
+        files = [opened.enter_context(tempfile.TemporaryFile(dir="/dev/shm")) for _ in range(2)]
+        for file in files:
+            file.write(b"x" * size)
+            file.flush()
+        opened.callback(os.close, os.dup(files[0].fileno()))
+        assert unmapped_segments([os.getpid()]) - before == 2 * size
+        with mmap.mmap(files[1].fileno(), size):
+            assert unmapped_segments([os.getpid()]) - before == size
+        named = Path(f"/dev/shm/torch_{os.getpid()}_7_0")
+        opened.callback(named.unlink)
+        named.write_bytes(b"x" * size)
+        assert unmapped_segments([os.getpid()]) - before == 3 * size
+        assert unmapped_segments([]) == 0

@@ -9,7 +9,7 @@ from memtriage.diagnose.causes import one_a_cause
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak
 from memtriage.model.findings import Projection
 from memtriage.model.judged import DetectionLimit, Judged
-from memtriage.report.growth_words import findings_of, judged_in_words
+from memtriage.report.growth_words import OPEN_SEGMENTS, findings_of, judged_in_words
 from support.judged import a_leak
 from support.paths import item, of_module
 
@@ -59,6 +59,11 @@ def test_a_process_that_could_not_be_read_says_why() -> None:
     unread = a_leak(None, cause="not read", unread="ptrace_scope is 2; run memtriage with sudo")
     (finding,) = findings_of([unread])
     assert finding.mechanism.endswith(": ptrace_scope is 2; run memtriage with sudo")
+
+
+def test_segments_of_a_queue_are_not_blamed_on_native_code() -> None:
+    (finding,) = findings_of([a_leak(None, cause="shared memory", process="/dev/shm")])
+    assert finding.holder == OPEN_SEGMENTS and finding.fix is not None and "Queue(maxsize" in finding.fix
 
 
 def test_growth_of_native_code_names_the_calls_that_are_known_to_grow() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from memtriage.diagnose.growth.evidence import Evidence
+from memtriage.diagnose.growth.roles import SEGMENTS
 from memtriage.model.evidence import CensusSeen, EvidenceLine
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.host import ChildSample, HostSample
@@ -189,3 +192,16 @@ def test_a_program_that_only_waits_is_followed_itself(job: Job) -> None:
     job.watch.at_wake()
     assert job.evidence.roles["this process"].role is not None
     assert os.getpid() not in job.watch._processes
+
+
+def test_segments_that_wait_in_dev_shm_are_a_role_of_their_own(job: Job) -> None:
+    """As tensors do that were sent through a queue: this process has them open, and none has mapped them."""
+    as_workers(job, job.child())
+    job.wakes(1, 1)
+    with tempfile.TemporaryFile(dir="/dev/shm") as segment:
+        for step in range(2, 12):
+            segment.write(bytes(2 * MIB))
+            segment.flush()
+            job.wakes(step, step)
+    points = job.evidence.roles[SEGMENTS].run["second"].tracks["cpu"].points()
+    assert set(np.diff(points.floors).tolist()) == {2 * MIB}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,7 @@ from memtriage.process.stdlib import os, threading
 _FIELDS: Final = re.compile(rb"^(RssAnon|RssShmem|VmSwap):\s+(\d+) kB$", re.MULTILINE)
 _SPAWN_FILE: Final = os.path.join("torch", "multiprocessing", "spawn.py")
 _FRAMES_SEARCHED: Final = 12
+_NAMED_BY_TORCH: Final = re.compile(r"torch_(\d+)_.*")
 _HELPERS: Final = ("from multiprocessing.resource_tracker", "from multiprocessing.forkserver")
 
 
@@ -61,11 +63,7 @@ def descendants(pid: int | None = None) -> list[int]:
         except psutil.Error:
             return []
     for parent in found:
-        try:
-            threads = os.listdir(f"/proc/{parent}/task")
-        except OSError:
-            continue
-        for thread in threads:
+        for thread in _listed(f"/proc/{parent}/task"):
             listed = _bytes_of(f"/proc/{parent}/task/{thread}/children")
             found += map(int, listed.split())
     return found[1:]
@@ -82,6 +80,39 @@ def sizes_of(pid: int) -> ProcessSizes | None:
     if b"RssAnon" not in found:
         return None
     return ProcessSizes(found[b"RssAnon"] + found.get(b"VmSwap", 0), found.get(b"RssShmem", 0))
+
+
+def unmapped_segments(pids: Iterable[int], folder: str = "/dev/shm") -> int:
+    """Return the bytes of shared memory that processes have open or named, and none of them has mapped.
+
+    Tensors that wait in a queue are such segments. No process's size counts them. Takes about a millisecond
+    per process.
+    """
+    pids = list(pids)
+    known = set(map(str, pids))
+    device = os.stat(folder).st_dev
+    paths = [f"/proc/{pid}/fd/{number}" for pid in pids for number in _listed(f"/proc/{pid}/fd")]
+    named = (name for name in _listed(folder) if _NAMED_BY_TORCH.sub(r"\1", name) in known)
+    sizes: dict[int, int] = {}
+    for path in (*paths, *(f"{folder}/{name}" for name in named)):
+        with suppress(OSError):
+            found = os.stat(path)
+            if found.st_dev == device:
+                sizes[found.st_ino] = 512 * found.st_blocks
+    place = f"{os.major(device):02x}:{os.minor(device):02x}"
+    for pid in pids if sizes else ():
+        for line in _bytes_of(f"/proc/{pid}/maps").decode(errors="replace").splitlines():
+            _, _, _, mapped_from, inode, *_ = line.split(maxsplit=5)
+            if mapped_from == place:
+                sizes.pop(int(inode), None)
+    return sum(sizes.values())
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def started_at(pid: int) -> int | None:

@@ -135,6 +135,11 @@ MECHANISMS: Final[Mapping[str, MechanismText]] = {
         "watch for a longer time, so that libraries are searched more often, or start the program with "
         "`memtriage run`, which also lists ordinary data",
     ),
+    "shared memory": MechanismText(
+        "segments that processes of this job have open stay in /dev/shm, and no process maps them: tensors "
+        "that were put into a queue and not taken out",
+        "bound the queue (`Queue(maxsize=...)`), take out all that is put in, or end the process that sends",
+    ),
     "not read": MechanismText(
         "what its objects hold is not known: {why}",
         "let the processes live longer (`persistent_workers=True`, fewer and longer epochs), or try the same "

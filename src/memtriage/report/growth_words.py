@@ -29,6 +29,7 @@ from memtriage.store.reader import RankRecord
 NOT_NAMED: Final = "not named"
 """Holder of growth that no census covers."""
 CPP_ONLY: Final = "C++ only (nothing that a census lists explains it)"
+OPEN_SEGMENTS: Final = "open segments of shared memory that no process maps"
 _SPANS: Final[Mapping[Scale, str]] = {
     "step": "steps", "microbatch": "backwards", "second": "seconds", "run": "runs",
 }  # fmt: skip
@@ -88,6 +89,8 @@ def _finding(leak: Leak, rank: int | None) -> Finding:
 def _holder(leak: Leak) -> str:
     if leak.path is not None:
         return in_words(leak.path)
+    if leak.cause == "shared memory":
+        return OPEN_SEGMENTS
     return CPP_ONLY if isinstance(leak.shown_by, Counted) and leak.shown_by.covered else NOT_NAMED
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from memtriage.account.job_ledger import job_ledger
 from memtriage.diagnose.growth.estimate import FEWEST
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.roles import ITSELF
+from memtriage.diagnose.growth.roles import ITSELF, SEGMENTS
 from memtriage.diagnose.growth.track import Floats
 from memtriage.model.evidence import EvidenceLine
 from memtriage.model.ledger import Ledger
@@ -31,6 +31,7 @@ from memtriage.observe.process_tree import (
     is_worker,
     sizes_of,
     started_at,
+    unmapped_segments,
 )
 from memtriage.process.stdlib import os, threading, time
 from memtriage.session.outside_helper import ReadReply, ReadRequest
@@ -137,6 +138,7 @@ class JobWatch:
     write: Callable[[EvidenceLine], None]
     lock: threading.Lock = field(default_factory=threading.Lock)
     ledger: Ledger | None = None
+    _shared_at_first: int | None = None
     _processes: dict[int, _JobProcess] = field(default_factory=dict)
     _loaders: list[tuple[Epoch, dict[int, Named]]] = field(default_factory=list)
     _unnamed: set[int] = field(default_factory=set)
@@ -258,6 +260,8 @@ class JobWatch:
             self._follow(pids, position.time_s)
             if pids and not position.step and not position.backwards:
                 self._add_itself(position)
+            if pids:
+                self._add_segments(pids, position)
             for process in self._processes.values():
                 process.last_s = position.time_s
                 if process.named is not None and (sizes := sizes_of(process.pid)) is not None:
@@ -268,11 +272,24 @@ class JobWatch:
         """Add a reading of this process, which may only wait for the others and make no marks."""
         sizes = sizes_of(os.getpid())
         if sizes is not None:
-            named = Named("main", ITSELF, ITSELF)
-            if ITSELF not in self.evidence.roles:
-                self._enter(named)
-            itself = _JobProcess(os.getpid(), None, 0.0, position.time_s, named)
-            self._add(ITSELF, itself, position, {"cpu": sizes.anonymous, "shared": sizes.shared})
+            values = {"cpu": sizes.anonymous, "shared": sizes.shared}
+            self._add_always(Named("main", ITSELF, ITSELF), position, values)
+
+    def _add_segments(self, pids: list[int], position: TrainingPosition) -> None:
+        """Add a reading of the shared memory that is mapped nowhere, once `/dev/shm` has begun to fill."""
+        space = dev_shm()
+        if space is None:
+            return
+        self._shared_at_first = min(space.used, self._shared_at_first or space.used)
+        if SEGMENTS in self.evidence.roles or space.used - self._shared_at_first >= POLICY.rises:
+            unmapped = unmapped_segments([os.getpid(), *pids])
+            self._add_always(Named("child", SEGMENTS, SEGMENTS), position, {"cpu": unmapped})
+
+    def _add_always(self, named: Named, position: TrainingPosition, values: dict[str, int]) -> None:
+        """Add a reading of a role that no process below this one has."""
+        if named.role not in self.evidence.roles:
+            self._enter(named)
+        self._add(named.role, _JobProcess(os.getpid(), None, 0.0, position.time_s, named), position, values)
 
     def _add(
         self, role: str, process: _JobProcess, position: TrainingPosition, values: dict[str, int]

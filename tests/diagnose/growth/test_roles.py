@@ -9,6 +9,7 @@ import pytest
 
 from memtriage.diagnose.growth.evidence import WARM_UP, Evidence
 from memtriage.diagnose.growth.judgment import Judgment, judge
+from memtriage.diagnose.growth.roles import SEGMENTS
 from memtriage.model.evidence import CensusSeen, Role, Situation
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from memtriage.model.position import TrainingPosition
@@ -151,3 +152,11 @@ def test_a_record_gives_the_same_judgment() -> None:
     assert [(leak.process, leak.rates) for leak in again.leaks] == [
         (leak.process, leak.rates) for leak in judged(evidence).leaks
     ]
+
+
+def test_segments_that_no_process_maps_are_a_leak_of_the_job() -> None:
+    evidence = flat_main()
+    follow(evidence, SEGMENTS, SEGMENTS, growing(MIB, start=0))
+    (leak,) = judged(evidence).leaks
+    assert (leak.cause, leak.process, leak.certainty) == ("shared memory", SEGMENTS, "proven")
+    assert leak.rates["step"] == pytest.approx(MIB, rel=0.01)

@@ -15,7 +15,9 @@ from memtriage.model.paths import HolderPath
 from memtriage.model.position import Scale
 
 Per = Literal["step", "micro-batch", "second"]
-Unexplained = Literal["not named", "not listed from outside", "not read", "profiler", "native code"]
+Unexplained = Literal[
+    "not named", "not listed from outside", "not read", "profiler", "native code", "shared memory"
+]
 """Why nothing is known to hold what grows: no census covers it, or it is memory of C++ alone."""
 Obstacle = Literal["no counter", "few", "may end", "unread", "restless", "small", "lived"]
 """Why growth on a device could not be judged."""

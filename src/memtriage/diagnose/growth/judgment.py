@@ -405,8 +405,9 @@ def _unnamed(
         )
     )
     held, covered = _held_rate(basis, name)
-    outside = basis.comparison.outside
-    covered &= not outside or name != "cpu"
+    outside, role = basis.comparison.outside, basis.evidence.role
+    of_segments = role is not None and role.role == roles.SEGMENTS
+    covered = of_segments or (covered and (not outside or name != "cpu"))
     of_data = sum(rise.rate for rise in data if rise.certainty == "proven" and rise.counter == name)
     by_counter = sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name)
     known = max(known, held + of_data, by_counter)
@@ -427,7 +428,9 @@ def _unnamed(
     if not covered:
         reasons.append("not covered")
     cause: Held | DataSeen | Unexplained = "native code" if covered else "not named"
-    if seen is not None:
+    if of_segments:
+        cause = "shared memory"
+    elif seen is not None:
         cause = _cause_of_data(basis, seen, missing)
     elif outside and not covered:
         cause = "not listed from outside"

@@ -15,6 +15,8 @@ from memtriage.model.position import TrainingPosition
 
 ITSELF: Final = "this process"
 """Role of the main process while it makes no step, and may only wait for the others."""
+SEGMENTS: Final = "/dev/shm"
+"""Role of the shared memory that processes of the job have open and none has mapped."""
 _HOST: Final = frozenset({"cpu", DEVICE_HOST})
 _ALIKE: Final = 2.0
 """Processes that do the same work grow at about one pace if neither is faster than the other by this."""
@@ -87,7 +89,7 @@ def judged_role(role: Role, judged: JudgedDevice | None) -> JudgedDevice:
     """
     if judged is None:
         return JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
-    if judged.obstacle in ("few", "restless"):
+    if judged.obstacle in ("few", "restless") and role.role != SEGMENTS:
         return replace(judged, obstacle="lived", figure=role.lived_s)
     return judged
 
