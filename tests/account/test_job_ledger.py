@@ -78,7 +78,7 @@ def test_limits_are_told_with_it() -> None:
     group = CgroupMemory(
         version=2, path="/g", limit=8 << 30, usage=6 << 30, inactive_file=1 << 30, oom_kill=2
     )
-    ledger = job_ledger(HostSample(rss=1), [], ShmUse(64 * MIB, 16 * MIB, 0), group)
+    ledger = job_ledger(HostSample(rss=1), [], ShmUse(64 * MIB, 16 * MIB), group)
     assert "6.0 GiB charged, 1.0 GiB of it page cache, limit 8.0 GiB, 2 kills" in ledger.source
     assert "16.0 MiB of 64.0 MiB used" in ledger.source
 
