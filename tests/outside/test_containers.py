@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ def test_what_grows_is_named_with_its_entries_their_size_and_the_line_that_store
     job: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     turn(job)
-    followed = ReadProcess.of(ReadRequest(job.pid, str(tmp_path)))
+    opened = os.open(f"/proc/{job.pid}/mem", os.O_RDONLY)
+    followed = ReadProcess.of(ReadRequest(job.pid, str(tmp_path)), opened)
     assert followed.read().census.data == []  # type: ignore[union-attr]
     turn(job)
     second = followed.read().census

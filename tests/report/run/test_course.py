@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memtriage.diagnose.growth.roles import ITSELF
 from memtriage.model.evidence import Readings, Role
 from memtriage.model.marks import Mark
 from memtriage.report.run.course import charts
@@ -73,6 +74,16 @@ def test_processes_that_do_the_same_work_have_a_chart_of_their_memory_together()
     assert [measure["name"] for measure in chart["measures"]] == ["anonymous memory"]
     (lane,) = chart["lanes"]
     assert unpack(lane["values"]["allocated"]) == [20 * MIB, 40 * MIB, 60 * MIB]
+
+
+def test_the_main_process_has_no_second_chart_of_its_memory() -> None:
+    rank = cpu_rank([("step", 100 * MIB, 100 * MIB)] * 4)
+    before = [chart["title"] for chart in drawn(rank)]
+    rank.evidence.append(Role(role=ITSELF, where="main", group=ITSELF))
+    rank.evidence.append(
+        Readings(scale="second", counter="cpu", role=ITSELF, at=[1.0, 2.0], means=[1.0, 2.0])
+    )
+    assert [chart["title"] for chart in drawn(rank)] == before == ["Host memory over the run"]
 
 
 def test_ranks_share_the_chart_of_their_own_gpus() -> None:

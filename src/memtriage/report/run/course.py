@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from memtriage.diagnose.growth.roles import ITSELF
 from memtriage.diagnose.ranks.killed import fate
 from memtriage.model.evidence import Readings, Role
 from memtriage.model.marks import Mark
@@ -156,7 +157,9 @@ def _of_processes(rank: RankRecord) -> Iterator[_DeviceMarks]:
             series[groups.get(line.role, "")][line.role].append(line)
     at = [mark.time_s for mark in rank.marks] or [0.0]
     at_steps = [mark.step for mark in rank.marks] or [0]
-    for group in filter(None, series):
+    for group in series:
+        if group in ("", ITSELF):  # the main process has charts of its own
+            continue
         sizes = [
             ([each for line in lines for each in line.at], [each for line in lines for each in line.means])
             for lines in series[group].values()
@@ -275,7 +278,7 @@ def _title(plan: _Chart, devices: set[str]) -> str:
     if plan.of_host:
         return "Host memory over the run"
     if is_process(name := next(iter(devices))):
-        return f"Memory of the {name} over the run"
+        return f"Memory of {'' if name.startswith('/') else 'the '}{name} over the run"
     words = devices_in_words(devices)
     return f"Memory of {words if len(words) <= _LONGEST_TITLE else 'GPUs'} over the run"
 
