@@ -114,6 +114,23 @@ def test_outermost_blocks_without_gradients_are_calls_of_a_program_that_never_tr
     assert counts.now() == {"call": 4}
 
 
+def test_a_function_of_the_program_without_gradients_is_a_call_whoever_calls_it(
+    program: tuple[Program, EventCounts],
+) -> None:
+    """As a module's `forward`, which torch calls; what torch does without gradients is none of its calls."""
+
+    class Model(nn.Module):
+        @torch.inference_mode()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    model = Model()
+    for _ in range(3):
+        model(torch.ones(1))
+        nn.init.zeros_(torch.ones(1))
+    assert program[1].now() == {"call": 3}
+
+
 def test_an_exception_of_a_replaced_function_has_no_frame_of_the_watch(
     program: tuple[Program, EventCounts],
 ) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Final
 
 from memtriage.model.code_origin import code_owner
 from memtriage.model.findings import Event
+from memtriage.observe.frames import frame_locals
 from memtriage.process.replaced import Replaced, leave_out_caller
 from memtriage.process.stdlib import os, time
 
@@ -179,10 +180,15 @@ class EventCounts:
 
 
 def _is_programs(frame: FrameType | None) -> bool:
-    """Whether a block without gradients is the program's own, or a function that it calls is such a block."""
-    if frame is not None and frame.f_code.co_filename.endswith(_DECORATED):
-        frame = frame.f_back
-    return frame is not None and code_owner(frame.f_code.co_filename) == "user"
+    """Whether a block without gradients is the program's, or a function that is its own or that it calls."""
+    files = [] if frame is None else [frame.f_code.co_filename]
+    if frame is not None and files[0].endswith(_DECORATED):
+        called_by = frame.f_back
+        files = [] if called_by is None else [called_by.f_code.co_filename]
+        for _, function in frame_locals(frame, "func".__eq__):
+            code = getattr(function, "__code__", None) if type(function) is FunctionType else None
+            files += [] if code is None else [code.co_filename]
+    return any(code_owner(file) == "user" for file in files)
 
 
 _DECORATED: Final = os.path.join("torch", "utils", "_contextlib.py")

@@ -18,7 +18,7 @@ from memtriage.diagnose.growth.judgment import worth_reporting
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, Situation
 from memtriage.model.findings import Finding
-from memtriage.model.paths import PathSegment, SegmentKind
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
 from memtriage.model.position import TrainingPosition
 from memtriage.playbook.mechanisms import MECHANISMS
 from memtriage.report.growth_words import judged_again
@@ -497,6 +497,19 @@ def test_memory_is_projected_to_run_out_on_the_scale_of_its_growth(
     assert {
         name: known[name] for name in ("step", "backward", "microbatches") if known[name] is not None
     } == {name: pytest.approx(at, abs=1) for name, at in expected.items()}
+
+
+@pytest.mark.parametrize(("deeper", "event"), [((), "call"), ((items("body")[-1],), None)])
+def test_entries_are_calls_only_if_they_are_of_one_container(deeper: HolderPath, event: str | None) -> None:
+    """A dict of models has an entry per model, and its tensors are many more."""
+    path = (*items("models"), *deeper)
+    evidence = observed(
+        {"cpu": rising(MIB)},
+        lambda at: [held(MIB * at, at, anchor=path, path=path)],
+        CENSUSES,
+        scale="second",
+    )
+    assert the(evidence).event == event
 
 
 def test_parts_of_one_leak_are_projected_once() -> None:

@@ -13,6 +13,7 @@ from memtriage.diagnose.growth.attribution import DataRise, HolderRise
 from memtriage.diagnose.growth.evidence import Comparison, Counter
 from memtriage.diagnose.growth.track import Floats, Track
 from memtriage.model.findings import Event
+from memtriage.model.paths import ANY_ITEM
 from memtriage.model.position import Scale
 
 _OF_SCALE: Final[Mapping[Scale, Event]] = {"step": "step", "microbatch": "backward"}
@@ -77,6 +78,7 @@ def event_of(
     if (
         own is None
         and rise is not None
+        and rise.seen.path.count(ANY_ITEM) == 1  # of several containers in one another, entries say nothing
         and "step" not in events
         and (per_entry := _per_entry(rise)) is not None
     ):
