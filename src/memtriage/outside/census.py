@@ -457,7 +457,7 @@ def walk_once(
         reading.tensors[key] = graph.objects[position]
         reading.anchors[key] = path.anchor
         reading.holdings[key] = holders.of(position)
-        if path.attached:
+        if path.attached or torch.node(graph.objects[position]):
             reading.attached.add(key)
         if position >= walk.program_end:
             reading.beyond.add(key)

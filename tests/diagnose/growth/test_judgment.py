@@ -391,6 +391,16 @@ def test_from_outside_the_rate_of_a_list_is_its_own_and_not_that_of_pages(device
     assert finding.bytes_per_second == pytest.approx(rate, rel=1e-3)
 
 
+@pytest.mark.parametrize(("attached", "rate"), [(True, 2 * MIB), (False, MIB)])
+def test_from_outside_only_graphs_make_a_list_grow_by_more_than_its_tensors(
+    attached: bool, rate: float
+) -> None:
+    """What else the pages have is room: malloc may need twice the bytes of a tensor."""
+    leak = judge(outside("cpu", rising(2 * MIB), keeping(attached=attached))).findings[0]
+    assert leak.holder_path == items("kept") and leak.bytes_per_second == pytest.approx(rate, rel=1e-3)
+    assert leak.fix is not None and "no_grad" not in leak.fix
+
+
 @pytest.mark.parametrize(("device", "certainty"), [("cpu", "suspected"), ("cuda:0", "proven")])
 def test_from_outside_ordinary_data_may_hold_what_grows_on_the_host(device: str, certainty: str) -> None:
     assert the(outside(device, rising(MIB))).certainty == certainty

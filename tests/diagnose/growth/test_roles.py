@@ -160,3 +160,10 @@ def test_segments_that_no_process_maps_are_a_leak_of_the_job() -> None:
     (leak,) = judged(evidence).leaks
     assert (leak.cause, leak.process, leak.certainty) == ("shared memory", SEGMENTS, "proven")
     assert leak.rates["step"] == pytest.approx(MIB, rel=0.01)
+
+
+def test_a_queue_that_fills_and_empties_is_nothing_to_judge() -> None:
+    evidence = flat_main()
+    follow(evidence, SEGMENTS, SEGMENTS, [40 * MIB * (step % 7) for step in range(STEPS)])
+    judgment = judged(evidence)
+    assert judgment.leaks == [] and set(judgment.judged) == {"cpu"}

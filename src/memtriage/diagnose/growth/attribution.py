@@ -355,7 +355,8 @@ def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter])
         another = abs(rate - shown) > max(unsure, POLICY.pace * shown)
         better = abs(1 - share) <= max(POLICY.open, error) and (another or unsure < error * shown)
         if counter.pages:  # they count the nodes of graphs, which no census lists, and room that is unused
-            better = POLICY.graph <= share < POLICY.accounts
+            graphs = any(isinstance(seen := rises[at].seen, HolderSeen) and seen.attached for at in known)
+            better = graphs and POLICY.graph <= share < POLICY.accounts
         for at in known if better else ():
             rise, factor = rises[at], shown / rate
             judged[at] = replace(

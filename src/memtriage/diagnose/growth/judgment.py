@@ -98,6 +98,8 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
             judged = own.judged.get("cpu")
             if name != roles.ITSELF or not judgment.leaks:
                 found += ((role, leak) for leak in own.leaks)
+        if name == roles.SEGMENTS and not any(of is role for of, _ in found):
+            continue  # a queue fills and empties again
         if limits and name != roles.ITSELF:
             judgment.judged[name] = roles.judged_role(role, judged)
         elif limits and "cpu" in judgment.judged and judgment.judged["cpu"].obstacle == "few":
@@ -226,7 +228,11 @@ def _held(basis: _Basis, rise: HolderRise) -> Held:
         lengthens=(before.storages, before.nodes) == (seen.storages, seen.nodes) and before.size < seen.size,
         shared=detail.shared,
         known=seen.known,
-        gradients=position.backwards > 0 or position.step > 0 or detail.backward_ran,
+        # Of a process that is read from outside, nobody knows that nothing was differentiated.
+        gradients=basis.comparison.outside
+        or position.backwards > 0
+        or position.step > 0
+        or detail.backward_ran,
         differentiated=detail.differentiated,
         entries_grow=seen.entries > first.entries,
         holders_multiply=first.holders < seen.holders

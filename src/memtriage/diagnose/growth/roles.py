@@ -89,7 +89,7 @@ def judged_role(role: Role, judged: JudgedDevice | None) -> JudgedDevice:
     """
     if judged is None:
         return JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
-    if judged.obstacle in ("few", "restless") and role.role != SEGMENTS:
+    if judged.obstacle in ("few", "restless"):
         return replace(judged, obstacle="lived", figure=role.lived_s)
     return judged
 
