@@ -401,6 +401,13 @@ def test_from_outside_only_graphs_make_a_list_grow_by_more_than_its_tensors(
     assert leak.fix is not None and "no_grad" not in leak.fix
 
 
+def test_from_outside_room_that_malloc_no_longer_leaves_is_no_bound_of_a_list() -> None:
+    """For most of the time the pages grow by twice the list, then by the list alone."""
+    values = [BASE + MIB * at + MIB * min(at, 0.6 * STEPS) for at in range(1, STEPS + 1)]
+    leak = judge(outside("cpu", values, keeping())).findings[0]
+    assert (leak.holder_path, leak.certainty) == (items("kept"), "proven")
+
+
 @pytest.mark.parametrize(("device", "certainty"), [("cpu", "suspected"), ("cuda:0", "proven")])
 def test_from_outside_ordinary_data_may_hold_what_grows_on_the_host(device: str, certainty: str) -> None:
     assert the(outside(device, rising(MIB))).certainty == certainty

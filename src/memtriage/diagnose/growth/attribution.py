@@ -276,7 +276,9 @@ def _judged(rises: Sequence[AnyRise], counters: Mapping[str, Counter], now: floa
         seen_by = [counters[name] for name in names if name in counters]
         by_counter = (_by_counter(rise, counter, others) for counter in seen_by)
         found = next((each for each in by_counter if each is not None), None)
-        if found is None or found.reason == "few":  # censuses may prove what the counter shows uncertainly
+        # Censuses may prove what the counter shows uncertainly. Pages may fill with room that malloc leaves.
+        of_pages = any(counter.pages for counter in seen_by)
+        if found is None or found.reason == "few" or (of_pages and found.reason == "fills"):
             alone = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
             if found is None or (alone is not None and alone.certainty == "proven"):
                 found = alone
