@@ -17,8 +17,9 @@ from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.roles import SEGMENTS
 from memtriage.model.evidence import CensusSeen, EvidenceLine
 from memtriage.model.position import TrainingPosition
-from memtriage.observe.host import ChildSample, HostSample
+from memtriage.observe.host import ChildSample, HostSample, ShmUse
 from memtriage.observe.loaders import Epoch
+from memtriage.session import job_watch
 from memtriage.session.job_watch import POLICY, JobWatch
 from memtriage.session.outside_helper import ReadReply, ReadRequest
 from memtriage.session.outside_reader import OutsideReader
@@ -205,3 +206,13 @@ def test_segments_that_wait_in_dev_shm_are_a_role_of_their_own(job: Job) -> None
             job.wakes(step, step)
     points = job.evidence.roles[SEGMENTS].run["second"].tracks["cpu"].points()
     assert set(np.diff(points.floors).tolist()) == {2 * MIB}
+
+
+def test_an_empty_dev_shm_is_what_its_use_is_compared_with(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter((0, 2 * POLICY.rises))
+    monkeypatch.setattr(job_watch, "dev_shm", lambda: ShmUse(total=1 << 30, used=next(used)))
+    as_workers(job, job.child())
+    job.wakes(1, 1)
+    assert SEGMENTS not in job.evidence.roles
+    job.wakes(2, 2)
+    assert SEGMENTS in job.evidence.roles

@@ -280,7 +280,8 @@ class JobWatch:
         space = dev_shm()
         if space is None:
             return
-        self._shared_at_first = min(space.used, self._shared_at_first or space.used)
+        first = space.used if self._shared_at_first is None else self._shared_at_first
+        self._shared_at_first = min(space.used, first)
         if SEGMENTS in self.evidence.roles or space.used - self._shared_at_first >= POLICY.rises:
             unmapped = unmapped_segments([os.getpid(), *pids])
             self._add_always(Named("child", SEGMENTS, SEGMENTS), position, {"cpu": unmapped})
