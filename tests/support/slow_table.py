@@ -119,7 +119,7 @@ def measure(target: Path, others: set[Path]) -> None:
 
 
 def renew(times: Path, gone: set[str]) -> None:
-    """Write the table anew from what a run measured, without the lines of `gone` that it does not confirm."""
+    """Write the table from what a run measured, without the lines of `gone` that it does not confirm."""
     before = listed()
     records = times.read_text(encoding="utf-8").splitlines()
     measured = {record.split(" ", 2)[2] for record in records}
