@@ -224,6 +224,15 @@ def test_memory_is_full_when_it_is_by_the_rate_of_all_that_grows(scale: str) -> 
     assert found.projection == ends[1]
 
 
+def test_an_end_that_is_past_says_nothing_of_the_rest() -> None:
+    ends = [Projection(device="cpu", limit=1000, step=step) for step in (100, 300)]
+    parts = [leak((*PARAMS, item(f"'{end.step}'")), 10, step=100, projection=end) for end in ends]
+    (found,) = one_a_cause(parts)
+    assert found.projection == ends[1]
+    (found,) = one_a_cause([parts[0], replace(parts[1], step=300)])
+    assert found.projection is None
+
+
 def test_a_part_with_just_less_than_the_share_that_names_the_whole_does_not() -> None:
     share = round(100 * SPEAKS_FOR_ALL)
     for most, common in ((share, "train.params['a']"), (share - 1, "train.params[*]")):

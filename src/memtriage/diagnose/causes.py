@@ -265,5 +265,10 @@ def _sum_of_rates(leaks: Iterable[Leak]) -> dict[Per, int]:
 
 def _soonest(parts: Iterable[Leak]) -> Projection | None:
     """Return when memory is full: the rate of each projection has all that grows on the device."""
-    ends = [part.projection for part in parts if part.projection is not None]
+    ends = [
+        part.projection
+        for part in parts
+        if part.projection is not None
+        and (part.projection.step is None or part.projection.step > (part.step or 0))
+    ]
     return min(ends, key=lambda end: end.step or end.microbatches or end.backward or 0, default=None)
