@@ -298,9 +298,9 @@ def _pack_hooks(torch: Any, size: int) -> tuple[int, int]:
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor, packed=packed: packed, lambda value: None
         ):
-            made = torch.zeros(3, requires_grad=True).exp()
-        kept.append((made, packed))
-        saved.append(own_words(own_words(id(made.grad_fn), 3)[2] + size, 16))
+            node = torch.zeros(3, requires_grad=True).exp().grad_fn
+        kept.append((node, packed))  # before torch 2.13, the Python object of a node dies with its last user
+        saved.append(own_words(own_words(id(node), 3)[2] + size, 16))
 
     def has_hooks(word: int) -> bool:
         return word > 4096 and b"SavedVariableHooks" in _own_type_name(word)
