@@ -44,6 +44,19 @@ def the(evidence: Evidence) -> HolderRise | DataRise:
 # --- a counter that rises -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("censuses", [(60, 62, 66, 78), (74, 76), (60, 99, 101)])
+def test_what_grows_at_each_evaluation_is_proven_by_censuses_shortly_apart(censuses: Sequence[int]) -> None:
+    """One evaluation in a few steps would be a rate that the holder never had."""
+
+    def evaluations(at: int) -> int:
+        return MIB * (at // 25)
+
+    counter = [BASE + evaluations(at) for at in range(1, 301)]
+    rise = the(observed({"cpu": counter}, lambda at: [held(evaluations(at), at // 25)], censuses))
+    assert (rise.certainty, rise.by_counter) == ("proven", True)
+    assert rise.rate == pytest.approx(MIB / 25, rel=0.05)
+
+
 @pytest.mark.parametrize("censuses", [(20, 40), CENSUSES])
 def test_two_censuses_and_a_rising_counter_prove_growth(censuses: Sequence[int]) -> None:
     rise = the(observed({"cpu": rising(MIB)}, keeping(), censuses))

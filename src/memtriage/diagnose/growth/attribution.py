@@ -315,10 +315,11 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
     if len(points) == 2:
         # One interval. What else came in it must be known, and the holder must have what it got before it: a
         # list that is emptied now and then grows, too.
-        before = end - (growth.onset or float(counter.points.at[0]))
+        begun = growth.onset or float(counter.points.at[0])
         accounts = POLICY.graph if counter.pages else POLICY.accounts
         known = own + others * apart >= accounts * risen
-        if not known or points[-1][1] < POLICY.accounts * own / apart * before:
+        # Not its own rate: it grows in rises, of which this interval may have one more than its share.
+        if not known or points[-1][1] < POLICY.accounts * min(1.0, own / risen) * counter.rise(begun, end)[0]:
             return None
     by_rises = growth.shape in ("periodic", "stairs")
     slows = growth.state == "growing" and not by_rises and _slows(_since(points, growth.onset))

@@ -17,11 +17,26 @@ from memtriage.diagnose.causes import memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
 from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
-from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open, attribute, contradicts
+from memtriage.diagnose.growth.attribution import (
+    DataRise,
+    HolderRise,
+    Open,
+    accumulates,
+    attribute,
+    contradicts,
+)
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit
 from memtriage.diagnose.growth.events import event_of
-from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Counter, Evidence
+from memtriage.diagnose.growth.evidence import (
+    CODE,
+    CONFIRMING,
+    ENOUGH_MARKS,
+    Comparison,
+    Counter,
+    Evidence,
+    Sighting,
+)
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
@@ -530,12 +545,22 @@ def _of_counter(basis: _Basis, device: str, leaks: Sequence[Leak]) -> JudgedDevi
     judged = JudgedDevice(scale=_SCALES[basis.scale], points=0 if track is None else track.readings)
     if counter is None or counter.growth.state == "too_short":
         return replace(judged, obstacle="few")
-    devices = {device, DEVICE_HOST} if device == "cpu" else {device}
     held, _ = _held_rate(basis, device)
-    harmless = held - sum(leak.rates.get(_PER[basis.scale], 0) for leak in leaks if leak.device in devices)
+    # What accumulates without a bound is not harmless, even if no leak is reported.
+    harmless = held - sum(
+        (series[-1].seen.nbytes - series[0].seen.nbytes) / (series[-1].at - series[0].at)
+        for series in basis.comparison.holders()
+        if series[-1].seen.device == device and _accumulates(series)
+    )
     return judge_counter(
         counter, judged, basis.comparison.now, max(0.0, harmless), _ends_by_itself(basis, device)
     )
+
+
+def _accumulates(series: Sequence[Sighting[HolderSeen]]) -> bool:
+    first, last = series[0], series[-1]
+    apart = last.at - first.at
+    return apart > 0 and accumulates(first.seen, last.seen, apart) and not is_bounded(last.seen)
 
 
 def judge_counter(
