@@ -1,4 +1,4 @@
-"""The page of the record has a table of each type of line, with every key of it."""
+"""The pages of the record list each type of line, and every key of it in the words of its docstring."""
 
 from __future__ import annotations
 
@@ -8,46 +8,29 @@ from typing import get_args
 import msgspec
 import pytest
 
-from memtriage.model.census import GroupDetail
-from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Situation
-from memtriage.model.marks import Mark
-from memtriage.model.position import TrainingPosition
-from memtriage.store.records import SCHEMA, End, HostSampleLine, RecordKind, Start
+from memtriage.store.records import SCHEMA, RecordKind
+from support import record_keys
 from support.documents import ROOT
 
 PAGE = (ROOT / "docs" / "record.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^##+ (.+)\n((?:(?!#).*\n?)*)", PAGE, re.MULTILINE))
-TYPES = {
-    "Readings": Readings,
-    "Census": CensusSeen,
-    "Holder": HolderSeen,
-    "Data": DataSeen,
-    "Details": GroupDetail,
-    "Situation": Situation,
-    "Position": TrainingPosition,
-    "Start": Start,
-    "Mark": Mark,
-    "Host": HostSampleLine,
-    "End": End,
-}
 
 
-def first_cells(text: str) -> list[str]:
-    """The names in the first cell of each row of a table."""
-    cells = re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)
-    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+@pytest.mark.parametrize("heading", record_keys.TYPES)
+def test_every_key_of_a_type_is_described(heading: str) -> None:
+    kind = record_keys.TYPES[heading]
+    assert set(record_keys.described(kind)) == {field.name for field in msgspec.structs.fields(kind)}
 
 
-@pytest.mark.parametrize("heading", TYPES)
-def test_a_table_has_every_key_of_its_type(heading: str) -> None:
-    assert first_cells(SECTIONS[heading]) == [field.name for field in msgspec.structs.fields(TYPES[heading])]
+def test_the_page_of_the_keys_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "record-keys.md").read_text(encoding="utf-8")
+    assert page == record_keys.page(), "python tests/support/record_keys.py > docs/record-keys.md"
 
 
 def test_every_type_of_line_is_listed() -> None:
-    kinds = first_cells(PAGE.partition("\n## ")[0])
+    kinds = re.findall(r"^\| \[?`(\w+)`", PAGE, re.MULTILINE)
     assert sorted(kinds) == sorted(get_args(RecordKind))
 
 
 def test_every_version_of_the_format_is_described() -> None:
-    versions = re.findall(r"^\| (\d+) \|", SECTIONS["Versions"], re.MULTILINE)
+    versions = re.findall(r"^\| (\d+) \|", PAGE.partition("\n## Versions")[2], re.MULTILINE)
     assert [int(version) for version in versions] == list(range(1, SCHEMA + 1))

@@ -125,7 +125,7 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One census, and what changed since the one before in the same comparison.
 
     Attributes:
-        position: where training stood.
+        position: where training was.
         work_s: seconds since the watch began, without those that censuses took.
         within_step: it is compared with others of the same step, from micro-batch to micro-batch.
         between: it was taken between two positions while the program ran, and all was searched. At other
@@ -196,10 +196,10 @@ class Role(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a projection and the choice of words need beside counters and censuses, as of one instant.
+    """What projections need in addition to counters and censuses, at one instant. The last line counts.
 
     Attributes:
-        position: where training stands.
+        position: where training is.
         limits: bytes at which memory runs out, by device.
         used: bytes in use, by device, as that limit counts them.
         readable: by device, whether its counter could be read.

@@ -40,10 +40,11 @@ class Start(msgspec.Struct, kw_only=True):
 
     Attributes:
         schema: version of the line format.
-        run_id, restart, rank, world_size, local_rank: as `memtriage.store.layout.identify` reads them.
+        run_id, restart: name of the run, and which restart of it this is.
+        rank, world_size, local_rank: of the launcher.
         pid: process id.
         pid_start: when the kernel started that process, in clock ticks since boot (field 22 of
-            `/proc/PID/stat`); tells a reused pid from the same process.
+            `/proc/PID/stat`), because pids are reused.
         host: host name.
         argv: the script and its arguments.
         python, torch: versions.
