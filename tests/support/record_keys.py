@@ -38,8 +38,9 @@ _HEAD: Final = """\
 
 # Keys of the record
 
-The keys of each type of line of [the record](record.md), and of the objects in them. Sizes are bytes. A key that is missing, or null, is
-unknown, unless a default is named. The glossary has *census*, *holder*, *ledger* and *mark* ([glossary](glossary.md)).
+The keys of each type of line of [the record](record.md), and of the objects in them. Sizes are bytes. A key
+that is missing, or null, is unknown, unless a default is named. The [glossary](glossary.md) has *census*,
+*holder*, *ledger* and *mark*.
 """
 
 
