@@ -67,6 +67,14 @@ def test_what_works_on_other_systems_too():
     assert app.refusal("run", "linux") is None
 
 
+def test_a_full_disk_is_one_line():
+    command = [sys.executable, "-m", "memtriage", "doctor", "--json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    expected = "memtriage doctor: the output could not be written: no space left on the device\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+
+
 WITHOUT_POSIX = """
 import signal, sys
 for name in ("fcntl", "resource"):

@@ -485,6 +485,7 @@ def test_a_script_that_is_too_short_is_not_judged(source: str, why: str, tmp_pat
     assert report["judged"]["cpu"]["reason"].startswith(why)
     assert f"NOT JUDGED: {why}" in done.stderr
     assert "CLEAN" not in done.stderr
+    assert ("in use" in done.stderr) == (not why.startswith("the script failed at once"))
     assert report_again(tmp_path) == report
 
 

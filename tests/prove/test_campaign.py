@@ -34,7 +34,7 @@ class Runner:
         if len(self.ran) == self._stop_after:
             raise KeyboardInterrupt
         self.ran.append((number, variant.name))
-        if variant.name == self._failing:
+        if variant.name in self._failing:
             write_trial(self._state, variant.name, number, outcome="crashed", error="it broke")
         else:
             write_trial(self._state, variant.name, number, [1.0] * 3)
@@ -84,6 +84,18 @@ def test_a_variant_that_keeps_failing_is_given_up(tmp_path: Path, monkeypatch: p
     assert [name for _, name in runner.ran].count("a") == 3
     assert "  b (round 1): crashed: it broke; took 10 s" in said
     assert "  b failed 2 times in a row: not tried again" in said
+
+
+def test_a_script_that_fails_in_every_variant_is_tried_once_in_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = trials_of(tmp_path, "a", "b")
+    state = ComparisonState(tmp_path / "out", trials)
+    runner, said = Runner(state, failing="ab"), []
+    monkeypatch.setattr(module, "run_trial", runner)
+    Campaign(trials, state, said.append).run()
+    assert sorted(name for _, name in runner.ran) == ["a", "b"]
+    assert said[-1] == "  every variant failed: no more trials are run"
 
 
 def test_a_script_that_is_edited_meanwhile_stops_the_run(

@@ -81,7 +81,9 @@ class Campaign:
         self._say(f"  {end.variant} (round {end.round + 1}): {words}; took {duration(end.seconds)}")
         if self._failed[trial] and all(name != end.variant for _, name in self.pending()):
             left = self.trials.repeats - sum(name == end.variant for _, name in self._failed)
-            if left:
+            if not self.pending() and all(self._failed.values()):
+                self._say("  every variant failed: no more trials are run")
+            elif left:
                 self._say(
                     f"  {end.variant} failed {self.trials.give_up_after} times in a row: not tried again"
                 )

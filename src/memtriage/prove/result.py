@@ -94,6 +94,8 @@ def failures(
 def pending(trials: Trials, ended: Mapping[Trial, bool]) -> list[Trial]:
     """Return the trials that are still to run, in order: without those of variants that were given up.
 
+    There are none if all variants have failed whenever they ran.
+
     Args:
         trials: the file.
         ended: for each trial that ended, whether it failed.
@@ -101,6 +103,8 @@ def pending(trials: Trials, ended: Mapping[Trial, bool]) -> list[Trial]:
     by_name: dict[str, dict[int, bool]] = {name: {} for name in trials.names}
     for (number, name), failed in ended.items():
         by_name[name][number] = failed
+    if len(by_name) > 1 and all(rounds and all(rounds.values()) for rounds in by_name.values()):
+        return []  # it is the script that fails
     gone = {name for name in trials.names if given_up(by_name[name], trials.give_up_after)}
     return [
         turn for turn in schedule(trials.names, trials.repeats) if turn not in ended and turn[1] not in gone

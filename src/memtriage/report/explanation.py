@@ -154,11 +154,13 @@ def _verdict(page: Page, explanation: Explanation, longest: int) -> None:
     how = "proven by the text" if sure >= _SURE else "likely" if sure >= _LIKELY else "one of several"
     if explanation.diagnosis in _OPEN:
         how = "what is missing is below" if explanation.settle else ""
-    facts = [f"confidence {sure:.2f}", how]
+    # In JSON it is then how sure it is that the text shows nothing, which no reader takes it for.
+    facts = [how] if explanation.diagnosis == "unknown" else [f"confidence {sure:.2f}", how]
     if explanation.also_possible:
         also = ", ".join(_SENTENCES[label][0].lower() for label in explanation.also_possible)
         facts.append(f"not ruled out: {also}")
-    page.line((page.dot.join(fact for fact in facts if fact), "dim"))
+    if any(facts):
+        page.line((page.dot.join(fact for fact in facts if fact), "dim"))
     cause = next((event for event in explanation.events if event.role == "cause"), None)
     if cause is not None:
         page.gap()

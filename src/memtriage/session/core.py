@@ -74,7 +74,8 @@ class Session:
         script_root: folder of the program, for allocation sites.
         say: takes one line of text about progress; None for silence.
         per_microbatch: print what every micro-batch leaves in use.
-        last_census: at the end of a run, take a census for its ledger, if there is none or it is outdated.
+        last_census: at the end of a run, take a census for its ledger, if there is none or it is outdated. A
+            program that fails before its work begins gets none: its memory says nothing.
     """
 
     def __init__(
@@ -393,7 +394,8 @@ class Session:
                 self._growth.end(frames)
         finally:
             self._growth.remove()
-        if self._last_census and not brief:
+        at_once = exception is not None and error is None and not self._progress.works
+        if self._last_census and not brief and not at_once:
             self._growth.take_ledgers(frames)
 
     # --- the result, after `finish` -------------------------------------------------------------------------

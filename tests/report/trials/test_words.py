@@ -150,7 +150,7 @@ def test_why_trials_have_no_figures() -> None:
     assert words.what_is_missing(row) == [
         "fp8: out of memory in round 1: tried 2 GiB",
         "fp8: timed out in rounds 2, 3: stopped after 9 s",
-        "fp8: 1 trial left out after failures in a row",
+        "fp8: 1 trial left out after failures",
     ]
 
 

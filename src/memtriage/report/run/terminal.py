@@ -94,7 +94,8 @@ def render(
         ledger_blocks(page, report, context.ledger_rank)
     elif ledger := _ledger_of(report, device, groups):
         ledger_blocks(page, report, context.ledger_rank, only=ledger)
-    _course_block(page, report, groups, device, rank)
+    if full or groups or report.ledger:  # nothing is said of the memory of a script that failed at once
+        _course_block(page, report, groups, device, rank)
     _notes_block(page, context)
     if not full:
         page.line((f"all evidence and ledgers: memtriage report {record} --full", "dim"), indent=2)

@@ -177,7 +177,7 @@ def what_is_missing(row: VariantRow) -> list[str]:
     """Return why trials have no figures, in sentences."""
     lines = [failure(row, failed) for failed in row.failures]
     if row.skipped:
-        lines.append(f"{row.name}: {count(row.skipped, 'trial')} left out after failures in a row")
+        lines.append(f"{row.name}: {count(row.skipped, 'trial')} left out after failures")
     return lines
 
 
