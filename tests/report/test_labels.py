@@ -10,7 +10,7 @@ from memtriage.report.labels import FOR_PAGES, detected, playbook_entry, size_la
 
 
 def test_a_playbook_entry_has_its_subject() -> None:
-    assert playbook_entry("M8", " · ") == f"M8 · {PLAYBOOK['M8'].subject}"
+    assert playbook_entry("M8", " · ") == f"M8 · {PLAYBOOK['M8'].subject} · memtriage explain M8"
     assert playbook_entry("M99", " · ") == "M99"
 
 

@@ -40,9 +40,9 @@ FOR_PAGES: Final = {
 
 
 def playbook_entry(name: str, dot: str) -> str:
-    """Return a playbook entry's name with its subject, `dot` between them."""
+    """Return a playbook entry's name, its subject and the command that prints it, `dot` between them."""
     entry = ENTRIES.get(name)
-    return name if entry is None else f"{name}{dot}{entry.subject}"
+    return name if entry is None else f"{name}{dot}{entry.subject}{dot}memtriage explain {name}"
 
 
 def size_label(step: int | None) -> str:

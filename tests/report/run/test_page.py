@@ -143,7 +143,7 @@ def test_a_leak_is_told_and_drawn_and_nothing_is_loaded(chromium: Chromium) -> N
         "6.6 GiB · 82.0 MiB per micro-batch",
         "in 339 steps, at step 380",
         "at step 41, in forward",
-        "M21 · Leaks: something keeps what a step makes",
+        "M21 · Leaks: something keeps what a step makes · memtriage explain M21",
     ):
         assert words in result["finding"]
     for words in (

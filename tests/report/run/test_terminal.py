@@ -68,7 +68,7 @@ def test_a_finding_tells_all_that_is_known(make_report, leak):
         *leak().evidence,
         "size at step 41     6.6 GiB · 41.0 MiB per micro-batch",
         "detected            at step 41, in forward",
-        "M21 · Leaks: something keeps what a step makes",
+        "M21 · Leaks: something keeps what a step makes · memtriage explain M21",
     ):
         assert value in text
 

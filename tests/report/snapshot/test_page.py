@@ -104,7 +104,7 @@ def test_findings_stand_on_top_with_their_evidence(chromium: Chromium, leaking: 
         "a list keeps a tensor of every step",
         "append the number instead",
         "it is there after every step",
-        "M21 · Leaks: something keeps what a step makes",
+        "M21 · Leaks: something keeps what a step makes · memtriage explain M21",
     ):
         assert words in result["finding"]
 
