@@ -9,6 +9,7 @@
 #   make extras     install each optional extra by itself and try it (many minutes)
 #   make cases      run the cases again, as far as this machine can, and write their pages again
 #   make docs       build the documentation as a site, into site/
+#   make gallery    the same: the reports of the gallery are part of the site
 # Again after the first time, both skip the installation unless pyproject.toml has changed.
 
 PYTHON ?= python3
@@ -28,7 +29,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 DEEPSPEED := $(VENV)/deepspeed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ready test test-slow test-long slow-table cell zoo-agree extras cases docs lint format bench clean
+.PHONY: help install demo ready test test-slow test-long slow-table cell zoo-agree extras cases docs gallery lint format bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -142,7 +143,7 @@ $(DOCS_STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[docs]'
 	@touch $@
 
-docs: $(DOCS_STAMP)
+docs gallery: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 lint: install

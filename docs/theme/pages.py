@@ -2,13 +2,16 @@
 
 `docs/` is the root of the site; everything else keeps its path in the repository
 (`cases/fp8_refit/README.md`). A file that a page links to and that is no page (a script, say) is served as it
-is. MkDocs calls the functions `on_...` (its hooks), as `mkdocs.yml` says.
+is; of a record or a snapshot, the site has the report. MkDocs calls the functions `on_...` (its hooks), as
+`mkdocs.yml` says.
 """
-
 from __future__ import annotations
 
 import posixpath
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +36,17 @@ def on_files(files: Files, config: Any) -> Files:
     for page in [*root.glob("docs/*.md"), *outside]:
         for target in _links(page.read_text(encoding="utf-8")):
             there = posixpath.normpath(posixpath.join(page.parent.relative_to(root).as_posix(), target))
-            if not there.startswith(_DOCS) and (root / there).is_file():
+            if (report := _report(there)) is not None:
+                command = "snapshot" if ".pickle" in there else "report"
+                with tempfile.TemporaryDirectory() as folder:
+                    out = Path(folder) / "page.html"
+                    subprocess.run(
+                        [sys.executable, "-m", "memtriage", command, str(root / there), "--html", str(out)],
+                        check=True,
+                        capture_output=True,
+                    )
+                    files.append(File.generated(config, report, content=out.read_text(encoding="utf-8")))
+            elif not there.startswith(_DOCS) and (root / there).is_file():
                 _add(files, root, there, config)
     return files
 
@@ -50,10 +63,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         there = posixpath.normpath(posixpath.join(posixpath.dirname(in_repository), match["target"]))
         if (root / there).is_dir():  # which a site cannot show
             return (match["text"] or "[").removeprefix("[")
+        there = _report(there) or there
         in_site = posixpath.relpath(there.removeprefix(_DOCS), posixpath.dirname(here) or ".")
         return f"{match['text'] or ''}{match['head']}{in_site}{match['tail']}"
 
     return "\n".join(_LINK.sub(turned, line) if is_text else line for line, is_text in _lines(markdown))
+
+
+def _report(target: str) -> str | None:
+    """Where the report of a record is in the site; None for any other file."""
+    name = re.fullmatch(r".*/(\w+)(?:\.\d+\.jsonl|\.pickle)\.gz", target)
+    return None if name is None else f"gallery/{name[1]}.html"
 
 
 def _add(files: Files, root: Path, uri: str, config: Any) -> None:

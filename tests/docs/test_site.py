@@ -20,6 +20,7 @@ _LINK: Final = re.compile(r"(?:href|src)=\"?([^\">\s]+)")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="pip install 'memtriage[docs]'")
     pytest.importorskip("material", reason="pip install 'memtriage[docs]'")
+    pytest.importorskip("mkdocstrings", reason="pip install 'memtriage[docs]'")
     built = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)],
@@ -65,6 +66,22 @@ def test_links_into_the_code_are_served(site: Path) -> None:
     page = (site / "quickstart/index.html").read_text(encoding="utf-8")
     assert "../examples/train_gpt2.py" in _LINK.findall(page)
     assert (site / "examples/train_gpt2.py").read_bytes() == (ROOT / "examples/train_gpt2.py").read_bytes()
+
+
+def test_the_gallery_leads_to_reports(site: Path) -> None:
+    page = (site / "gallery/index.html").read_text(encoding="utf-8")
+    reports = [link for link in _LINK.findall(page) if link.endswith(".html")]
+    records = re.findall(r"\.gz\)", (ROOT / "docs/gallery.md").read_text(encoding="utf-8"))
+    assert len(reports) == len(records) >= 12
+    for report in reports:
+        text = (site / "gallery" / report).read_text(encoding="utf-8")
+        assert "dataset.ready" in text  # what the page of a report sets when it is drawn
+
+
+def test_the_reference_has_the_docstrings(site: Path) -> None:
+    page = (site / "api/index.html").read_text(encoding="utf-8")
+    assert 'id="memtriage.OffloadedAdamW"' in page
+    assert "Whether" in page and ":::" not in page.partition("<main")[2]
 
 
 def test_blocks_of_code_say_what_they_are() -> None:

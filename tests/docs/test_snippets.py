@@ -74,8 +74,10 @@ def test_cells_of_notebooks_can_be_read() -> None:
 
 @pytest.mark.parametrize("name", [name for name in memtriage.__all__ if not name.startswith("_")])
 def test_every_public_name_is_described(name: str) -> None:
-    page = (documents.ROOT / "docs/python-api.md").read_text(encoding="utf-8")
-    assert re.search(rf"\b{name}\b", page)
+    if name.endswith("_ipython_extension"):  # what IPython calls
+        return
+    page = (documents.ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert re.search(rf"^::: memtriage\.{name}$", page, re.MULTILINE)
 
 
 def test_what_a_cpu_can_run_runs(tmp_path: Path) -> None:
