@@ -5,6 +5,7 @@
 is; of a record or a snapshot, the site has the report. MkDocs calls the functions `on_...` (its hooks), as
 `mkdocs.yml` says.
 """
+
 from __future__ import annotations
 
 import posixpath
