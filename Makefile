@@ -143,7 +143,9 @@ $(DOCS_STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[docs]'
 	@touch $@
 
-docs gallery: $(DOCS_STAMP)
+gallery: docs
+
+docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 lint: install

@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def _report(target: str) -> str | None:
     """Where the report of a record is in the site; None for any other file."""
-    name = re.fullmatch(r".*/(\w+)(?:\.\d+\.jsonl|\.pickle)\.gz", target)
+    name = re.fullmatch(r".*/(\w+)\.(?:jsonl|pickle)\.gz", target)
     return None if name is None else f"gallery/{name[1]}.html"
 
 

@@ -46,3 +46,14 @@ def test_the_error_of_the_second_exercise_is_fragmentation() -> None:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     answer = json.loads(done.stdout)
     assert answer["diagnosis"] == "fragmentation", answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["4GiB", "2GiB"])
+def test_the_plans_of_the_third_exercise_are_those_of_the_page(budget: str) -> None:
+    exercise = f"{EXERCISES / 'fit.py'}:build"
+    command = [sys.executable, "-m", "memtriage", "plan", exercise, "--budget", budget, "--json"]
+    plan = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    (step,) = plan["steps"]
+    page = (ROOT / "docs/tutorial.md").read_text()
+    assert plan["fits"] and step["action"] in page, step

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.report.monitoring.gauges import GAUGES, Gauge, dashboard, markdown_table
+from memtriage.report.monitoring.gauges import GAUGES, Gauge, dashboard, markdown
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+NAMES = DOCS.with_name("metric-names.md")
 
 
 def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
-    assert markdown_table() in DOCS.read_text(encoding="utf-8")
+    assert NAMES.read_text(encoding="utf-8") == markdown()
 
 
 def test_the_documentation_names_no_other_metric() -> None:
     named = re.findall(r"\bmemtriage_[a-z_]+", DOCS.read_text(encoding="utf-8"))
-    assert set(named) == {gauge.prometheus for gauge in GAUGES}
+    assert set(named) <= {gauge.prometheus for gauge in GAUGES}
 
 
 @pytest.mark.parametrize("gauge", GAUGES, ids=lambda gauge: gauge.name)

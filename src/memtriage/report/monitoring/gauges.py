@@ -1,4 +1,4 @@
-"""The table of gauges: the one source of every exporter, of the dashboard's test and of docs/metrics.md.
+"""The table of gauges: the one source of every exporter, of the dashboard's test and of docs/metric-names.md.
 
 Names have dots here. Prometheus has `memtriage_memory_allocated_bytes` for `memtriage.memory.allocated`.
 """
@@ -154,9 +154,19 @@ GAUGES: Final[tuple[Gauge, ...]] = (
 )  # fmt: skip
 
 
-def markdown_table() -> str:
-    """Return the table of docs/metrics.md."""
-    lines = ["| Prometheus | labels | scalar | meaning |", "|---|---|---|---|"]
+_HEAD: Final = """\
+<!-- python -m memtriage.report.monitoring.gauges > docs/metric-names.md: edit GAUGES there -->
+
+# Names of the metrics
+
+What [the exporters](metrics.md) call each figure. The glossary has [marks, censuses, ledgers, holders and
+stranded bytes](glossary.md).
+"""
+
+
+def markdown() -> str:
+    """Return docs/metric-names.md."""
+    lines = [_HEAD, "| Prometheus | labels | scalar | meaning |", "|---|---|---|---|"]
     for gauge in GAUGES:
         scalar = "" if gauge.scalar is None else f"`{gauge.scalar.removeprefix('{device}/')}`"
         labels = ", ".join(f"`{label}`" for label in gauge.labels if label != "rank")
@@ -167,3 +177,7 @@ def markdown_table() -> str:
 def dashboard() -> str:
     """Return the dashboard as JSON, to import into Grafana."""
     return (files(__package__) / "grafana.json").read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
