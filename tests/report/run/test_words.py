@@ -237,10 +237,14 @@ def test_the_rate_comes_first_and_then_what_has_piled_up(
     assert group.piled_up == (label, values)
 
 
-def test_a_finding_by_time_has_no_step() -> None:
-    by_step, by_time = (found(step=7), found(step=7, bytes_per_second=3))
+def test_a_finding_by_time_or_of_growth_has_no_step_of_detection() -> None:
+    by_step, by_time, growth = (
+        found(step=7),
+        found(step=7, bytes_per_second=3),
+        found(step=7, bytes_per_step=3, bytes_step=6),
+    )
     assert "7" in fold([by_step], [None])[0].detected
-    assert fold([by_time], [None])[0].detected == ""
+    assert [fold([other], [None])[0].detected for other in (by_time, growth)] == ["", ""]
 
 
 def test_evidence_is_that_of_the_first_rank_or_of_each() -> None:

@@ -122,9 +122,12 @@ class FindingGroup:
 
     @property
     def detected(self) -> str:
-        """When it was found; empty where that is unknown, or where the program has no steps."""
-        by_time = self.first.bytes_per_second is not None
-        return detected(None if by_time else self.first.step, self.first.phase)
+        """When it was found; without the step where that is unknown, or where it is judged again and again.
+
+        Growth is, from all of the run: its step would be that of the last judgment, not of the first.
+        """
+        judged_again = self.first.bytes_per_second is not None or self.first.bytes_step is not None
+        return detected(None if judged_again else self.first.step, self.first.phase)
 
     @property
     def evidence(self) -> list[str]:
