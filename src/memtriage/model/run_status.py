@@ -25,7 +25,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         named: of each mark name (the first `MOST_NAMES` of them) and device, the last mark.
         stranded: reserved bytes that are free and cannot go back to the driver, by CUDA device.
         peak_allocated: the allocator's highest `allocated` since its start or the script's last reset.
-        passing: the most that came and went between two marks beyond what stayed, by CUDA device: room that a
+        passing: how far memory rose between two marks and fell again, by CUDA device: room that a
             step needs; no entry before a peak was seen to rise.
         limits: bytes that the process may have: of each CUDA device, and of the `host`.
         growth: by device, bytes per step by which the lowest figures of the recent steps rise; 0 when they do

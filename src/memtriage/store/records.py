@@ -122,7 +122,7 @@ class End(msgspec.Struct, kw_only=True):
         time_s: seconds since the watch began.
         device_limits: bytes that this process's allocator may have of each device, as far as known, e.g.
             `{"cuda:0": 150754820096}`.
-        passing: the most that came and went between two marks beyond what stayed, by CUDA device.
+        passing: how far memory rose between two marks and fell again, by CUDA device.
         peak_allocated, peak_reserved: the allocator's own peaks, by CUDA device, since its start or since
             the script reset them.
         peak_rss: highest resident set of the process.

@@ -94,7 +94,7 @@ PEAK_ALLOCATED: Final = Gauge(
 )
 PASSING: Final = Gauge(
     "memtriage.memory.passing",
-    "The most that came and went between two marks beyond what stayed: room that a step needs.",
+    "Room that a step needs: how far memory rose between two marks and fell again.",
     scalar="{device}/passing_bytes",
 )
 LIMIT: Final = Gauge(
