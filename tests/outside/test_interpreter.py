@@ -19,7 +19,7 @@ from memtriage.outside.interpreter import (
     measure,
     own_layout,
 )
-from memtriage.outside.memory import OutsideError, ProcessMemory
+from memtriage.outside.memory import GoneError, OutsideError, ProcessMemory
 from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.python_layout import PythonLayout
 from support.remote_memory import SIZE, START, FakeMemory
@@ -115,11 +115,11 @@ def test_modules_and_running_functions_of_this_process(monkeypatch: pytest.Monke
     assert not itself.has_others()
 
 
-def test_python_that_has_not_started_is_refused() -> None:
+def test_python_that_has_not_started_may_be_read_later() -> None:
     heap = RemoteHeap(FakeMemory(bytes(SIZE)), _LAYOUT, lambda own: own)
-    with pytest.raises(OutsideError, match="has not started in the process, or has ended"):
+    with pytest.raises(GoneError, match="has not started in the process, or has ended"):
         RemoteInterpreter(heap, _FOUND, lambda own: own)
-    with pytest.raises(OutsideError, match="has not started"):
+    with pytest.raises(GoneError, match="has not started"):
         RemoteInterpreter(heap, _FOUND, lambda own: None)
 
 

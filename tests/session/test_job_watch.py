@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -33,6 +33,10 @@ class Asked:
     def __init__(self) -> None:
         self.requests: list[ReadRequest] = []
         self.answers: list[ReadReply] = []
+        self.started = False
+
+    def start(self) -> None:
+        self.started = True
 
     def ask(self, request: ReadRequest) -> str | None:
         self.requests.append(request)
@@ -119,6 +123,19 @@ def test_a_process_is_named_once_it_has_become_what_it_will_be(job: Job) -> None
     job.wakes(1 + 2 * POLICY.settles_s, 2)
     (role,) = job.evidence.roles
     assert role.startswith(sys.executable) and process.poll() is None
+
+
+@pytest.mark.parametrize("command", [(sys.executable, "-c", "input()"), ("cat",)])
+def test_the_reading_process_begins_with_the_first_child_that_runs_python(
+    job: Job, command: Sequence[str]
+) -> None:
+    with subprocess.Popen(command, stdin=-1) as process:
+        job.wakes(1, 1)
+        job.wakes(2, 2)
+        assert job.evidence.roles
+        assert job.reader.started is (command[0] == sys.executable)
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def test_what_grows_is_read_and_what_was_read_is_evidence(job: Job) -> None:

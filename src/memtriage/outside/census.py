@@ -157,7 +157,7 @@ class OutsideCensus:
 
 
 @functools.cache
-def _own_build() -> tuple[PythonLayout, InterpreterLayout, TorchLayout]:
+def own_build() -> tuple[PythonLayout, InterpreterLayout, TorchLayout]:
     """Measure and check this process's Python and torch, once."""
     layout = own_layout()
     found = measure(layout)
@@ -224,7 +224,7 @@ class JobReader:
             raise OutsideError(f"process {pid} has not loaded torch: it has no tensors to list")
         if not _has_torch():
             raise files.other_build("this Python has no torch, whose layout is measured here")
-        self._layout, self._found, self._torch = _own_build()
+        self._layout, self._found, self._torch = own_build()
         files = SharedFiles(pid, memory.mappings)  # what the measuring has loaded is there now
         files.require(files.own_files(*libraries()), "torch")
         self._translate = files.theirs

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, Words
+from memtriage.outside.memory import CHUNK, CHUNK_BITS, GoneError, OutsideError, ProcessMemory, Words
 from memtriage.outside.objects import FRAME_OBJECT_OWNS, Frame, RemoteHeap
 from memtriage.outside.own_memory import own_words
 from memtriage.outside.python_layout import PythonLayout, is_special_build, layout_of, versions
@@ -145,7 +145,7 @@ class RemoteInterpreter:
         translate: from an address of this process to that of the same thing there.
 
     Raises:
-        OutsideError: Python is not running there (yet).
+        GoneError: Python is not running there (yet).
     """
 
     def __init__(self, heap: RemoteHeap, found: InterpreterLayout, translate: Translate) -> None:
@@ -155,7 +155,7 @@ class RemoteInterpreter:
         runtime = translate(found.runtime)
         self._state = self._memory.word(runtime + heap.layout.runtime_interpreters) if runtime else 0
         if not self._state or not self._memory.word(self._state + found.modules):
-            raise OutsideError("Python has not started in the process, or has ended")
+            raise GoneError("Python has not started in the process, or has ended")
         self.cut = False
 
     def modules(self) -> list[tuple[str, int]]:

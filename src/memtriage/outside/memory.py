@@ -52,7 +52,7 @@ class OutsideError(Exception):
 
 
 class GoneError(OutsideError):
-    """The process ended."""
+    """The process, or Python in it, ended or has not begun."""
 
 
 class OtherBuildError(OutsideError):

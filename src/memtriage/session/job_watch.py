@@ -49,7 +49,7 @@ class JobPolicy:
     Attributes:
         apart_s: least seconds between two readings at first: a run of a few seconds needs enough of them.
         later_s: the same once the run has gone on for a hundred times as long.
-        share: part of the time that readings may take.
+        share: part of the time that readings of sizes may take, and those of `/dev/shm`, which are dearer.
         settles_s: seconds after which a new process is named: by then it has become what it will be.
         unnamed_s: the same for a worker of a loader that is not known yet.
         again: growth is estimated again when there are this many times as many readings.
@@ -143,6 +143,7 @@ class JobWatch:
     _loaders: list[tuple[Epoch, dict[int, Named]]] = field(default_factory=list)
     _unnamed: set[int] = field(default_factory=set)
     _due_s: float = 0.0
+    _segments_due_s: float = 0.0
     _reader: OutsideReader = field(default_factory=OutsideReader)
     _readings: dict[str, _RoleReading] = field(default_factory=dict)
     _positions: deque[tuple[float, TrainingPosition]] = field(default_factory=lambda: deque(maxlen=4096))
@@ -168,13 +169,19 @@ class JobWatch:
             return
         started = time.thread_time()  # waiting for the interpreter does not count
         self.at_mark(position)
-        self._read(position)
+        pids = descendants()
+        self._read(pids, position)
         with self.lock:
             for reply in self._reader.replies():
                 self._take(reply)
         self._ask(position.time_s)
         apart = min(POLICY.later_s, max(POLICY.apart_s, POLICY.share * position.time_s))
         self._due_s = position.time_s + max(apart, (time.thread_time() - started) / POLICY.share)
+        if pids and position.time_s >= self._segments_due_s:
+            started = time.thread_time()
+            with self.lock:
+                self._add_segments(pids, position)
+            self._segments_due_s = position.time_s + max(apart, (time.thread_time() - started) / POLICY.share)
 
     def stop(self) -> None:
         """Take what has been read by now, and let the reading process end."""
@@ -254,14 +261,11 @@ class JobWatch:
             cost_s = reply.took_s / POLICY.read_cost if reading.taken > POLICY.few else 0.0
             reading.due_s = now + max(POLICY.first_s, POLICY.read_share * (now - reading.first_s), cost_s)
 
-    def _read(self, position: TrainingPosition) -> None:
-        pids = descendants()
+    def _read(self, pids: list[int], position: TrainingPosition) -> None:
         with self.lock:
             self._follow(pids, position.time_s)
             if pids and not position.step and not position.backwards:
                 self._add_itself(position)
-            if pids:
-                self._add_segments(pids, position)
             for process in self._processes.values():
                 process.last_s = position.time_s
                 if process.named is not None and (sizes := sizes_of(process.pid)) is not None:
@@ -346,6 +350,9 @@ class JobWatch:
             process.named = of_loader or self._named(pid, names.get(pid))
             if process.named is not None:
                 self._enter(process.named)
+                with suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/exe") == os.readlink("/proc/self/exe"):
+                        self._reader.start()
 
     def _named(self, pid: int, named: Named | None) -> Named | None:
         """Return what a process is that is not the worker of a loader; None where that does not matter."""

@@ -21,7 +21,7 @@ import msgspec
 from memtriage.model.evidence import CensusSeen
 from memtriage.model.paths import HolderPath
 from memtriage.observe.process_tree import sizes_of
-from memtriage.outside.census import JobReader, RemoteReading, joined
+from memtriage.outside.census import JobReader, RemoteReading, joined, own_build
 from memtriage.outside.containers import RemoteContainers
 from memtriage.outside.followed import FollowedOutside
 from memtriage.outside.memory import GoneError, OutsideError
@@ -251,5 +251,7 @@ def main() -> None:
     os.nice(_NICE)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_DIE_FIRST)
+    with suppress(Exception):  # an answer says why
+        own_build()  # takes seconds: no request should wait for it
     with suppress(BrokenPipeError):
         answer_all()

@@ -23,7 +23,7 @@ _REPLY: Final = msgspec.json.Decoder(ReadReply)
 class OutsideReader:
     """Asks for readings, and takes them when they are there. Never waits for one.
 
-    The first request starts the process: it takes two seconds of a processor until it has measured how
+    The process takes two seconds of a processor until it has measured how
     Python and torch lay out their objects, and 250 MB while it runs.
     """
 
@@ -51,8 +51,7 @@ class OutsideReader:
         except PermissionError as error:
             return f"{error.strerror} (errno {error.errno}); {missing_right(request.pid)}"
         try:
-            if self._requests is None:
-                self._start()
+            self.start()
             assert self._requests is not None and self._requests.ours
             requests = _socket.socket(fileno=self._requests.number)
             rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS, opened.to_bytes(4, sys.byteorder)
@@ -98,7 +97,14 @@ class OutsideReader:
                 end.close()
         self._requests = self._replies = None
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process, if it does not run: it needs seconds before it can read.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        if self._requests is not None or self._ended is not None:
+            return
         requests, own_end = (
             end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         )
