@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
-from memtriage.observe.store_statements import Store
+from memtriage.observe.store_statements import Store, parsed
 from memtriage.observe.stores import forget_sources, making_line, pack_hook, storing_line
 from support.paths import attribute, item, items_of, local, named, of_module
 
@@ -290,3 +290,15 @@ def test_the_call_that_makes_what_a_library_keeps(
     file.write_text(source)
     found = making_line(anchor, [str(file)])
     assert (None if found is None else found.line) == line
+
+
+def test_a_file_without_the_name_is_not_parsed(tmp_path: Path) -> None:
+    """A program may have many large files, and each is searched for each holder."""
+    forget_sources()
+    other, here = tmp_path / "other.py", tmp_path / "here.py"
+    other.write_text("def main():\n    seen = []\n    seen.append(1)\n")
+    here.write_text("def main():\n    losses = []\n    losses.append(loss)\n")
+    store = storing_line(items_of("main", "losses"), [str(other), str(here)])
+    assert store is not None and (store.filename, store.line) == (str(here), 3)
+    assert parsed.cache_info().misses == 1
+    forget_sources()

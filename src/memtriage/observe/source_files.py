@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -29,3 +30,13 @@ def parse_file(filename: str) -> ast.Module | None:
         return None
     finally:
         warnings.filters.remove(_SILENT)  # type: ignore[attr-defined]
+
+
+def words_of(filename: str) -> frozenset[str]:
+    """Return the words of a file, without its structure; none if it cannot be read or is too large."""
+    try:
+        source = Path(filename).read_bytes()
+    except (OSError, ValueError):
+        return frozenset()
+    text = source.decode(errors="replace") if len(source) <= _LARGEST else ""
+    return frozenset(re.findall(r"\w+", text))

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Final
 
 from memtriage.model.paths import PathSegment, SegmentKind
-from memtriage.observe.source_files import parse_file
+from memtriage.observe.source_files import parse_file, words_of
 
 _GROWS: Final = frozenset(
     ("append", "appendleft", "extend", "extendleft", "insert")
@@ -83,11 +83,19 @@ class StoreTarget:
 
 
 parsed = lru_cache(maxsize=16)(parse_file)
+words = lru_cache(maxsize=256)(words_of)
+_NAMED: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE, SegmentKind.CONTEXT_VARIABLE))
+
+
+def may_name(filename: str, segment: PathSegment) -> bool:
+    """Whether a source file may have a name: parsing and searching a large file takes seconds."""
+    name = segment.name
+    return segment.kind not in _NAMED or not name.isidentifier() or name in words(filename)
 
 
 def stores_into(filename: str, target: StoreTarget) -> Iterator[tuple[int, Store]]:
     """Each statement that stores into the target, after 0 if it adds or 1 if it replaces."""
-    tree = parsed(filename)
+    tree = parsed(filename) if may_name(filename, target.segment) else None
     if tree is None:
         return
     target = replace(target, getters=frozenset(_getters(tree, target)))

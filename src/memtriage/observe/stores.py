@@ -15,7 +15,15 @@ from dataclasses import replace
 from typing import Final
 
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
-from memtriage.observe.store_statements import Store, StoreTarget, called, parsed, short_source, stores_into
+from memtriage.observe.store_statements import (
+    Store,
+    StoreTarget,
+    called,
+    parsed,
+    short_source,
+    stores_into,
+    words,
+)
 
 _THREADS: Final = frozenset(("Thread", "Timer"))
 _SCOPES: Final = frozenset((SegmentKind.FRAME, SegmentKind.GENERATOR, SegmentKind.DEFAULT_ARGUMENT))
@@ -156,6 +164,7 @@ def making_line(anchor: HolderPath, files: Sequence[str]) -> Store | None:
 def forget_sources() -> None:
     """Drop the parsed sources, which take many times the size of the files."""
     parsed.cache_clear()
+    words.cache_clear()
 
 
 def _definition(function: str, files: Sequence[str]) -> Store | None:
@@ -205,7 +214,7 @@ def _is_part_of_entry(holder: HolderPath) -> bool:
 
 def _mentions(filename: str, attribute: str) -> bool:
     """Whether a source file has an attribute of this name."""
-    tree = parsed(filename)
+    tree = parsed(filename) if attribute in words(filename) else None
     nodes = () if tree is None else ast.walk(tree)
     return any(isinstance(node, ast.Attribute) and node.attr == attribute for node in nodes)
 
