@@ -99,7 +99,7 @@ def stores_into(filename: str, target: StoreTarget) -> Iterator[tuple[int, Store
     if tree is None:
         return
     target = replace(target, getters=frozenset(_getters(tree, target)))
-    aliases: dict[ast.AST, frozenset[str]] = {}
+    targets: dict[ast.AST, StoreTarget] = {}
     scopes: dict[tuple[_Function, ...], bool] = {}
     for functions, node in _with_functions(tree, ()):
         if functions not in scopes:  # of each function once: this walks through it
@@ -107,9 +107,9 @@ def stores_into(filename: str, target: StoreTarget) -> Iterator[tuple[int, Store
         if not scopes[functions]:
             continue
         around = functions[-1] if functions else tree
-        if around not in aliases:
-            aliases[around] = frozenset(_aliases(around, target))
-        for rank, value in _stored_by(node, replace(target, aliases=aliases[around])):
+        if around not in targets:
+            targets[around] = replace(target, aliases=frozenset(_aliases(around, target)))
+        for rank, value in _stored_by(node, targets[around]):
             if isinstance(value, ast.Subscript) and _matches(value.value, target):
                 continue  # a part of the present contents
             itself = value is not None and _carries(value, target, around)
