@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 
 from memtriage.model.paths import in_words
 from memtriage.outside.python_layout import layout_of
-from memtriage.session.outside_helper import ReadProcess, ReadRequest
+from memtriage.session.outside_helper import ReadProcess
+from memtriage.session.outside_reader import ReadRequest
 
 pytestmark = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"

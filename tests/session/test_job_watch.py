@@ -21,8 +21,7 @@ from memtriage.observe.host import ChildSample, HostSample, ShmUse
 from memtriage.observe.loaders import Epoch
 from memtriage.session import job_watch
 from memtriage.session.job_watch import POLICY, JobWatch
-from memtriage.session.outside_helper import ReadReply, ReadRequest
-from memtriage.session.outside_reader import OutsideReader
+from memtriage.session.outside_reader import OutsideReader, ReadReply, ReadRequest
 
 MIB = 1 << 20
 

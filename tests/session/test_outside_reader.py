@@ -15,8 +15,7 @@ pytest.importorskip("torch")
 
 from memtriage.outside.python_layout import layout_of
 from memtriage.session import outside_reader
-from memtriage.session.outside_helper import ReadReply, ReadRequest
-from memtriage.session.outside_reader import OutsideReader
+from memtriage.session.outside_reader import OutsideReader, ReadReply, ReadRequest
 
 pytestmark = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"

@@ -34,8 +34,7 @@ from memtriage.observe.process_tree import (
     unmapped_segments,
 )
 from memtriage.process.stdlib import os, threading, time
-from memtriage.session.outside_helper import ReadReply, ReadRequest
-from memtriage.session.outside_reader import OutsideReader
+from memtriage.session.outside_reader import OutsideReader, ReadReply, ReadRequest
 
 _MOST_ROLES: Final = 256
 _COMMAND: Final = 60

@@ -18,7 +18,6 @@ from typing import Final
 
 import msgspec
 
-from memtriage.model.evidence import CensusSeen
 from memtriage.model.paths import HolderPath
 from memtriage.observe.process_tree import sizes_of
 from memtriage.outside.census import JobReader, RemoteReading, joined, own_build
@@ -26,6 +25,7 @@ from memtriage.outside.containers import RemoteContainers
 from memtriage.outside.followed import FollowedOutside
 from memtriage.outside.memory import GoneError, OutsideError
 from memtriage.process.stdlib import time
+from memtriage.session.outside_reader import ReadReply, ReadRequest
 
 _NICE: Final = 1
 _DIE_FIRST: Final = "1000"
@@ -34,42 +34,6 @@ _LINES_OF: Final = 4
 _FAILED_S: Final = 0.5
 """What a reading that failed counts as: the next one follows as after any other."""
 _COUNTED_EVERY_S: Final = 0.25
-
-
-class ReadRequest(msgspec.Struct):
-    """Read a process.
-
-    Attributes:
-        pid: which.
-        root: folder of the program's script.
-        counts: follow the steps of its own loop from now on, if it trains.
-    """
-
-    pid: int
-    root: str | None = None
-    counts: bool = False
-
-
-class ReadReply(msgspec.Struct, omit_defaults=True):
-    """What was read, or counted.
-
-    Attributes:
-        pid: of which process.
-        at: when, in seconds of the monotonic clock.
-        took_s: seconds of a processor that the reading took.
-        census: what was read; None where steps were counted, or nothing could be read.
-        steps: completed passes of its loop; None where it has none.
-        anonymous: bytes of its anonymous memory at that time.
-        error: why it cannot be read, and will not be.
-    """
-
-    pid: int
-    at: float
-    took_s: float = 0.0
-    census: CensusSeen | None = None
-    steps: int | None = None
-    anonymous: int | None = None
-    error: str | None = None
 
 
 @dataclass(slots=True)

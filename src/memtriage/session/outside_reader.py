@@ -9,10 +9,46 @@ from typing import Final
 
 import msgspec
 
-from memtriage.outside.answer import missing_right
+from memtriage.model.evidence import CensusSeen
 from memtriage.process.descriptors import Descriptor
 from memtriage.process.stdlib import os, time
-from memtriage.session.outside_helper import ReadReply, ReadRequest
+
+
+class ReadRequest(msgspec.Struct):
+    """Read a process.
+
+    Attributes:
+        pid: which.
+        root: folder of the program's script.
+        counts: follow the steps of its own loop from now on, if it trains.
+    """
+
+    pid: int
+    root: str | None = None
+    counts: bool = False
+
+
+class ReadReply(msgspec.Struct, omit_defaults=True):
+    """What was read, or counted.
+
+    Attributes:
+        pid: of which process.
+        at: when, in seconds of the monotonic clock.
+        took_s: seconds of a processor that the reading took.
+        census: what was read; None where steps were counted, or nothing could be read.
+        steps: completed passes of its loop; None where it has none.
+        anonymous: bytes of its anonymous memory at that time.
+        error: why it cannot be read, and will not be.
+    """
+
+    pid: int
+    at: float
+    took_s: float = 0.0
+    census: CensusSeen | None = None
+    steps: int | None = None
+    anonymous: int | None = None
+    error: str | None = None
+
 
 _CODE: Final = "import sys; sys.path[:] = {path!r}; from memtriage.session.outside_helper import main; main()"
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -23,8 +59,8 @@ _REPLY: Final = msgspec.json.Decoder(ReadReply)
 class OutsideReader:
     """Asks for readings, and takes them when they are there. Never waits for one.
 
-    The process takes two seconds of a processor until it has measured how
-    Python and torch lay out their objects, and 250 MB while it runs.
+    The process takes two seconds of a processor until it has measured how Python and torch lay out their
+    objects, and 250 MB while it runs.
     """
 
     def __init__(self) -> None:
@@ -49,6 +85,8 @@ class OutsideReader:
         try:
             opened = os.open(f"/proc/{request.pid}/mem", os.O_RDONLY)
         except PermissionError as error:
+            from memtriage.outside.answer import missing_right  # rare, and it would load all of `outside`
+
             return f"{error.strerror} (errno {error.errno}); {missing_right(request.pid)}"
         try:
             self.start()
