@@ -93,7 +93,7 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
             leaks = leaks if unnamed is None else one_a_cause([*leaks, unnamed])
     judgment.leaks = worth_reporting(leaks)
     if limits:
-        judgment.judged = _judged(evidence, judgment)
+        judgment.judged = _judged(evidence)
     _add_roles(judgment, evidence, limits=limits)
     return judgment
 
@@ -523,7 +523,7 @@ def _awaits_collector(basis: _Basis, device: str, rate: float) -> bool:
 # --- how small a leak would have been found -----------------------------------------------------------------
 
 
-def _judged(evidence: Evidence, judgment: Judgment) -> dict[str, JudgedDevice]:
+def _judged(evidence: Evidence) -> dict[str, JudgedDevice]:
     """Return by device whether growth could be judged, and how small a leak would have been detected.
 
     A counter may rise without a leak: objects wait for the cyclic collector, a cache of generated code fills,
@@ -535,12 +535,12 @@ def _judged(evidence: Evidence, judgment: Judgment) -> dict[str, JudgedDevice]:
     basis = _Basis(evidence, comparison)
     judged = {}
     for device, readable in evidence.situation.readable.items():
-        of = NO_COUNTER if not readable else _of_counter(basis, device, judgment.leaks)
+        of = NO_COUNTER if not readable else _of_counter(basis, device)
         judged[device] = replace(of, waiting=_waiting(basis, device))
     return judged
 
 
-def _of_counter(basis: _Basis, device: str, leaks: Sequence[Leak]) -> JudgedDevice:
+def _of_counter(basis: _Basis, device: str) -> JudgedDevice:
     counter, track = basis.counters.get(device), basis.comparison.tracks.get(device)
     judged = JudgedDevice(scale=_SCALES[basis.scale], points=0 if track is None else track.readings)
     if counter is None or counter.growth.state == "too_short":
