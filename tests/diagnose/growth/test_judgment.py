@@ -338,8 +338,16 @@ def test_a_proof_has_no_reason_to_doubt() -> None:
     assert not any("suspected" in line for line in the(leaking()).evidence)
 
 
-def test_one_rise_that_no_counter_shows_is_not_reported() -> None:
-    assert judge(observed(ELSEWHERE, keeping(), (20, 40))).findings == []
+@pytest.mark.parametrize("censuses", [(20, 40), (20, 40, 50, 56)], ids=["the last", "with pauses"])
+def test_one_rise_that_no_counter_shows_is_not_reported(censuses: Sequence[int]) -> None:
+    def loaded(at: int) -> Found:
+        return [held(MIB * min(at, 40), min(at, 40))]
+
+    def imported(at: int) -> Found:
+        return [data(1000 * min(at, 40), entry_bytes=700)]
+
+    for found in (loaded, imported):
+        assert judge(observed(ELSEWHERE, found, censuses)).findings == []
 
 
 # --- rates and projections ----------------------------------------------------------------------------------

@@ -103,6 +103,11 @@ class Rise(Generic[Seen]):
         return self.points[-1][0]
 
     @property
+    def rises(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        """The intervals between two of its points in which it grew."""
+        return [(before, after) for before, after in pairwise(self.points) if after[1] > before[1]]
+
+    @property
     def own_rate(self) -> float:
         """Bytes per position from the first of its points to the last."""
         return (self.points[-1][1] - self.points[0][1]) / (self.last - self.since)
@@ -401,9 +406,8 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
     """Return what the censuses alone say of a holder's growth; None if it grows no more."""
     points, rate = rise.points, rise.own_rate
     found = replace(rise, rate=rate, recent=rate)
-    rises = [(a, b) for a, b in pairwise(points) if b[1] > a[1]]
-    grew_until = rises[-1][1][0]
-    if rise.until - grew_until >= max(b[0] - a[0] for a, b in rises):
+    grew_until = rise.rises[-1][1][0]
+    if rise.until - grew_until >= max(b[0] - a[0] for a, b in rise.rises):
         return None
     if counter is not None and (_ended(counter, rate) or contradicts(counter, rate, rise.since)):
         return None

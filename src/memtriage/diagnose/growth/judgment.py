@@ -193,7 +193,7 @@ def _of_holders(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterat
             continue
         if is_native(seen.anchor) and _awaits_collector(basis, seen.device, rise.rate):
             continue
-        if rise.certainty == "suspected" and len(rise.points) == 2 and not rise.by_counter:
+        if rise.certainty == "suspected" and len(rise.rises) == 1 and not rise.by_counter:
             continue
         held = _held(basis, rise)
         detail = seen.detail or GroupDetail()
@@ -275,7 +275,7 @@ def _of_data(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterator[
     for rise in rises:
         if not isinstance(rise, DataRise) or rise.rate < ATTRIBUTION.data_least:
             continue
-        if rise.certainty == "suspected" and (basis.scale == "second" or len(rise.points) == 2):
+        if rise.certainty == "suspected" and (basis.scale == "second" or len(rise.rises) == 1):
             continue
         seen = rise.seen
         nbytes = seen.entries * seen.entry_bytes
