@@ -1,5 +1,7 @@
 """The instant of the peak by owner and module."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -119,8 +121,71 @@ def test_the_hooks_are_gone_afterwards(build):
 def test_the_table_is_only_there_when_asked_for(build):
     plain = msgspec.json.decode(msgspec.json.encode(predict_program(build())))
     explained = msgspec.json.decode(msgspec.json.encode(predict_program(build(), explain=True)))
-    assert set(explained) - set(plain) == {"peak_table"}
-    assert set(explained["peak_table"][0]) == {"owner", "module", "bytes", "blocks", "operator"}
+    assert set(explained) - set(plain) == {"peak_table", "other_peaks", "context"}
+    assert set(explained["peak_table"][0]) == {
+        "owner", "module", "site", "phase", "bytes", "blocks", "operator",
+    }  # fmt: skip
+
+
+def test_each_row_has_the_line_and_the_phase_that_made_it(build):
+    table = rows(predict_program(build(), explain=True))
+    source = Path(__file__).read_text().splitlines()
+
+    def line(text):
+        (number,) = [at for at, each in enumerate(source, 1) if each.strip() == text]
+        return number
+
+    made = table["activation", "blocks[*].act"]
+    assert made.site.endswith(f"test_peak_table.py:{line('return self.act(self.linear(x))')} in forward")
+    assert made.phase == "forward"
+    assert table["optimizer state", "head"].site.endswith(f":{line('optimizer.step()')} in step")
+    assert table["parameter", "head"].phase == "build"
+
+
+def test_the_highest_instants_of_other_phases_have_tables_too(build):
+    prediction = predict_program(build(), explain=True)
+    assert prediction.peak_phase not in prediction.other_peaks
+    assert set(prediction.other_peaks) | {prediction.peak_phase} == {"forward", "backward", "optimizer"}
+    for table in prediction.other_peaks.values():
+        assert sum(row.bytes for row in table) < prediction.peak_allocated
+    # Nothing of forward is left for the optimizer, which has all gradients.
+    after = prediction.other_peaks["optimizer"]
+    assert "activation" not in {row.owner for row in after if row.bytes >= ACTIVATION}
+    assert sum(row.bytes for row in after if row.owner == "gradient") == 4 * WEIGHT
+
+
+def test_what_a_step_leaves_is_of_an_earlier_step(training):
+    kept = []
+
+    def build(device):
+        model = Net().to(device)
+
+        def forward():
+            kept.append(torch.empty(WIDTH, WIDTH, device=device))
+            return model(torch.randn(BATCH, WIDTH, device=device)).sum()
+
+        return training(model, forward)
+
+    table = predict_program(build, explain=True).peak_table
+    phases = {row.phase: row.blocks for row in table if row.operator == "aten::empty"}
+    assert phases == {"forward of an earlier step": 1, "forward": 1}
+
+
+def test_what_is_older_than_the_first_step_is_kept(training):
+    def build(device):
+        model = Net().to(device)
+        data = torch.randn(BATCH, WIDTH, device=device)
+        return training(model, lambda: model(data).sum())
+
+    table = rows(predict_program(build, explain=True))
+    assert table["kept", None].bytes == ACTIVATION
+
+
+def test_what_the_figures_depend_on_is_told(build):
+    context = predict_program(build(), explain=True, gpu="l4").context
+    assert context["input of Net"] == f"{BATCH}x{WIDTH} float32"
+    assert context["torch"] == torch.__version__
+    assert "L4" in context["GPU"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,3 +88,26 @@ def test_a_module_that_fails_is_left() -> None:
         except ValueError:
             places.note(1)
     assert places.of == {}
+
+
+def test_the_line_is_that_of_the_program_and_in_backward_that_of_the_node() -> None:
+    places = Places()
+    model = nn.Sequential(Noting(places, 1), Noting(places, 2))
+    with places.followed():
+        model(torch.ones(1, requires_grad=True)).backward()
+    source = [line.strip() for line in Path(__file__).read_text().splitlines()]
+    line = 1 + source.index("self.places.note(self.block)")
+    made = f"{Path(__file__).relative_to(Path.cwd())}:{line} in forward"
+    assert places.sites == dict.fromkeys((1, 2, 101, 102), made)
+
+
+def test_what_a_model_was_given_is_described() -> None:
+    places = Places()
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, **more: Any) -> torch.Tensor:
+            return nn.functional.relu(x)
+
+    with places.followed():
+        Model()(torch.ones(2, 3), mask=torch.ones(2, dtype=torch.bool), scale=2, layers=[torch.ones(())])
+    assert places.inputs == {"Model": "2x3 float32, mask 2 bool, layers scalar float32"}

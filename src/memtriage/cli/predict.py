@@ -63,7 +63,7 @@ def predict(
     options = {
         "steps": steps,
         "world_size": ranks,
-        "explain": explain,
+        "explain": explain or json,
         "host": host,
         "against": None if against is None else str(against),
         **_horizon_options(horizon, lengths, limit, against),

@@ -25,13 +25,17 @@ class PredictedStep(msgspec.Struct, kw_only=True):
 
 
 class PeakRow(msgspec.Struct, kw_only=True):
-    """Bytes at the instant of the peak that have one owner and belong to one module.
+    """Bytes at the instant of the peak that have one owner, belong to one module, and come from one line.
 
     Attributes:
         owner: as in `Prediction.by_owner`.
         module: path of the module, with positions in lists folded into `[*]`, e.g. `model.layers[*].mlp`. For
             a parameter, its gradient and its states it is the module that has the parameter, for all else the
             one that made it; None if no module did.
+        site: `file.py:line in function` that made them: the innermost line of the program, or of a library
+            other than torch where the program has none; None if unknown.
+        phase: in which they were made: `build`, `forward`, `backward` or `optimizer`; `of an earlier step`
+            follows if that was not the step of the peak, except for what is meant to stay.
         bytes: requested bytes; for `rounding`, what the blocks have beyond that.
         blocks: number of blocks; 0 for `rounding`.
         operator: the operator that made the largest part, e.g. `aten::mm`; None for `rounding`.
@@ -39,6 +43,8 @@ class PeakRow(msgspec.Struct, kw_only=True):
 
     owner: str
     module: str | None
+    site: str | None = None
+    phase: str | None = None
     bytes: int
     blocks: int
     operator: str | None
@@ -196,8 +202,9 @@ class Prediction(msgspec.Struct, kw_only=True):
         peak_reserved: most bytes of segments in the same steps.
         peak_phase: the phase at the instant of `peak_allocated`: `forward`, `backward` or `optimizer`.
         by_owner: bytes by owner at that instant; they sum to `peak_allocated`. `activation` is what forward
-            made and backward will need, `temporary` what lives within a phase, `workspace` what kernels and
-            libraries keep for themselves, `rounding` what blocks have beyond the requested bytes.
+            made and backward will need, `temporary` what lives within a phase, `kept` what is older than
+            the first step and none of the model's, `workspace` what kernels and libraries keep for
+            themselves, `rounding` what blocks have beyond the requested bytes.
         outside_allocator: bytes that the process has on the device outside its segments.
         steps: every traced step; the first one begins without the optimizer's states.
         seconds: time that the prediction took.
@@ -207,8 +214,11 @@ class Prediction(msgspec.Struct, kw_only=True):
             include them.
         compile_trials: only if kernels are compiled or tuned: most bytes that Inductor or `triton.autotune`
             held at once for timing kernels, in the step that does it. The peaks of that step include them.
-        peak_table: the instant of the peak by owner and module, largest first; sums to `peak_allocated`.
-            Only when asked for.
+        peak_table: the instant of the peak by owner, module, line and phase, largest first; sums to
+            `peak_allocated`. Always in JSON, otherwise only when asked for.
+        other_peaks: the same for the highest instants of the step's other phases, by phase.
+        context: what the figures depend on besides the program: versions, the GPU, the allocator's settings,
+            arguments, and the inputs of its models. Both only with `peak_table`.
         against: the comparison with a recorded run. Only when asked for.
         horizon: a run of many steps. Only when asked for.
         host: resident bytes of the process and its workers at their peak, by class; `peak` is their sum.
@@ -230,6 +240,8 @@ class Prediction(msgspec.Struct, kw_only=True):
     cudnn_trials_bound: int | msgspec.UnsetType = msgspec.UNSET
     compile_trials: int | msgspec.UnsetType = msgspec.UNSET
     peak_table: list[PeakRow] | msgspec.UnsetType = msgspec.UNSET
+    other_peaks: dict[str, list[PeakRow]] | msgspec.UnsetType = msgspec.UNSET
+    context: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     against: Against | msgspec.UnsetType = msgspec.UNSET
     horizon: Horizon | msgspec.UnsetType = msgspec.UNSET
     host: dict[str, int] | msgspec.UnsetType = msgspec.UNSET

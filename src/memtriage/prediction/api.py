@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
@@ -21,7 +24,7 @@ from memtriage.prediction.host.replay import highest as highest_stretch
 from memtriage.prediction.host.replay import host_course
 from memtriage.prediction.owners import owners_at
 from memtriage.prediction.peak_table import peak_table
-from memtriage.prediction.simulate import StepCounters, phase_at, replay
+from memtriage.prediction.simulate import StepCounters, phase_at, phase_peaks, replay
 from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram
 
@@ -31,6 +34,11 @@ STEADY_STEPS: Final = 2
 
 _MUCH_MORE: Final = 1.01
 """An earlier step is named if its peak is above the settled one by this factor: peaks may be off by less."""
+_PACKAGES: Final = (
+    *("torch", "triton", "transformers", "accelerate", "peft", "trl", "datasets", "diffusers", "timm"),
+    *("lightning", "deepspeed", "torchvision", "torchao", "bitsandbytes"),
+)
+"""Their versions change what a step allocates."""
 _TRIES: Final = (
     "cuDNN chooses convolutions by trial (torch.backends.cudnn.benchmark): the first call of each shape "
     "takes a workspace that may be gigabytes, at most what is free, and never fails for lack of it; the "
@@ -44,7 +52,7 @@ class TraceOptions(TypedDict, total=False):
     Attributes:
         allocator_conf: None for the settings of the environment and the program; by default none.
         gpu, world_size, rank, torch_version: as for `memtriage.predict`.
-        explain: also return the instant of the peak by module.
+        explain: also return the instant of the peak by module and line, and what it depends on.
         progress: called when a step begins, with its number, from 1, and how many are traced.
         host: also follow the host's memory (a script's to its end), and call this with the result.
         broadcasts: what rank 0 sends to the others.
@@ -154,10 +162,11 @@ def _prediction_of(
     highest = max(settled, key=lambda step: step.peak_allocated)
     reserved = max(step.peak_reserved for step in settled)
     outside = 0 if kind is NO_GPU else kind.outside + nccl.outside(traced_program.communicators)
-    return Prediction(
+    phase = phase_at(traced_program.recording, highest.peak_event)
+    predicted = Prediction(
         peak_allocated=highest.peak_allocated,
         peak_reserved=reserved,
-        peak_phase=phase_at(traced_program.recording, highest.peak_event),
+        peak_phase=phase,
         by_owner=owners_at(traced_program, highest),
         outside_allocator=outside,
         steps=[
@@ -184,8 +193,36 @@ def _prediction_of(
                 ]
             ),
         ],
-        peak_table=peak_table(traced_program, highest) if explain else UNSET,
     )
+    if explain:
+        predicted.peak_table = peak_table(traced_program, highest.peak_allocated, highest.peak_event)
+        peaks = {}
+        if highest in counters:
+            peaks = phase_peaks(
+                traced_program.recording,
+                traced_program.settings,
+                kind.memory,
+                counters.index(highest),
+                traced_program.steps,
+            )
+        predicted.other_peaks = {
+            name: peak_table(traced_program, *peak) for name, peak in peaks.items() if name != phase
+        }
+        predicted.context = _context(traced_program, kind, version, world_size)
+    return predicted
+
+
+def _context(traced: Trace, kind: GpuKind, version: tuple[int, int], world_size: int) -> dict[str, str]:
+    """What the figures depend on besides the program."""
+    return {
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in _PACKAGES if name in sys.modules},
+        "version of torch predicted for": ".".join(map(str, version)),
+        "GPU": kind.name,
+        "allocator settings": traced.conf,
+        "ranks": str(world_size),
+        **{f"input of {model}": given for model, given in traced.inputs.items()},
+    }
 
 
 def _higher_before(counters: list[StepCounters], settled: StepCounters, trials: int) -> list[str]:

@@ -11,6 +11,7 @@ from memtriage.prediction.trace import Trace
 ROUNDING: Final = "rounding"
 ACTIVATION: Final = "activation"
 TEMPORARY: Final = "temporary"
+KEPT: Final = "kept"
 
 
 def owners_at(trace: Trace, counters: StepCounters) -> dict[str, int]:
@@ -38,8 +39,11 @@ def owned_at(trace: Trace, event: int) -> list[tuple[int, str]]:
 
 
 def _other(recording: AllocationTrace, number: int, needed: set[int]) -> str:
-    """Made in forward for backward, or made again by a checkpoint within backward; else of the moment."""
+    """Made in forward for backward, or made again by a checkpoint within backward; kept since the program
+    built its model; else of the moment."""
     block = recording.blocks[number]
+    if block.phase == "build":
+        return KEPT
     return ACTIVATION if number in needed or (block.phase == "backward" and block.recorded) else TEMPORARY
 
 

@@ -1,4 +1,4 @@
-"""The instant of the peak by owner and module."""
+"""The instant of the peak by owner, module, line and phase."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from memtriage.model.prediction import PeakRow
-from memtriage.prediction.owners import ROUNDING, owned_at
-from memtriage.prediction.simulate import StepCounters
+from memtriage.prediction.lifetimes import FREE
+from memtriage.prediction.owners import ACTIVATION, ROUNDING, TEMPORARY, owned_at
 from memtriage.prediction.trace import Trace
 
 _OPERATOR: Final = "::"
 """In the names of operators; libraries that keep a workspace (`cublas`) keep it for all modules."""
 _POSITION: Final = re.compile(r"\.?(?<![^.])\d+(?![^.])")
+EARLIER: Final = " of an earlier step"
 
 
 def folded(path: str) -> str:
@@ -33,18 +34,24 @@ class _Sum:
     operators: Counter[str] = field(default_factory=Counter)
 
 
-def peak_table(trace: Trace, counters: StepCounters) -> list[PeakRow]:
-    """Rows of the peak, largest first; they sum to its allocated bytes.
+def peak_table(trace: Trace, allocated: int, event: int) -> list[PeakRow]:
+    """Rows of an instant, largest first; they sum to its allocated bytes.
 
     Args:
         trace: one that was made with `explain`.
-        counters: of the step whose peak it is.
+        allocated: the bytes.
+        event: index of the event after which they are allocated.
     """
-    sums: dict[tuple[str, str | None], _Sum] = {}
-    for number, owner in owned_at(trace, counters.peak_event):
+    sums: dict[tuple[str, str | None, str | None, str | None], _Sum] = {}
+    begun = _step_begins(trace, event)
+    for number, owner in owned_at(trace, event):
         block = trace.recording.blocks[number]
         path = trace.modules.get(number) if _OPERATOR in block.op else None
-        total = sums.setdefault((owner, None if path is None else folded(path)), _Sum())
+        phase = block.phase
+        if owner in (ACTIVATION, TEMPORARY) and number in begun:
+            phase += EARLIER
+        key = owner, None if path is None else folded(path), trace.sites.get(number), phase
+        total = sums.setdefault(key, _Sum())
         total.bytes += block.size
         total.blocks += 1
         total.operators[block.op] += block.size
@@ -52,14 +59,24 @@ def peak_table(trace: Trace, counters: StepCounters) -> list[PeakRow]:
         PeakRow(
             owner=owner,
             module=module,
+            site=site,
+            phase=phase,
             bytes=total.bytes,
             blocks=total.blocks,
             operator=total.operators.most_common(1)[0][0],
         )
-        for (owner, module), total in sums.items()
+        for (owner, module, site, phase), total in sums.items()
         if total.bytes
     ]
-    rest = counters.peak_allocated - sum(row.bytes for row in rows)
+    rest = allocated - sum(row.bytes for row in rows)
     if rest:
         rows.append(PeakRow(owner=ROUNDING, module=None, bytes=rest, blocks=0, operator=None))
     return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _step_begins(trace: Trace, event: int) -> set[int]:
+    """The blocks that are older than the step in which an event is."""
+    starts = [marker for marker in trace.recording.markers if marker.event <= event]
+    step = starts[-1].step
+    first = next(marker.event for marker in starts if marker.step == step)
+    return {change.block for change in trace.recording.events[:first] if change.size != FREE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from types import MappingProxyType
 from typing import Final
 
@@ -228,6 +228,29 @@ def replay(
                 StepCounters(fed.peak, simulator.peak_reserved, simulator.allocated, fed.peak_event)
             )
     return counters
+
+
+def phase_peaks(
+    recording: AllocationTrace, settings: AllocatorSettings, device_memory: int, step: int, steps: int
+) -> dict[str, tuple[int, int]]:
+    """The highest allocated bytes in each phase of a step, and the event after which they were.
+
+    Args:
+        step: counted from 0, of so many `steps`.
+    """
+    fed = Replay(recording, settings, device_memory)
+    starts = step_starts(recording, steps)
+    end = starts[step + 1] if step + 1 < steps else len(recording.events)
+    fed.advance(starts[step])
+    peaks: dict[str, tuple[int, int]] = {}
+    markers = [marker for marker in recording.markers if starts[step] <= marker.event < end]
+    for marker, until in pairwise([*markers, None]):
+        assert marker is not None
+        fed.reset_peaks()
+        fed.advance(end if until is None else until.event)
+        if fed.peak > peaks.get(marker.phase, (0, 0))[0]:
+            peaks[marker.phase] = fed.peak, fed.peak_event
+    return peaks
 
 
 def step_starts(recording: AllocationTrace, steps: int) -> list[int]:

@@ -54,6 +54,8 @@ class Trace:
         owners: of blocks, where known: `parameter`, `gradient`, `optimizer state`, `buffer`.
         notes: what was assumed.
         modules: paths of the modules that blocks belong to, where known.
+        sites: the lines that made them, where known.
+        inputs: the shapes of what each model was given last, by its class.
         instants: where a watched run makes marks.
         communicators: how many ranks each process group has that NCCL makes a communicator for.
         held: bytes of DDP's first bucket, where another has replaced it.
@@ -72,6 +74,8 @@ class Trace:
     owners: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     modules: dict[int, str] = field(default_factory=dict)
+    sites: dict[int, str] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
     instants: list[Instant] = field(default_factory=list)
     communicators: list[int] = field(default_factory=list)
     held: int = 0
@@ -141,7 +145,7 @@ def trace(
     """Run `build` and `steps` steps as one rank of `world_size`.
 
     Args:
-        explain: also find out which module makes what.
+        explain: also find out which module and line make what.
         allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`; None for what the environment and the program set.
         progress: called with the number of each step that begins, from 1, and how many are wanted.
         host: also follow the memory of the host, of a script to its end.
@@ -217,9 +221,9 @@ def trace(
         stack.enter_context(interpreter)
         stack.enter_context(interpreter.in_threads())
         if explain:
-            places = watch.places = Places()
-            lifetimes.allocated = places.note
-            stack.enter_context(places.followed())
+            watch.places = Places()
+            lifetimes.allocated = watch.places.note
+            stack.enter_context(watch.places.followed())
         with _failures_described(notes):
             made = program.run(watch, steps)
         compile_trials = compiler.tried()
@@ -233,13 +237,15 @@ def trace(
             memory.trace.libraries = measured
     for remark in watch.remarks():
         notes.add("step", remark)
-    made_in = {} if watch.places is None else watch.places.of
+    places = watch.places or Places()
     return Trace(
         lifetimes.recording,
         *conf.use(),
         watch.owners,
         notes.all(),
-        modules={**made_in, **watch.homes},
+        modules={**places.of, **watch.homes},
+        sites=places.sites,
+        inputs=places.inputs,
         instants=watch.instants,
         communicators=[*collectives.groups.values()],
         held=collectives.held,

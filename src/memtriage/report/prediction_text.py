@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 from rich.console import Console
 from rich.text import Text
 
@@ -152,6 +152,7 @@ def _ending(horizon: Horizon) -> str:
 
 def _peak_table(page: Page, rows: list[PeakRow]) -> None:
     page.heading("At the peak, by owner and module", "blocks, the operator that made most")
+    rows = _by_module(rows)
     shown = rows[:_PEAK_ROWS]
     modules = min(_MODULE_WIDTH, max((len(row.module or NO_MODULE) for row in shown), default=0))
     for row in shown:
@@ -166,6 +167,19 @@ def _peak_table(page: Page, rows: list[PeakRow]) -> None:
     left = rows[_PEAK_ROWS:]
     if left:
         _row(page, count(len(left), "more row"), size(sum(row.bytes for row in left)))
+
+
+def _by_module(rows: list[PeakRow]) -> list[PeakRow]:
+    """The rows of all lines and phases together, largest first; the operator is that of the largest."""
+    sums: dict[tuple[str, str | None], PeakRow] = {}
+    for row in rows:
+        key = row.owner, row.module
+        sums[key] = row if key not in sums else _together(sums[key], row)
+    return sorted(sums.values(), key=lambda row: -row.bytes)
+
+
+def _together(larger: PeakRow, smaller: PeakRow) -> PeakRow:
+    return structs.replace(larger, bytes=larger.bytes + smaller.bytes, blocks=larger.blocks + smaller.blocks)
 
 
 def _against(page: Page, against: Against) -> None:
