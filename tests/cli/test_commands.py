@@ -16,7 +16,7 @@ GROUPS = {
     "Watch a job": ["run", "top", "report", "census", "attach", "install-listener"],
     "Read an error or a recording": ["explain", "snapshot"],
     "Before a run, without a GPU": ["predict", "plan"],
-    "Test a change": ["compare"],
+    "Test a change": ["diff", "gate", "compare"],
     "Look up": ["doctor", "holders", "metrics"],
 }
 ATTACH = """\

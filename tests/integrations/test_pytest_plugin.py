@@ -160,3 +160,75 @@ def test_what_fails_by_itself_fails_as_it_would_without(
     assert text is not None
     assert words in text
     assert "memory: " not in text
+
+
+BUILDS = """
+    import pytest
+    import torch
+
+    SIZE = 1 << 20
+
+    def built(device):
+        model = torch.nn.LayerNorm(4, device=device)  # no workspace
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def step():
+            kept = torch.empty(64 * SIZE, dtype=torch.uint8, device=device)
+            model(torch.ones(1, 4, device=device)).sum().backward()
+            optimizer.step()
+
+        return model, optimizer, step
+
+    @pytest.mark.memory(peak="65MiB", tolerance=0.01)
+    def test_fits(device):
+        return built(device)
+
+    @pytest.mark.memory(peak="60MiB")
+    def test_is_high(cuda):
+        return built(cuda)
+
+    @pytest.mark.memory(peak="60MiB", tolerance=0.1)
+    def test_is_tolerated(device):
+        return built(device)
+
+    @pytest.mark.memory(peak="much")
+    def test_has_no_size(device):
+        return built(device)
+
+    @pytest.mark.memory(peak="1GiB", tolerence=0.1)
+    def test_is_mistyped(device):
+        return built(device)
+
+    @pytest.mark.memory(peak="1GiB")
+    def test_builds_nothing(device):
+        return None
+"""
+
+
+def test_a_build_function_is_predicted_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "test_builds.py").write_text(textwrap.dedent(BUILDS))
+    report = tmp_path / "junit.xml"
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=300,
+    )
+    said = {}
+    for case in ElementTree.fromstring(report.read_text()).iter("testcase"):
+        failure = case.find("failure")
+        said[case.attrib["name"].partition("[")[0]] = None if failure is None else failure.attrib["message"]
+    assert said.pop("test_fits") is None
+    assert said.pop("test_is_tolerated") is None
+    high = said.pop("test_is_high")
+    assert high is not None
+    assert "the test demands at most 60.0 MiB" in high
+    assert "64.0 MiB  activation  test_builds.py:12 in step" in high
+    expected = {
+        "test_has_no_size": "peak 'much' is not a size",
+        "test_is_mistyped": "did you mean tolerance?",
+        "test_builds_nothing": "could not be predicted",
+    }
+    assert said.keys() == expected.keys()
+    for name, text in expected.items():
+        assert text in (said[name] or "")

@@ -151,6 +151,13 @@ def script_options(path: Path) -> set[str]:
     }
 
 
+def against_a_commit(command: Command, folder: Path) -> None:
+    """Run it in a repository with one commit, against that."""
+    for git in ("init --quiet", "add .", "-c user.name=a -c user.email=a@b.c commit --quiet -m a"):
+        subprocess.run(["git", *git.split()], cwd=folder, check=True)
+    typed_as(r"--base \S+", "--base HEAD")(command, folder)
+
+
 def collects_tests(command: Command, folder: Path) -> None:
     """Check that pytest finds the tests that it is given."""
     given = command.words[command.words.index("pytest") + 1 :]
@@ -204,6 +211,16 @@ RULES: Final = (
         "DeepSpeed's launcher starts nothing where there is no GPU: what it would start is run",
         typed_as(r"deepspeed --module", "python -m"),
         long=True,
+    ),
+    Rule(
+        r"memtriage diff --env .*",
+        "the environments are nobody's: both are this one",
+        typed_as(r"--env \S+ \S+", f"--env {sys.executable} {sys.executable}"),
+    ),
+    Rule(
+        r"memtriage gate .*",
+        "the folder is no repository: it becomes one, with one commit",
+        against_a_commit,
     ),
     Rule(
         r"memtriage compare (examples|cases)/\S+",

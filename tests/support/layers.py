@@ -28,7 +28,7 @@ ROAD: Final = (
     ("messages",),
     ("diagnose",),
     ("snapshots", "prediction"),
-    ("planning",),
+    ("planning", "difference"),
     ("treat",),
     ("prove",),
     ("report",),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from memtriage.model.difference import Difference, GateResult
 from memtriage.model.explanation import Explanation
 from memtriage.model.plan import Plan
 from memtriage.model.prediction import Prediction
@@ -24,6 +25,8 @@ TYPES: Final[dict[str, Any]] = {
     "predict": Prediction,
     "plan": Plan,
     "compare": TrialsReport,
+    "diff": Difference,
+    "gate": GateResult,
 }
 """What each command's `--json` prints; `report` prints what `run` writes."""
 

@@ -15,7 +15,7 @@ from memtriage.process.messages import complain
 _NAMES: Final = {"darwin": "macOS", "win32": "Windows"}
 _LINUX: Final = frozenset({"run", "census", "attach", "install-listener", "compare"})
 """They read Linux's counters of processes and glibc's of malloc."""
-_POSIX: Final = frozenset({"predict", "plan"})
+_POSIX: Final = frozenset({"predict", "plan", "gate"})
 """They trace a program in a child process that POSIX calls keep away from your files."""
 
 

@@ -12,8 +12,10 @@ from typer.core import TyperCommand, TyperGroup
 from memtriage.cli.attach import attach
 from memtriage.cli.census import census
 from memtriage.cli.compare import compare
+from memtriage.cli.diff import diff
 from memtriage.cli.doctor import doctor
 from memtriage.cli.explain import explain
+from memtriage.cli.gate import gate
 from memtriage.cli.holders import holders
 from memtriage.cli.install_listener import install_listener
 from memtriage.cli.metrics import metrics
@@ -32,7 +34,7 @@ SUMMARY: Final = "Account for every byte of GPU and host memory of a PyTorch tra
 EXIT_STATUSES: Final = {
     "0": "the command did its work, whatever it found",
     "2": "bad usage, or input that cannot be read: one line on stderr says why",
-    "3": "`run --fail-on`: the script succeeded and its verdict is listed",
+    "3": "`run --fail-on`: the script succeeded and its verdict is listed; `gate`: the peak is too high",
     "4": "`census`: something is missing; the first line says what",
     "other": "`run`: the exit status of the script; 128 + N if signal N ended it",
 }
@@ -101,7 +103,6 @@ COMMANDS: Final = (
         (
             "memtriage snapshot run.pickle",
             "memtriage snapshot run.pickle --html run.html",
-            "memtriage snapshot before.pickle --compare after.pickle",
         ),
     ),
     Command(
@@ -123,6 +124,22 @@ COMMANDS: Final = (
             "memtriage plan train.py:build --budget 24GiB",
             "memtriage plan --hf-config config.json --budget 80GiB",
         ),
+    ),
+    Command(
+        "Test a change",
+        "diff",
+        diff,
+        (
+            "memtriage diff runs/before runs/after",
+            "memtriage diff before.pickle after.pickle",
+            "memtriage diff --env old/bin/python new/bin/python -- train.py",
+        ),
+    ),
+    Command(
+        "Test a change",
+        "gate",
+        gate,
+        ("memtriage gate --base main --budget 24GiB -- train.py --batch-size 8",),
     ),
     Command("Test a change", "compare", compare, ("memtriage compare trials.toml",)),
     Command("Look up", "doctor", doctor, ("memtriage doctor",)),

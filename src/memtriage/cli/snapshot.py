@@ -32,7 +32,8 @@ def snapshot(
         Path | None, typer.Option("--perfetto", metavar="OUT", help="Also write a trace for ui.perfetto.dev.")
     ] = None,
     compare: Annotated[
-        Path | None, typer.Option("--compare", metavar="OTHER", help="Show what changed from FILE to OTHER.")
+        Path | None,
+        typer.Option("--compare", metavar="OTHER", help="Show what changed: memtriage diff FILE OTHER."),
     ] = None,
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Replay FILE with other allocator settings.")
@@ -58,7 +59,10 @@ def snapshot(
     if what_if:
         _what_if(recording, json)
     elif other is not None:
-        _compare(recording, other, json)
+        from memtriage.cli.diff import write
+        from memtriage.difference.sources import of_snapshot
+
+        write(of_snapshot(recording), of_snapshot(other), as_json=json)
     else:
         _print(recording, json)
     return 0
@@ -91,19 +95,6 @@ def _print(recording: Recording, as_json: bool) -> None:
     from memtriage.report.snapshot.terminal import render
 
     render(recording, console_for(sys.stdout))
-
-
-def _compare(before: Recording, after: Recording, as_json: bool) -> None:
-    from memtriage.report.snapshot import compare as snapshot_compare
-    from memtriage.snapshots.compare import compare
-
-    change = compare(before, after)
-    if as_json:
-        snapshot_compare.write_json(change, sys.stdout.buffer)
-        return
-    from memtriage.report.console import console_for
-
-    snapshot_compare.render(change, console_for(sys.stdout))
 
 
 def _what_if(recording: Recording, as_json: bool) -> None:

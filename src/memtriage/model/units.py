@@ -38,6 +38,15 @@ def size(count: int | float | None) -> str:
     return f"{value:.1f} {unit}"
 
 
+def signed(nbytes: int) -> str:
+    """Return a difference of bytes: `+4.0 MiB`.
+
+    >>> signed(4 << 20), signed(-512), signed(0)
+    ('+4.0 MiB', '-512 B', '0 B')
+    """
+    return f"+{size(nbytes)}" if nbytes > 0 else size(nbytes)
+
+
 def parse_size(given: int | str, name: str) -> int:
     """Bytes of a size as people write it: `80GiB`, `24000MB` (powers of 1000 without the i) or a number.
 

@@ -17,6 +17,7 @@ from memtriage.model.cell import CellReport, Freed, HolderChange, MemoryNow, Out
 from memtriage.model.findings import GROWING
 from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
+from memtriage.model.units import signed
 from memtriage.report import labels, plot
 from memtriage.report.html.shell import asset
 from memtriage.report.notebook.words import (
@@ -28,7 +29,6 @@ from memtriage.report.notebook.words import (
     outputs_in_words,
     peak_in_words,
     rebinding_in_words,
-    signed,
     title,
     traceback_in_words,
 )

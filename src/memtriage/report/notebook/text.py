@@ -7,6 +7,7 @@ from io import StringIO
 from typing import Final
 
 from memtriage.model.cell import CellReport, Freed, HolderChange, MemoryNow, OutputHold
+from memtriage.model.units import signed
 from memtriage.report.console import BULLET, Page, console_for
 from memtriage.report.notebook.words import (
     change_in_words,
@@ -16,7 +17,6 @@ from memtriage.report.notebook.words import (
     outputs_in_words,
     peak_in_words,
     rebinding_in_words,
-    signed,
     title,
     traceback_in_words,
 )

@@ -10,6 +10,7 @@ from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, OutputHold, Rebinding
 from memtriage.model.findings import GROWING, Finding
 from memtriage.model.paths import SegmentKind, has
+from memtriage.model.units import signed
 from memtriage.report.run.words import VERDICTS, FindingGroup, fold, sentence
 from memtriage.report.styles import Severity
 from memtriage.report.text import UNKNOWN, count, duration, size
@@ -61,15 +62,6 @@ def tensors_in_words(report: CellReport) -> str:
     if not changed:
         return "tensors as before"
     return "tensors " + ", ".join(f"{signed(use.after - use.before)} on {use.device}" for use in changed)
-
-
-def signed(nbytes: int) -> str:
-    """Return a difference: `+4.0 MiB`.
-
-    >>> signed(4 << 20), signed(-512), signed(0)
-    ('+4.0 MiB', '-512 B', '0 B')
-    """
-    return f"+{size(nbytes)}" if nbytes > 0 else size(nbytes)
 
 
 def peak_in_words(use: DeviceUse) -> str:

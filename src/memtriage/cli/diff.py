@@ -1,0 +1,82 @@
+"""`memtriage diff`: why one run, prediction or snapshot needs more memory than another."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from memtriage.process.messages import complain
+
+BAD_INPUT: Final = 2
+
+
+def diff(
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="A B",
+            help="Two folders of memtriage run, two files of predict --json or plan --json, or two memory "
+            "snapshots. With --env: the program and its arguments, after --.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the difference as JSON.")] = False,
+    env: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--env", metavar="OLD NEW", help="Predict a program with two Pythons, and compare that."
+        ),
+    ] = None,
+) -> int:
+    """Explain why B needs more memory than A."""
+    from memtriage.difference.elsewhere import of_python, predicted
+    from memtriage.difference.sources import read
+
+    try:
+        if env is not None:
+            if not sides:
+                raise ValueError("nothing to predict: use --env OLD NEW -- SCRIPT.py or FILE.py:FUNCTION")
+            places = [of_python(each) for each in env]
+            before, after = (predicted(place, command_of(sides), show) for place in places)
+        else:
+            if sides is None or len(sides) != 2:
+                raise ValueError(f"expected two files or folders, not {len(sides or ())}")
+            before, after = (read(Path(side)) for side in sides)
+        if before.of != after.of:
+            raise ValueError(
+                f"{before.name} is a {before.of}, {after.name} a {after.of}: expected two of a kind"
+            )
+    except ValueError as error:
+        complain("memtriage diff", error)
+        return BAD_INPUT
+    write(before, after, as_json=json)
+    return 0
+
+
+def command_of(program: list[str]) -> list[str]:
+    """The arguments of `memtriage predict` that name a program: its own come after `--`."""
+    named = program[:2] if program[0] == "-m" else program[:1]
+    return [*named, *(["--", *program[len(named) :]] if program[len(named) :] else [])]
+
+
+def show(line: str) -> None:
+    """Print a line of progress."""
+    print(f"memtriage: {line}", file=sys.stderr, flush=True)
+
+
+def write(before: Any, after: Any, *, as_json: bool) -> None:
+    """Print the difference of two sides."""
+    import msgspec
+
+    from memtriage.difference.table import difference
+
+    found = difference(before, after)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        return
+    from memtriage.report.console import console_for
+    from memtriage.report.difference import render
+
+    render(found, console_for(sys.stdout))

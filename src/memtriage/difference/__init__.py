@@ -1,0 +1,1 @@
+"""Why one run, prediction or snapshot needs more memory than another."""
