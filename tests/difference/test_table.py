@@ -85,6 +85,12 @@ def test_what_was_replaced_in_a_module_is_one_row() -> None:
     assert places(difference(before, after)) == [("activation", "attention", 60)]
 
 
+def test_what_a_part_of_a_module_did_may_be_done_by_the_module() -> None:
+    before = side(row("activation", 990, "(Model).(Loss)"), row("activation", 7, "other"))
+    after = side(row("activation", 1000, "(Model)"), row("activation", 7, "other"))
+    assert places(difference(before, after)) == [("activation", "(Model)", 10)]
+
+
 @pytest.mark.parametrize(("more", "less"), [(100, 40), (40, 100)])
 def test_what_goes_the_way_of_the_difference_comes_first(more: int, less: int) -> None:
     before = side(row("workspace", less), row("parameter", 7))

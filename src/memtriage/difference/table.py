@@ -74,7 +74,21 @@ def matched(before: Sequence[HeldRow], after: Sequence[HeldRow]) -> list[Pair]:
         pairs += found
         if number == 2:
             renamed = _renamed(pairs)
+    for row in [row for row in old if row.module]:
+        # What a module did is done by one above or below it now.
+        alike = (each for each in new if _kin(row, each) and _content(each)[:3] == _content(row)[:3])
+        other = next(alike, None)
+        if other is not None:
+            old.remove(row)
+            new.remove(other)
+            pairs.append((row, other))
     return pairs + [(row, None) for row in old] + [(None, row) for row in new]
+
+
+def _kin(row: HeldRow, other: HeldRow) -> bool:
+    """Whether one's module is part of the other's."""
+    shorter, longer = sorted(((row.module or ""), (other.module or "")), key=len)
+    return bool(shorter) and longer.startswith(f"{shorter}.")
 
 
 def _place(row: HeldRow) -> Hashable:
@@ -85,7 +99,7 @@ def _without_line(row: HeldRow) -> Hashable:
     return row.owner, row.module, row.site and _LINE.sub(" in ", row.site), row.phase, row.rank
 
 
-def _content(row: HeldRow) -> Hashable:
+def _content(row: HeldRow) -> tuple[str, str | None, int | None, int]:
     return row.owner, row.phase, row.rank, row.bytes
 
 
