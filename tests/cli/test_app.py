@@ -1,6 +1,8 @@
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +95,7 @@ def test_explain_needs_nothing_that_windows_lacks():
 
 WITHOUT_TORCH = """
 import sys
+from pathlib import Path
 sys.modules["torch"] = None
 from memtriage.cli.app import main
 sys.exit(main(sys.argv[1:]))
@@ -171,3 +174,14 @@ def test_a_reader_that_goes_away_is_no_error():
         f"{sys.executable} -m memtriage doctor | true", shell=True, capture_output=True, text=True
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["snapshot", "diff", "explain M8"])
+def test_a_reader_that_goes_away_is_no_failure(command: str) -> None:
+    recording = str(Path(__file__).parents[1] / "data" / "snapshots" / "loss_list.pickle.gz")
+    files = {"snapshot": [recording], "diff": [recording, recording]}.get(command, [])
+    text = shlex.join([sys.executable, "-m", "memtriage", *command.split(), *files])
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{text} | true"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

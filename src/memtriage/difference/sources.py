@@ -14,7 +14,7 @@ from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen
 from memtriage.model.paths import in_words
 from memtriage.model.plan import Plan
 from memtriage.model.prediction import PeakRow, Prediction
-from memtriage.model.recording import Recording, SnapshotError
+from memtriage.model.recording import NO_FRAMES, Recording, SnapshotError
 from memtriage.store.locate import RecordError
 from memtriage.store.reader import RankRecord, read_run
 
@@ -133,7 +133,9 @@ def of_snapshot(recording: Recording) -> Side:
         instant="the peak",
         total=sum(peak.allocated for peak in peaks),
         rows=[
-            HeldRow(owner=row.owner, site=row.site, bytes=row.bytes) for peak in peaks for row in peak.owners
+            HeldRow(owner=row.owner, site=None if row.site == NO_FRAMES else row.site, bytes=row.bytes)
+            for peak in peaks
+            for row in peak.owners
         ],
         figures={
             "reserved": sum(peak.reserved for peak in peaks),

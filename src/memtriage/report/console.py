@@ -23,6 +23,13 @@ _LEAST_VALUE: Final = 44
 _HANGING: Final = (BULLET, "-> ", "!! ")
 
 
+class _PipedConsole(Console):
+    """Leaves it to the command what to do when the reader of a pipe has gone away (`| head`)."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console_for(stream: TextIO) -> Console:
     """Return a console for a stream: plain and `FILE_WIDTH` wide unless it is a terminal.
 
@@ -36,7 +43,7 @@ def console_for(stream: TextIO) -> Console:
     # the kernel's environment asks for colors everywhere.
     plain = bool(os.environ.get("NO_COLOR")) or "ipykernel" in sys.modules
     colors = bool(os.environ.get("FORCE_COLOR")) and not plain
-    return Console(
+    return _PipedConsole(
         file=stream,
         width=width,
         highlight=False,
