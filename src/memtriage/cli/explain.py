@@ -13,6 +13,7 @@ from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
     from memtriage.messages.log_file import LogReading
+    from memtriage.playbook.entries import PlaybookEntry
 
 _ENTRY: Final = re.compile(r"[Mm]\d{1,3}")
 _SIZE: Final = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d{1,2})?)([mMbB]?)")
@@ -46,23 +47,29 @@ def explain(
     """Explain an out-of-memory error or a log."""
     try:
         sizes = parse_shapes(shapes)
-        if what is not None and _ENTRY.fullmatch(what) and not Path(what).exists():
-            return _show_entry(what.upper(), json)
-        reading = _read(what)
+        named = what is not None and _ENTRY.fullmatch(what) is not None and not Path(what).exists()
+        entry = _entry(what.upper()) if named and what is not None else None
+        reading = _read(what) if entry is None else None
     except (_InputError, OSError) as error:
         reason = f"{what}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         complain("memtriage explain", reason)
         return 2
+    from memtriage.report import explanation as page
+    from memtriage.report.console import console_for
+
+    if entry is not None:
+        if json:
+            page.write_entry_json(entry, sys.stdout.buffer)
+        else:
+            page.render_entry(entry, console_for(sys.stdout))
+        return 0
+    assert reading is not None
     from memtriage.messages.explain import explain_reading
 
     explanation = explain_reading(reading, sizes)
-    from memtriage.report import explanation as page
-
     if json:
         page.write_json(explanation, sys.stdout.buffer)
     else:
-        from memtriage.report.console import console_for
-
         page.render(explanation, console_for(sys.stdout), full=full)
     return 0
 
@@ -102,17 +109,9 @@ def _read(what: str | None) -> LogReading:
         return read_log(stream)
 
 
-def _show_entry(name: str, json: bool) -> int:
+def _entry(name: str) -> PlaybookEntry:
     from memtriage.playbook.entries import PLAYBOOK
 
     if name not in PLAYBOOK:
         raise _InputError(f"no entry {name} in the playbook: it has M1 to M{len(PLAYBOOK)}")
-    from memtriage.report import explanation as page
-
-    if json:
-        page.write_entry_json(PLAYBOOK[name], sys.stdout.buffer)
-    else:
-        from memtriage.report.console import console_for
-
-        page.render_entry(PLAYBOOK[name], console_for(sys.stdout))
-    return 0
+    return PLAYBOOK[name]
