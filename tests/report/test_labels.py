@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memtriage.playbook.entries import PLAYBOOK
-from memtriage.report import labels
-from memtriage.report.labels import FOR_PAGES, detected, playbook_entry, size_label
+from memtriage.report.labels import detected, playbook_entry, size_label
 
 
 def test_a_playbook_entry_has_its_subject() -> None:
@@ -32,8 +31,3 @@ def test_a_size_may_be_of_a_step(step: int | None, label: str) -> None:
 )
 def test_when_a_finding_was_made(step: int | None, phase: str | None, words: str) -> None:
     assert detected(step, phase) == words
-
-
-def test_pages_have_the_labels_of_texts() -> None:
-    assert {getattr(labels, name.upper()) for name in FOR_PAGES} == set(FOR_PAGES.values())
-    assert FOR_PAGES["kept_alive_by"] == "kept alive by"

@@ -67,8 +67,9 @@ class WatchedTraining:
 def _tell(report: RunReport, folder: Path) -> None:
     """The verdict and where the record is, in the log; every finding in full where there is one."""
     from memtriage.diagnose.ranks.merge import RunContext
+    from memtriage.report.findings import fold
     from memtriage.report.run.terminal import findings_text
-    from memtriage.report.run.words import VERDICTS, fold, sentence
+    from memtriage.report.run.words import VERDICTS, sentence
 
     said = sentence(report, RunContext(), fold(report.findings, [None] * len(report.findings)))
     text = f"memtriage: {VERDICTS[report.verdict][0]}: {said}; for all of it: memtriage report {folder}"

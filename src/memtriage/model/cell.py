@@ -54,46 +54,12 @@ class HolderChange(msgspec.Struct, kw_only=True):
         self.holder = self.holder or in_words(self.holder_path)
 
 
-class Rebinding(msgspec.Struct, kw_only=True):
-    """A variable that got a new value in the cell while its old one was alive. Sizes in bytes.
-
-    Attributes:
-        name: the variable.
-        device: where its tensors are.
-        old, new: bytes of the old value's tensors and of the new one's.
-        extra: bytes in use, above those before the cell, at the instant when the old value went; None when
-            it is still alive.
-        still_held_by: what keeps the old value alive now, as printed; empty when it went.
-        still_held_by_paths: its paths.
-    """
-
-    name: str
-    device: str
-    old: int
-    new: int
-    extra: int | None = None
-    still_held_by: list[str] = msgspec.field(default_factory=list)
-    still_held_by_paths: list[HolderPath] = msgspec.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.still_held_by = self.still_held_by or [in_words(path) for path in self.still_held_by_paths]
-
-
-class OutputHold(msgspec.Struct, kw_only=True):
-    """An output that IPython keeps, `Out[number]`: bytes of tensors that nothing else holds, by device."""
-
-    number: int
-    bytes: dict[str, int]
-    kind: str
-
-
 class Freed(msgspec.Struct, kw_only=True):
     """What was freed. `bytes` by device, as censuses before and after found them; `frames` emptied."""
 
     bytes: dict[str, int]
     frames: int
     holders: list[HolderChange] = msgspec.field(default_factory=list)
-    outputs: list[int] = msgspec.field(default_factory=list)
 
 
 class CellReport(msgspec.Struct, kw_only=True):
@@ -106,8 +72,7 @@ class CellReport(msgspec.Struct, kw_only=True):
         devices: tensors before and after, by device.
         came, went: holders that have more, or less, than before; largest first.
         holders: what holds memory now, largest first, where it was asked for.
-        rebindings: variables whose old and new values were alive at once.
-        outputs: what `Out` alone holds.
+        outputs: bytes that `Out` alone keeps, by device.
         traceback: bytes that the error's traceback keeps, by device; empty without an error.
         freed: what was freed of it; None when nothing was.
         notes: sentences.
@@ -122,8 +87,7 @@ class CellReport(msgspec.Struct, kw_only=True):
     came: list[HolderChange]
     went: list[HolderChange]
     holders: list[HolderChange] = msgspec.field(default_factory=list)
-    rebindings: list[Rebinding] = msgspec.field(default_factory=list)
-    outputs: list[OutputHold] = msgspec.field(default_factory=list)
+    outputs: dict[str, int] = msgspec.field(default_factory=dict)
     traceback: dict[str, int] = msgspec.field(default_factory=dict)
     freed: Freed | None = None
     notes: list[str] = msgspec.field(default_factory=list)
@@ -138,12 +102,12 @@ class MemoryNow(msgspec.Struct, kw_only=True):
         ledgers: of each CUDA device in use, and of the host.
         holders: holders of tensors.
         more: bytes by device that holders left out of `holders` have.
-        outputs: what `Out` alone holds.
+        outputs: bytes that `Out` alone keeps, by device.
         traceback: bytes that the last traceback keeps, by device.
     """
 
     ledgers: list[Ledger]
     holders: list[HolderChange]
     more: dict[str, int]
-    outputs: list[OutputHold] = msgspec.field(default_factory=list)
+    outputs: dict[str, int] = msgspec.field(default_factory=dict)
     traceback: dict[str, int] = msgspec.field(default_factory=dict)

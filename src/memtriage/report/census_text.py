@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.model.asked import Answer, HeldHere, Unanswered
-from memtriage.model.report import RankCount, RunReport
 from memtriage.report.console import BULLET, Page
 from memtriage.report.run.terminal import ledger_blocks
 from memtriage.report.styles import BAD, GOOD, HOLDER
@@ -55,15 +54,7 @@ def _one(page: Page, answer: Answer, rows: int) -> None:
     page.line((page.dot.join(_facts(answer)), "dim"))
     for note in answer.notes:
         page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)
-    report = RunReport(
-        verdict="clean",
-        steps=0,
-        findings=[],
-        marks=[],
-        ledger={ledger.device: ledger.rows for ledger in answer.ledgers},
-        ranks=RankCount(seen=1, of=1),
-    )
-    ledger_blocks(page, report, answer.rank)
+    ledger_blocks(page, {ledger.device: ledger.rows for ledger in answer.ledgers}, answer.rank)
     for device in dict.fromkeys(held.device for held in answer.holders):
         _holders(page, device, [held for held in answer.holders if held.device == device], rows)
 

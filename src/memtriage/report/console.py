@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 from memtriage.process.messages import printable
+from memtriage.report.styles import FIX, HOLDER
+
+if TYPE_CHECKING:
+    from memtriage.report.findings import FindingFact
 
 FILE_WIDTH: Final = 100
 """Columns of a report that goes into a file or a pipe."""
@@ -21,6 +26,7 @@ _WIDEST: Final = 120  # longer lines are hard to read
 _LABELS: Final = 16
 _LEAST_VALUE: Final = 44
 _HANGING: Final = (BULLET, "-> ", "!! ")
+_STYLES: Final = {"path": HOLDER, "fix": FIX}
 
 
 class _PipedConsole(Console):
@@ -113,6 +119,19 @@ class Page:
             before = Text((f"  {label}" if first else "").ljust(indent), style="dim")
             shown = Text(self.plain(value), style=style)
             self.hanging(before, shown, hang=indent + _hang(value), whole=whole)
+
+    def fact(self, fact: FindingFact, *, labels: int) -> None:
+        """Print what is known of a finding; paths stay on one line in a file, to be searched for."""
+        values = [BULLET + value for value in fact.values] if fact.form == "list" else fact.values
+        whole = fact.form == "path"
+        self.field(fact.label, *values, style=_STYLES.get(fact.form, ""), whole=whole, labels=labels)
+
+    def bullets(self, title: str, sentences: Sequence[str]) -> None:
+        """Print sentences under a heading, if there are any."""
+        if sentences:
+            self.heading(title)
+        for sentence in sentences:
+            self.line((f"  {BULLET}", "dim"), (sentence, ""), indent=4)
 
     def amount(self, label: str, amount: str, words: str = "", *, labels: int = _LABELS) -> None:
         """Print a labeled size, and words beside it, whatever the width.

@@ -21,23 +21,6 @@ EVIDENCE: Final = "evidence"
 PLAYBOOK: Final = "playbook"
 UNLIKELY: Final = "unlikely to help"
 
-FOR_PAGES: Final = {
-    "kept_alive_by": KEPT_ALIVE_BY,
-    "also_kept_alive_by": ALSO_KEPT_ALIVE_BY,
-    "stored_at": STORED_AT,
-    "allocated_at": ALLOCATED_AT,
-    "size": SIZE,
-    "growth": GROWTH,
-    "runs_out": RUNS_OUT,
-    "detected": DETECTED,
-    "why": WHY,
-    "fix": FIX,
-    "to_confirm": TO_CONFIRM,
-    "evidence": EVIDENCE,
-    "playbook": PLAYBOOK,
-}
-"""The labels that scripts of pages read, as `data.findingLabels`."""
-
 
 def playbook_entry(name: str, dot: str) -> str:
     """Return a playbook entry's name, its subject and the command that prints it, `dot` between them."""

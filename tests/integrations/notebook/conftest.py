@@ -67,9 +67,6 @@ class _NoLook(Look):
 
 
 class _Empty:
-    class graph:
-        tensors: list[int] = []
-
     def census(self) -> Census:
         return Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
 

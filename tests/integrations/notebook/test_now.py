@@ -12,12 +12,12 @@ MIB = 1 << 20
 
 def test_outputs_are_freed_only_where_asked(shell: Any) -> None:
     run(shell, "torch.zeros(1 << 18)")
-    freed, kept = free_now(shell, outputs=False)
-    (output,) = kept
-    assert (output.bytes, freed.bytes, freed.outputs) == ({"cpu": MIB}, {}, [])
-    freed, kept = free_now(shell, outputs=True)
-    assert (freed.bytes, freed.outputs, kept) == ({"cpu": MIB}, [output.number], [])
-    assert free_now(shell, outputs=True)[0].outputs == []
+    assert memory_now(shell, 12).outputs == {"cpu": MIB}
+    assert free_now(shell, outputs=False).bytes == {}
+    freed = free_now(shell, outputs=True)
+    assert freed.bytes == {"cpu": MIB}
+    assert [(holder.holder, holder.bytes) for holder in freed.holders] == [("Out[*]", -MIB)]
+    assert memory_now(shell, 12).outputs == {}
 
 
 def test_the_largest_holders_come_first_and_the_rest_is_summed(shell: Any) -> None:

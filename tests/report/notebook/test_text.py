@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from memtriage.model.cell import Freed, MemoryNow, OutputHold, Rebinding
+from memtriage.model.cell import Freed, MemoryNow
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.units import MIB
-from memtriage.report.notebook.text import cell_text, freed_text, now_text
+from memtriage.report.notebook.document import cell_document, freed_document, now_document
+from memtriage.report.notebook.text import text
 from support.cell_reports import change, report, run_report
 
 CELL = """\
@@ -17,45 +18,23 @@ In[5] · 1.2 s
   kept alive by  kept[*]
   size           1.0 MiB
 
-tensors
-  cuda:0  1.0 MiB -> 4.0 MiB  (+3.0 MiB); most in use meanwhile: 9.0 MiB allocated
-
-more than before
-      +3.0 MiB  cuda:0  kept[*]   (1 storage, variable)
-
-less than before
-      -2.0 MiB  cuda:0  old.weight   (3 storages, variable)
-
-old and new at once
-  - `model` is new, and its old value (1.0 MiB on cuda:0) is still alive, held by `Out[3]`.
-    `%memtriage_free --out` releases it
-
-released
+Released
   - freed 5.0 MiB on cuda:0: the traceback's variables (2 functions)
 
-holds memory now
+Tensors
+  cuda:0  1.0 MiB -> 4.0 MiB  (+3.0 MiB); most in use meanwhile: 9.0 MiB allocated
+
+More than before
+      +3.0 MiB  cuda:0  kept[*]   (1 storage, variable)
+
+Less than before
+      -2.0 MiB  cuda:0  old.weight   (3 storages, variable)
+
+Holds memory now
        8.0 MiB  cuda:0  model   (2 storages, variable)
 
-notes
+Notes
   - said beside"""
-NOW = """\
-cuda:0  9.0 MiB in use
-       8.0 MiB  requested · parameter
-       1.0 MiB  releasable
-
-holders of tensors
-       8.0 MiB  cuda:0  model   (2 storages, variable)
-  and others: 1.0 MiB on cuda:0"""
-
-FREED = """\
-memtriage  freed 1.0 MiB on cuda:0: the traceback's variables (1 function) and Out[3]
-
-less than before
-      -1.0 MiB  cuda:0  Out[*]   (1 storage, variable)
-
-kept by IPython
-  - Out[7] (Tensor) alone holds 1.0 MiB on cpu
-  - `%memtriage_free --out` releases them; a cell whose last line ends with `;` shows nothing"""
 
 
 def test_the_whole_text_of_a_cell() -> None:
@@ -65,11 +44,10 @@ def test_the_whole_text_of_a_cell() -> None:
         notes=["said beside"],
         freed=Freed(bytes={"cuda:0": 5 * MIB}, frames=2),
         holders=[change("model", 8 * MIB, 2)],
-        rebindings=[Rebinding(name="model", device="cuda:0", old=MIB, new=2 * MIB, still_held_by=["Out[3]"])],
         run_report=run_report(verdict="leak", findings=[leak], steps=12),
         runs_out_in=[99],
     )
-    assert cell_text(told) == CELL
+    assert text(cell_document(told)) == CELL
 
 
 def test_the_whole_text_of_what_holds_memory_now() -> None:
@@ -79,33 +57,25 @@ def test_the_whole_text_of_what_holds_memory_now() -> None:
     ]
     ledger = Ledger(device="cuda:0", total=9 * MIB, source="", rows=rows)
     now = MemoryNow(ledgers=[ledger], holders=[change("model", 8 * MIB, 2)], more={"cuda:0": MIB})
-    assert now_text(now) == NOW
+    lines = [" ".join(line.split()) for line in text(now_document(now)).splitlines() if line]
+    assert lines[:2] == ["memtriage MEMORY 9.0 MiB on cuda:0", "cuda:0 9.0 MiB in use"]
+    assert lines[2].startswith("requested · parameter 8.0 MiB") and lines[2].endswith("88.9%")
+    assert lines[3].startswith("releasable 1.0 MiB") and lines[3].endswith("11.1%")
+    assert lines[4:] == [
+        "Holders of tensors",
+        "8.0 MiB cuda:0 model (2 storages, variable)",
+        "and others: 1.0 MiB on cuda:0",
+    ]
 
 
-def test_the_whole_text_of_what_was_freed() -> None:
-    freed = Freed(bytes={"cuda:0": MIB}, frames=1, outputs=[3], holders=[change("Out[*]", -MIB)])
-    assert freed_text(freed, [OutputHold(number=7, bytes={"cpu": MIB}, kind="Tensor")]) == FREED
-    assert freed_text(Freed(bytes={}, frames=0), []) == "memtriage  nothing was kept"
+def test_the_text_of_what_was_freed() -> None:
+    freed = Freed(bytes={"cuda:0": MIB}, frames=1, holders=[change("Out[*]", -MIB)])
+    head, _, *rest = text(freed_document(freed)).splitlines()
+    assert head == "memtriage  FREE  freed 1.0 MiB on cuda:0: the traceback's variables (1 function)"
+    assert rest == ["Less than before", "      -1.0 MiB  cuda:0  Out[*]   (1 storage, variable)"]
+    assert text(freed_document(Freed(bytes={}, frames=0))) == "memtriage  FREE  no tensor was released"
 
 
 def test_long_sentences_are_wrapped_under_their_beginning() -> None:
-    told = cell_text(report(notes=["word " * 25], came=[])).splitlines()[-2:]
+    told = text(cell_document(report(notes=["word " * 25], came=[]))).splitlines()[-2:]
     assert told == [f"  - {' '.join(['word'] * 18)}", f"    {' '.join(['word'] * 7)}"]
-    many = {f"cuda:{number}": MIB for number in range(8)}
-    _, second = now_text(MemoryNow(ledgers=[], holders=[], more=many)).splitlines()
-    assert second == "    MiB on cuda:4, 1.0 MiB on cuda:5, 1.0 MiB on cuda:6, 1.0 MiB on cuda:7"
-    _, second = freed_text(Freed(bytes=many, frames=0), []).splitlines()
-    assert second == "  MiB on cuda:4, 1.0 MiB on cuda:5, 1.0 MiB on cuda:6, 1.0 MiB on cuda:7"
-
-
-def test_parts_without_anything_are_left_out() -> None:
-    assert cell_text(report(came=[])) == BARE
-    assert now_text(MemoryNow(ledgers=[], holders=[], more={})) == ""
-
-
-BARE = """\
-memtriage  CLEAN  tensors +3.0 MiB on cuda:0
-In[5] · 1.2 s
-
-tensors
-  cuda:0  1.0 MiB -> 4.0 MiB  (+3.0 MiB); most in use meanwhile: 9.0 MiB allocated"""

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from memtriage.model.cell import CellReport, DeviceUse, Freed, OutputHold, Rebinding
+from memtriage.model.cell import CellReport, DeviceUse, Freed
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
-from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from memtriage.model.units import MIB
 from memtriage.report.notebook.words import (
     change_in_words,
@@ -17,19 +16,14 @@ from memtriage.report.notebook.words import (
     freed_in_words,
     groups_of,
     headline,
-    outputs_in_words,
+    kept_by_ipython,
     peak_in_words,
-    rebinding_in_words,
     signed,
     tensors_in_words,
     title,
-    traceback_in_words,
 )
 from support.cell_reports import change, report, run_report
-from support.paths import named
 
-STATE = named("optimizer.state")
-OUTPUT = (PathSegment(SegmentKind.OUTPUT), ANY_ITEM)
 JUDGED = {"cuda:0": Judged(scale="step", points=12, reason="12 steps, all of them noisy")}
 
 
@@ -136,61 +130,26 @@ def test_devices_come_by_size() -> None:
     assert devices_in_words({"cpu": 1024, "cuda:0": 4 * MIB}) == "4.0 MiB on cuda:0, 1.0 KiB on cpu"
 
 
-@pytest.mark.parametrize(
-    ("held_by", "said"),
-    [
-        ([STATE], "held by `optimizer.state`. Make those again as well, or `del` them"),
-        ([OUTPUT], "held by `Out[*]`. `%memtriage_free --out` releases it"),
-        ([STATE, OUTPUT], "held by `optimizer.state`, `Out[*]`. Make those again as well, or `del` them"),
-    ],
-)
-def test_a_value_that_others_still_hold(held_by: list[Any], said: str) -> None:
-    held = Rebinding(name="net", device="cuda:0", old=MIB, new=2 * MIB, still_held_by_paths=held_by)
-    assert (
-        rebinding_in_words(held)
-        == f"`net` is new, and its old value (1.0 MiB on cuda:0) is still alive, {said}"
-    )
-
-
-def test_a_value_made_while_the_old_one_was_alive() -> None:
-    gone = Rebinding(name="model", device="cuda:0", old=4 * MIB, new=3 * MIB, extra=5 * MIB)
-    assert rebinding_in_words(gone) == (
-        "`model` was made while its old value (4.0 MiB) was alive: 5.0 MiB more in use on cuda:0 than before "
-        "the cell. `del model`, and what refers to it, in the first line lowers the peak"
-    )
-
-
 def test_what_ipython_keeps() -> None:
-    outputs = [
-        OutputHold(number=3, bytes={"cuda:0": 2 * MIB, "cpu": 4 * MIB}, kind="Linear"),
-        OutputHold(number=4, bytes={"cpu": MIB}, kind="Tensor"),
-    ]
-    assert outputs_in_words(outputs) == [
-        "Out[3] (Linear) alone holds 4.0 MiB on cpu, 2.0 MiB on cuda:0",
-        "Out[4] (Tensor) alone holds 1.0 MiB on cpu",
-        "`%memtriage_free --out` releases them; a cell whose last line ends with `;` shows nothing",
-    ]
-    assert traceback_in_words({"cuda:0": 5 * MIB}) == [
-        "the error's traceback keeps the variables of the functions that it ended: 5.0 MiB on cuda:0; "
-        "`%memtriage_free` releases them"
-    ]
-    assert outputs_in_words([]) == traceback_in_words({}) == []
+    traceback, outputs = kept_by_ipython({"cuda:0": 5 * MIB}, {"cuda:0": 2 * MIB, "cpu": 4 * MIB})
+    assert "functions that it ended: 5.0 MiB on cuda:0; `%memtriage_free` releases" in traceback
+    assert outputs.startswith("`Out` alone keeps 4.0 MiB on cpu, 2.0 MiB on cuda:0: `%memtriage_free --out`")
+    assert kept_by_ipython({}, {}) == []
 
 
 @pytest.mark.parametrize(
     ("freed", "said"),
     [
         (
-            Freed(bytes={"cuda:0": 5 * MIB}, frames=2, outputs=[3, 4]),
-            "freed 5.0 MiB on cuda:0: the traceback's variables (2 functions) and Out[3], Out[4]",
+            Freed(bytes={"cuda:0": 5 * MIB}, frames=2),
+            "freed 5.0 MiB on cuda:0: the traceback's variables (2 functions)",
         ),
         (Freed(bytes={"cpu": MIB}, frames=0), "freed 1.0 MiB on cpu"),
         (
             Freed(bytes={}, frames=1),
             "released the traceback's variables (1 function): no tensor was kept by that alone",
         ),
-        (Freed(bytes={}, frames=0, outputs=[3]), "released Out[3]: no tensor was kept by that alone"),
-        (Freed(bytes={}, frames=0), "nothing was kept"),
+        (Freed(bytes={}, frames=0), "no tensor was released"),
     ],
 )
 def test_what_was_freed(freed: Freed, said: str) -> None:

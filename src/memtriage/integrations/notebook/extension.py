@@ -7,13 +7,11 @@ the cell is an ordinary one: same namespace, same last value, same errors, and `
 from __future__ import annotations
 
 import argparse
-import ast
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
 from IPython.core.error import UsageError
-from IPython.core.magic import output_can_be_silenced
 from IPython.display import display
 
 from memtriage.integrations.notebook import options
@@ -21,33 +19,15 @@ from memtriage.integrations.notebook.header import TakeHeader, chosen_in
 from memtriage.integrations.notebook.now import free_now, memory_now
 from memtriage.integrations.notebook.watched_cell import CellHistory, CellOptions, WatchedCell
 from memtriage.model.cell import CellReport
-from memtriage.report.notebook.html import cell_html, freed_html, now_html
-from memtriage.report.notebook.text import cell_text, freed_text, now_text
+from memtriage.report.notebook.document import Document, cell_document, freed_document, now_document
+from memtriage.report.notebook.html import html
+from memtriage.report.notebook.text import text
 
 _MAGIC: Final = options.LINE[1:]
 _FREE: Final = options.FREE[1:]
 _SCHEMA: Final = 1
 
 Magic = tuple[Callable[..., Any], Literal["line", "cell"], str]
-
-
-class Shown:
-    """What a magic shows: HTML where there is a page, text everywhere.
-
-    Args:
-        text: plain text.
-        html: a fragment of a page; None for text alone.
-    """
-
-    def __init__(self, text: str, html: str | None) -> None:
-        self._text = text
-        self._html = html
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        bundle = {"text/plain": self._text}
-        if self._html is not None:
-            bundle["text/html"] = self._html
-        return bundle
 
 
 class Extension:
@@ -65,9 +45,9 @@ class Extension:
         self._free_options = options.free_parser()
         self._transformer = TakeHeader(self._cell_options, lambda: self._running is not None)
         self._magics: list[Magic] = [
-            (_documented(self._line_magic, self._line_options), "line", _MAGIC),
-            (output_can_be_silenced(_documented(self._cell_magic, self._cell_options)), "cell", _MAGIC),
-            (_documented(self._free_magic, self._free_options), "line", _FREE),
+            (self._line_magic, "line", _MAGIC),
+            (self._cell_magic, "cell", _MAGIC),
+            (self._free_magic, "line", _FREE),
         ]
         self._running: Any = None
         self._watched: tuple[WatchedCell, argparse.Namespace] | None = None
@@ -104,7 +84,10 @@ class Extension:
         chosen = chosen_in(lines, self._cell_options)
         if chosen is not None:
             body = "".join(lines).strip().partition("\n")[2].strip()
-            self._watched = self._begin(body, chosen), chosen
+            asked = CellOptions(chosen.census, chosen.top, chosen.keep_traceback, chosen.directory)
+            watched = WatchedCell(self._shell, body, self._history, asked)
+            watched.begin()
+            self._watched = watched, chosen
 
     def _after_cell(self, result: Any) -> None:
         running = self._running
@@ -122,95 +105,57 @@ class Extension:
         del error
         self._show_cell(report, watched[1])
 
-    def _begin(self, body: str, chosen: argparse.Namespace) -> WatchedCell:
-        asked = CellOptions(
-            census=chosen.census,
-            top=chosen.top,
-            keep_traceback=chosen.keep_traceback,
-            directory=chosen.directory,
-        )
-        watched = WatchedCell(self._shell, body, self._history, asked)
-        watched.begin()
-        return watched
-
     def _show_cell(self, report: CellReport, chosen: argparse.Namespace) -> None:
         if chosen.json:
             cell = msgspec.to_builtins(report)
             run = cell.pop("run_report") or {"schema": _SCHEMA}
             self._shell.user_ns[chosen.json] = {**run, "cell": cell}
         if not chosen.quiet:
-            self._show(cell_text(report), lambda: cell_html(report), chosen)
+            self._show(cell_document(report), chosen)
 
     # --- the magics -----------------------------------------------------------------------------------------
 
-    def _cell_magic(self, line: str, cell: str) -> Any:
-        """Called inside another magic, by `run_cell_magic`, and when the line's options are wrong."""
-        __tracebackhide__ = True
-        chosen = self._parsed(self._cell_options, line)
-        if chosen is None:
-            return None
-        if self._watched is not None:
-            raise UsageError(f"{options.CELL}: this cell is watched already")
-        if awaits(self._shell, cell):
-            raise UsageError(
-                f"{options.CELL}: put it into the cell's first line: only there may the cell await"
-            )
-        chosen.keep_traceback = True  # IPython has yet to show it
-        number = cell_number(self._shell)
-        watched = self._begin(cell.strip(), chosen)
-        error: BaseException | None = None
-        try:
-            return run_body(self._shell, cell)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._show_cell(watched.end(error, f"In[{number}]"), chosen)
-            del error
+    def _cell_magic(self, line: str, cell: str) -> None:
+        """Watch a cell; `%%memtriage -h` lists the options.
+
+        Called where the line is not the cell's first, or its options are wrong, or ask for help.
+        """
+        if self._parsed(self._cell_options, line) is not None:
+            raise UsageError(f"{options.CELL}: put it into the cell's first line, above other magics")
 
     def _line_magic(self, line: str) -> None:
+        """Show what holds memory now; `%memtriage -h` lists the options."""
         chosen = self._parsed(self._line_options, line)
         if chosen is None:
             return
         now = memory_now(self._shell, chosen.top)
         if chosen.json:
             self._shell.user_ns[chosen.json] = {"schema": _SCHEMA, **msgspec.to_builtins(now)}
-        self._show(now_text(now), lambda: now_html(now), chosen)
+        self._show(now_document(now), chosen)
 
     def _free_magic(self, line: str) -> None:
+        """Release what IPython keeps; `%memtriage_free -h` lists the options."""
         chosen = self._parsed(self._free_options, line)
         if chosen is None:
             return
-        freed, left = free_now(self._shell, outputs=chosen.out)
+        freed = free_now(self._shell, outputs=chosen.out)
         if chosen.json:
-            result = {"freed": msgspec.to_builtins(freed), "outputs": msgspec.to_builtins(left)}
-            self._shell.user_ns[chosen.json] = {"schema": _SCHEMA, **result}
-        self._show(freed_text(freed, left), lambda: freed_html(freed, left), chosen)
+            self._shell.user_ns[chosen.json] = {"schema": _SCHEMA, "freed": msgspec.to_builtins(freed)}
+        self._show(freed_document(freed), chosen)
 
     def _parsed(self, parser: argparse.ArgumentParser, line: str) -> argparse.Namespace | None:
         """The options; None when help was asked for, which is shown then."""
-        try:
-            chosen: argparse.Namespace = options.parse(parser, line)
-        except options.UsageProblem as problem:
-            raise UsageError(str(problem)) from None
+        chosen: argparse.Namespace = options.parse(parser, line)
         if chosen.help:
             print(parser.format_help())
             return None
         return chosen
 
-    def _show(self, text: str, html: Callable[[], str], chosen: argparse.Namespace) -> None:
-        display(Shown(text, None if chosen.no_html else html()))
-
-
-def _documented(method: Callable[..., Any], parser: argparse.ArgumentParser) -> Callable[..., Any]:
-    """The magic as a function of its own, whose documentation (`%memtriage?`) is the options' help."""
-
-    def magic(*given: str) -> Any:
-        __tracebackhide__ = True
-        return method(*given)
-
-    magic.__doc__ = parser.format_help()
-    return magic
+    def _show(self, document: Document, chosen: argparse.Namespace) -> None:
+        shown = {"text/plain": text(document)}
+        if not chosen.no_html:
+            shown["text/html"] = html(document)
+        display(shown, raw=True)
 
 
 _ATTRIBUTE: Final = "_memtriage_extension"
@@ -230,33 +175,3 @@ def unload_ipython_extension(shell: Any) -> None:
     if extension is not None:
         extension.remove()
         setattr(shell, _ATTRIBUTE, None)
-
-
-def cell_number(shell: Any) -> int:
-    """The number of the cell that is running."""
-    result = getattr(shell.displayhook, "exec_result", None)
-    number: int | None = getattr(result, "execution_count", None)
-    return number or int(shell.execution_count)
-
-
-def run_body(shell: Any, cell: str) -> Any:
-    """Run a cell's text in the user's namespace; the value of its last expression.
-
-    Raises:
-        SyntaxError: it has `await` outside of a function.
-        BaseException: what the cell raises.
-    """
-    __tracebackhide__ = "__ipython_bottom__"  # IPython shows no frame above this one
-    source = shell.transform_cell(cell)
-    name = shell.compile.cache(source, cell_number(shell), raw_code=cell)
-    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(shell.compile(tree, name, "exec"), shell.user_global_ns, shell.user_ns)
-    if last is None:
-        return None
-    return eval(shell.compile(ast.Expression(last.value), name, "eval"), shell.user_global_ns, shell.user_ns)
-
-
-def awaits(shell: Any, cell: str) -> bool:
-    """Whether a cell has `await`, `async for` or `async with` outside of a function."""
-    return bool(shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)))

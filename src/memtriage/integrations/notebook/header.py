@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from memtriage.integrations.notebook.options import UsageProblem, parse
+from IPython.core.error import UsageError
+
+from memtriage.integrations.notebook.options import parse
 
 _LINE: Final = re.compile(r"%%memtriage(?:[ \t]+(?P<options>.*?))?[ \t]*\r?\n?")
 
@@ -28,7 +30,7 @@ def chosen_in(lines: Sequence[str], parser: argparse.ArgumentParser) -> argparse
         return None
     try:
         chosen: argparse.Namespace = parse(parser, header[1])
-    except UsageProblem:
+    except UsageError:
         return None  # the magic itself says so, and runs nothing
     return None if chosen.help else chosen
 

@@ -6,6 +6,8 @@ import argparse
 import shlex
 from typing import Any, Final, NoReturn
 
+from IPython.core.error import UsageError
+
 CELL: Final = "%%memtriage"
 LINE: Final = "%memtriage"
 FREE: Final = "%memtriage_free"
@@ -13,13 +15,9 @@ FREE: Final = "%memtriage_free"
 _MOST_HOLDERS: Final = 12
 
 
-class UsageProblem(ValueError):
-    """The line behind the magic is none that it understands; the text says why."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageProblem(f"{self.prog}: {message}\n{self.format_usage().strip()}")
+        raise UsageError(f"{self.prog}: {message}\n{self.format_usage().strip()}")
 
 
 def _parser(prog: str, description: str) -> _Parser:
@@ -93,9 +91,7 @@ def free_parser() -> argparse.ArgumentParser:
         "Release the last error's traceback, which keeps the variables of every function that the error "
         "ended.\n%tb and %debug have nothing to show afterwards.",
     )
-    parser.add_argument(
-        "--out", action="store_true", help="and of the values in Out (and _, __, ___) that keep tensors"
-    )
+    parser.add_argument("--out", action="store_true", help="and empty Out (and _, __, ___)")
     _with_output(parser, "what was freed (a dict)")
     return parser
 
@@ -104,10 +100,10 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Any:
     """Return the options in a line.
 
     Raises:
-        UsageProblem: the line is wrong.
+        UsageError: the line is wrong.
     """
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise UsageProblem(f"{parser.prog}: {error}") from None
+        raise UsageError(f"{parser.prog}: {error}") from None
     return parser.parse_args(words)

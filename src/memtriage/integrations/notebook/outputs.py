@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final
 
-from memtriage.account.census import CensusView
-from memtriage.integrations.notebook.words import cell_path
-from memtriage.model.cell import OutputHold
-from memtriage.model.paths import SegmentKind
-from memtriage.observe.heap_graph import HeapGraph
-from memtriage.observe.tensors import storage_facts
-
 _LATEST: Final = ("_", "__", "___")
-_LEAST_HELD: Final = 64 << 10
-"""Bytes from which an output is told of: a shown loss or metric is none."""
 _HIDDEN: Final = ("get_ipython", "_oh", "Out", *_LATEST)
 
 
@@ -30,61 +21,18 @@ def behind_variables(namespace: MutableMapping[str, Any]) -> None:
             namespace[name] = namespace.pop(name)
 
 
-def output_holds(view: CensusView, outputs: Mapping[int, Any]) -> list[OutputHold]:
-    """Outputs that keep storages which nothing else does, the largest first.
-
-    Args:
-        view: a census of this instant.
-        outputs: IPython's `Out`.
-    """
-    graph = view.graph
-    numbers = {id(value): number for number, value in outputs.items()}
-    sizes: dict[int, dict[str, int]] = {}
-    counted: set[tuple[str, int]] = set()
-    for position in graph.tensors:
-        facts = storage_facts(graph.objects[position])
-        if facts is None or (facts.device, facts.address) in counted:
-            continue
-        counted.add((facts.device, facts.address))  # the first tensor of a storage has the shortest path
-        number = None
-        if cell_path(view.path(position))[0].kind is SegmentKind.OUTPUT:
-            number = _above(graph, position, numbers)
-        if number is not None:
-            held = sizes.setdefault(number, {})
-            held[facts.device] = held.get(facts.device, 0) + facts.nbytes
-    holds = [
-        OutputHold(number=number, bytes=held, kind=type(outputs[number]).__name__)
-        for number, held in sizes.items()
-        if sum(held.values()) >= _LEAST_HELD
-    ]
-    return sorted(holds, key=lambda hold: -sum(hold.bytes.values()))
-
-
-def _above(graph: HeapGraph, position: int, numbers: Mapping[int, int]) -> int | None:
-    """Return the output through which an object was reached."""
-    at = position
-    while at >= 0:
-        number = numbers.get(id(graph.objects[at]))
-        if number is not None:
-            return number
-        at = graph.parents[at]
-    return None
-
-
-def drop_outputs(shell: Any, numbers: Collection[int]) -> None:
-    """Take outputs out of `Out`, out of `_7`, `_`, `__` and `___`, and out of the last cell's result."""
-    namespace, hook = shell.user_ns, shell.displayhook
-    gone = [namespace["_oh"].pop(number) for number in numbers if number in namespace["_oh"]]
-    kept_too = (namespace, shell.user_ns_hidden, vars(hook))
-    for number in numbers:
-        for names in kept_too[:2]:
+def drop_outputs(shell: Any) -> None:
+    """Empty `Out`, and take its values out of `_7`, `_`, `__`, `___` and the last cell's result."""
+    namespace, hidden = shell.user_ns, shell.user_ns_hidden
+    gone = namespace["_oh"]
+    for names in (namespace, hidden):
+        for number in gone:
             names.pop(f"_{number}", None)
-    for name in _LATEST:
-        for names in kept_too:
-            if any(names.get(name) is value for value in gone):
+    for names in (namespace, hidden, vars(shell.displayhook)):
+        for name in _LATEST:
+            if any(names.get(name) is value for value in gone.values()):  # not a variable of the user
                 names[name] = ""
-    last = shell.last_execution_result
-    if last is not None and any(last.result is value for value in gone):
-        last.result = None
+    if shell.last_execution_result is not None:
+        shell.last_execution_result.result = None
     gone.clear()
     gc.collect()

@@ -20,9 +20,8 @@ from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose import cells
 from memtriage.diagnose.cells import CellRun
 from memtriage.diagnose.verdict import verdict
-from memtriage.integrations.notebook.outputs import behind_variables, output_holds
+from memtriage.integrations.notebook.outputs import behind_variables
 from memtriage.integrations.notebook.tracebacks import free_tracebacks
-from memtriage.integrations.notebook.variables import Variables
 from memtriage.integrations.notebook.words import (
     cell_path,
     census_in_words,
@@ -48,6 +47,8 @@ from memtriage.store.locate import RecordError
 _RUNS_KEPT: Final = cells.JUDGED_FROM
 _CELLS_KEPT: Final = 200
 _HOLDERS_AFTER_OOM: Final = 8
+_LEAST_KEPT: Final = 64 << 10
+"""A shown loss or metric is not worth a sentence."""
 _ALREADY: Final = (
     "this process is watched already, from outside of the cell: steps and growth within the cell are in that "
     "watch's report"
@@ -117,7 +118,6 @@ class WatchedCell:
         behind_variables(self._shell.user_ns)
         gc.collect()
         with Look() as view:
-            self._variables = Variables(view)
             self._before = census_in_words(view.census())
             self._holders = self._follow(self._before, view)
         for device in cuda.devices() if cuda.initialized() else ():
@@ -132,7 +132,6 @@ class WatchedCell:
             watch = Watch(directory, quiet=True, last_census=False, program=program)
             watch.__enter__()
             self._watch = watch
-        self._variables.begin()
         self._meter.start()
         self._started = time.perf_counter()
 
@@ -160,8 +159,6 @@ class WatchedCell:
                 notes += more
                 runs_out += [None] * len(grown)
                 run_report = _with_growth(run_report, grown)
-            rebindings = self._variables.rebindings(view)
-            outputs = output_holds(view, self._shell.user_ns.get("_oh", {}))
         if run_report is not None:
             ledgers = take_ledgers(after.storages, on_host=on_host, parameters=after.parameters)
             run_report.ledger = {ledger.device: ledger.rows for ledger in ledgers}
@@ -177,9 +174,8 @@ class WatchedCell:
             devices=self._devices(after, resident),
             came=came[: self._options.top],
             went=went[: self._options.top],
-            rebindings=rebindings,
-            outputs=outputs[: self._options.top],
-            traceback={} if error is None else held_by_traceback(after),
+            outputs=kept_by(after, SegmentKind.OUTPUT),
+            traceback={} if error is None else kept_by(after, SegmentKind.LAST_TRACEBACK),
             freed=freed,
             notes=notes,
             run_report=run_report,
@@ -292,13 +288,11 @@ def _context(watch: Watch, report: RunReport) -> tuple[list[int | None], list[st
     return [None] * len(report.findings), []
 
 
-def held_by_traceback(census: Census) -> dict[str, int]:
-    """Bytes that only the last traceback keeps, by device."""
-    total: dict[str, int] = {}
-    for group in census.groups:
-        if has(group.anchor, SegmentKind.LAST_TRACEBACK):
-            total[group.device] = total.get(group.device, 0) + group.nbytes
-    return total
+def kept_by(census: Census, kind: SegmentKind) -> dict[str, int]:
+    """Bytes that `Out` or the last traceback alone keeps, by device, where they are worth a sentence."""
+    groups = [group for group in census.groups if has(group.anchor, kind)]
+    total = cells.by_device(msgspec.structs.replace(census, groups=groups))
+    return {device: nbytes for device, nbytes in total.items() if nbytes >= _LEAST_KEPT}
 
 
 def freed_since(before: Census, frames: int) -> tuple[Freed, Census]:

@@ -16,8 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from memtriage.report.labels import FOR_PAGES
-
 DATA_ID: Final = "data"
 """Id of the element that holds the page's data as JSON."""
 
@@ -68,7 +66,7 @@ def report_page(name: str, data: Mapping[str, Any], *scripts: str) -> str:
     return document(
         f"{name} · memtriage",
         _BODY,
-        {**data, "findingLabels": FOR_PAGES},
+        data,
         styles=[asset(style) for style in _STYLES],
         scripts=[asset(script) for script in (*_SCRIPTS, *scripts)],
         notice=asset("uplot/LICENSE"),

@@ -1,4 +1,4 @@
 """The report of one notebook cell: as text and as an HTML fragment without scripts.
 
-`words.py` has the sentences that both use.
+`document.py` has the parts that both draw, `words.py` the sentences.
 """

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
-from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, OutputHold, Rebinding
+from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange
 from memtriage.model.findings import GROWING, Finding
-from memtriage.model.paths import SegmentKind, has
 from memtriage.model.units import signed
-from memtriage.report.run.words import VERDICTS, FindingGroup, fold, sentence
+from memtriage.report.findings import FindingGroup, fold
+from memtriage.report.run.words import VERDICTS, sentence
 from memtriage.report.styles import Severity
 from memtriage.report.text import UNKNOWN, count, duration, size
 
 _LEAST_TOLD: Final = 1024
-_FREE_OUT: Final = "%memtriage_free --out"
-_FREE: Final = "%memtriage_free"
 
 
 def title(report: CellReport) -> str:
@@ -83,52 +81,25 @@ def devices_in_words(nbytes: Mapping[str, int]) -> str:
     return ", ".join(f"{size(number)} on {device}" for device, number in ordered)
 
 
-def rebinding_in_words(one: Rebinding) -> str:
-    """Return what happened, and what to do."""
-    if one.still_held_by:
-        shown = all(has(path, SegmentKind.OUTPUT) for path in one.still_held_by_paths)
-        cure = f"`{_FREE_OUT}` releases it" if shown else "Make those again as well, or `del` them"
-        paths = ", ".join(f"`{path}`" for path in one.still_held_by)
-        return (
-            f"`{one.name}` is new, and its old value ({size(one.old)} on {one.device}) is still alive, held "
-            f"by {paths}. {cure}"
+def kept_by_ipython(traceback: Mapping[str, int], outputs: Mapping[str, int]) -> list[str]:
+    """Return what the last traceback and `Out` keep, by device, and what releases it."""
+    kept = []
+    if traceback:
+        kept.append(
+            "the error's traceback keeps the variables of the functions that it ended: "
+            f"{devices_in_words(traceback)}; `%memtriage_free` releases them"
         )
-    return (
-        f"`{one.name}` was made while its old value ({size(one.old)}) was alive: {size(one.extra)} more in "
-        f"use on {one.device} than before the cell. `del {one.name}`, and what refers to it, in the first "
-        "line lowers the peak"
-    )
-
-
-def outputs_in_words(outputs: Sequence[OutputHold]) -> list[str]:
-    """Return what `Out` alone keeps, and what releases it."""
-    if not outputs:
-        return []
-    held = [
-        f"Out[{tensor.number}] ({tensor.kind}) alone holds {devices_in_words(tensor.bytes)}"
-        for tensor in outputs
-    ]
-    return [*held, f"`{_FREE_OUT}` releases them; a cell whose last line ends with `;` shows nothing"]
-
-
-def traceback_in_words(nbytes: Mapping[str, int]) -> list[str]:
-    """Return what the last traceback keeps, and what releases it; nothing where it keeps none."""
-    if not nbytes:
-        return []
-    return [
-        f"the error's traceback keeps the variables of the functions that it ended: "
-        f"{devices_in_words(nbytes)}; `{_FREE}` releases them"
-    ]
+    if outputs:
+        kept.append(
+            f"`Out` alone keeps {devices_in_words(outputs)}: `%memtriage_free --out` empties it; a cell "
+            "whose last line ends with `;` adds nothing"
+        )
+    return kept
 
 
 def freed_in_words(freed: Freed) -> str:
     """Return what was released."""
-    parts = []
-    if freed.frames:
-        parts.append(f"the traceback's variables ({count(freed.frames, 'function')})")
-    if freed.outputs:
-        parts.append(", ".join(f"Out[{number}]" for number in freed.outputs))
-    what = " and ".join(parts)
+    what = f"the traceback's variables ({count(freed.frames, 'function')})" if freed.frames else ""
     if not freed.bytes:
-        return f"released {what}: no tensor was kept by that alone" if what else "nothing was kept"
+        return f"released {what}: no tensor was kept by that alone" if what else "no tensor was released"
     return f"freed {devices_in_words(freed.bytes)}" + (f": {what}" if what else "")

@@ -15,20 +15,18 @@ from msgspec import UnsetType
 
 from memtriage.diagnose.ranks.killed import fate
 from memtriage.diagnose.ranks.merge import RunContext
-from memtriage.model.findings import DEVICE_HOST, GROWING
+from memtriage.model.findings import DEVICE_HOST
 from memtriage.model.rank_groups import RankGroups
 from memtriage.model.report import RunReport
 from memtriage.model.version import __version__
+from memtriage.report.findings import FindingGroup, fold
 from memtriage.report.html.shell import report_page
-from memtriage.report.labels import playbook_entry
 from memtriage.report.run.course import charts
 from memtriage.report.run.ledger import ledger
 from memtriage.report.run.ranks import compared_ranks
 from memtriage.report.run.words import (
     VERDICTS,
-    FindingGroup,
     facts,
-    fold,
     notes,
     sentence,
 )
@@ -104,36 +102,15 @@ def _data(run: RunRecord, report: RunReport, context: RunContext, title: str) ->
 
 
 def _finding(group: FindingGroup, report: RunReport) -> dict[str, Any]:
-    first = group.first
-    holder = first.holder or (UNKNOWN if first.kind in GROWING else None)
     return {
         "level": "bad" if group.severe else "warn",
         "words": _cut(group.title(report)),
         "amount": group.amount,
-        "holder": None if holder is None else _cut(holder),
-        "also_held_by": [_cut(path) for path in first.also_held_by[:_EVIDENCE]],
-        "stored_at": None if first.stored_at is None else _cut(first.stored_at),
-        "allocated_at": None if first.allocated_at is None else _cut(first.allocated_at),
-        "size": _piled_up(group),
-        "detected": _cut(group.detected),
-        "to_confirm": group.to_confirm,
-        "runs_out": _runs_out(group, report),
-        "mechanism": None if first.mechanism is None else _cut(first.mechanism),
-        "fix": None if first.fix is None else _cut(first.fix),
-        "evidence": [_cut(line) for line in group.evidence[:_EVIDENCE]],
-        "playbook": None if first.playbook is None else playbook_entry(first.playbook, " · "),
+        "facts": [
+            fact._replace(values=[_cut(value) for value in fact.values[:_EVIDENCE]])
+            for fact in group.facts(" · ", report.steps)
+        ],
     }
-
-
-def _piled_up(group: FindingGroup) -> list[str]:
-    label, values = group.piled_up
-    return [label, " · ".join(values)]
-
-
-def _runs_out(group: FindingGroup, report: RunReport) -> str | None:
-    if group.runs_out_in is None:
-        return None
-    return f"in {count(group.runs_out_in, 'step')}, at step {report.steps + group.runs_out_in:,}"
 
 
 # Ranks

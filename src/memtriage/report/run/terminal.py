@@ -7,7 +7,7 @@ they can be searched for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,22 +19,21 @@ from rich.text import Text
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import GROWING, TRAITS
 from memtriage.report import labels, plot
-from memtriage.report.console import BULLET, Page, console_for
+from memtriage.report.console import Page, console_for
+from memtriage.report.findings import FindingGroup, fold
 from memtriage.report.run.rank_words import few_ranks, heading, rank_lines
 from memtriage.report.run.words import (
     COURSE_MARKS,
     VERDICTS,
-    FindingGroup,
     facts,
-    fold,
     largest_rows,
     ledger_rows,
     ledger_summary,
     notes,
     sentence,
 )
-from memtriage.report.styles import BAD, FIX, HOLDER, SEVERITY_STYLES
-from memtriage.report.text import UNKNOWN, count, duration, size
+from memtriage.report.styles import BAD, SEVERITY_STYLES
+from memtriage.report.text import count, duration, size
 
 if TYPE_CHECKING:
     from memtriage.model.findings import Finding
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["console_for", "finding_block", "findings_text", "ledger_blocks", "render"]
 
-_WHOLE: Final = frozenset(
-    {labels.KEPT_ALIVE_BY, labels.ALSO_KEPT_ALIVE_BY, labels.STORED_AT, labels.ALLOCATED_AT}
-)
-"""What is searched for, and so stays on one line in a file."""
 _IN_FULL: Final = frozenset({labels.DETECTED, labels.PLAYBOOK})
 _OF_THE_FIRST: Final = frozenset({labels.ALSO_KEPT_ALIVE_BY, labels.WHY, labels.EVIDENCE})
 _RANK_LINES: Final = 12
@@ -90,13 +85,14 @@ def render(
         page.line((f"and {count(rest, 'more finding')}", "dim"))
     _ranks_block(page, report)
     device, rank = _of_interest(report, groups, context.ledger_rank)
-    if full:
-        ledger_blocks(page, report, context.ledger_rank)
-    elif ledger := _ledger_of(report, device, groups):
-        ledger_blocks(page, report, context.ledger_rank, only=ledger)
+    ledgers = report.ledger if full else _ledger_of(report, device, groups)
+    largest = None if full else _ROWS
+    ledger_blocks(
+        page, ledgers, context.ledger_rank, taken=report.ledger_steps, steps=report.steps, largest=largest
+    )
     if full or groups or report.ledger:  # nothing is said of the memory of a script that failed at once
         _course_block(page, report, groups, device, rank)
-    _notes_block(page, context)
+    page.bullets("notes", notes(context))
     if not full:
         page.line((f"all evidence and ledgers: memtriage report {record} --full", "dim"), indent=2)
 
@@ -150,41 +146,15 @@ def finding_block(
     page.gap()
     style = BAD if group.severe else "bold"
     page.line((f"{number}  ", "dim"), (group.title(report), "bold"), (f"   {group.amount}", style), indent=3)
-    known = list(_fields(page, group))
+    known = group.facts(page.dot)
     if not full:
         left_out = _IN_FULL if first else _IN_FULL | _OF_THE_FIRST
-        known = [(name, values[:_EVIDENCE], style) for name, values, style in known if name not in left_out]
-    width = max((len(label) for label, _, _ in known), default=0) + 4
-    for label, values, style in known:
-        page.field(label, *values, style=style, whole=label in _WHOLE, labels=width)
-
-
-def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str], str]]:
-    """Yield what is known of a finding: label, values and style."""
-    finding = group.first
-    if finding.holder is not None or finding.kind in GROWING:
-        yield labels.KEPT_ALIVE_BY, [finding.holder or UNKNOWN], HOLDER
-    if finding.also_held_by:
-        yield labels.ALSO_KEPT_ALIVE_BY, finding.also_held_by, HOLDER
-    if finding.stored_at is not None:
-        yield labels.STORED_AT, [finding.stored_at], ""
-    if finding.allocated_at is not None:
-        yield labels.ALLOCATED_AT, [finding.allocated_at], ""
-    label, values = group.piled_up
-    if values:
-        yield label, [page.dot.join(values)], ""
-    if group.detected:
-        yield labels.DETECTED, [group.detected], ""
-    if finding.mechanism is not None:
-        yield labels.WHY, [finding.mechanism], ""
-    if finding.fix is not None:
-        yield labels.FIX, [finding.fix], FIX
-    if group.to_confirm is not None:
-        yield labels.TO_CONFIRM, [group.to_confirm], ""
-    if evidence := group.evidence:
-        yield labels.EVIDENCE, [BULLET + line for line in evidence], ""
-    if finding.playbook is not None:
-        yield labels.PLAYBOOK, [labels.playbook_entry(finding.playbook, page.dot)], ""
+        known = [
+            fact._replace(values=fact.values[:_EVIDENCE]) for fact in known if fact.label not in left_out
+        ]
+    width = max((len(fact.label) for fact in known), default=0) + 4
+    for fact in known:
+        page.fact(fact, labels=width)
 
 
 # Ranks
@@ -206,23 +176,33 @@ def _ranks_block(page: Page, report: RunReport) -> None:
 # Ledger
 
 
-def ledger_blocks(page: Page, report: RunReport, rank: int | None, *, only: str | None = None) -> None:
-    """Print the ledgers of a report, which are those of `rank`.
+def ledger_blocks(
+    page: Page,
+    ledgers: Mapping[str, Sequence[LedgerRow]],
+    rank: int | None = None,
+    *,
+    taken: Mapping[str, int] | None = None,
+    steps: int = 0,
+    largest: int | None = None,
+) -> None:
+    """Print ledgers, by device, which are those of `rank`.
 
     Args:
-        only: the ledger to print, with its largest rows alone and no details.
+        taken: the step at which each was taken.
+        steps: of the run.
+        largest: how many of the largest rows to print, without details; None for all.
     """
     of = "" if rank is None else f" of rank {rank}"
-    shown = {device: ledger_rows(rows) for device, rows in report.ledger.items()}
-    if only is not None:
-        shown = {only: largest_rows(report.ledger[only], _ROWS)}
+    shown = {
+        device: ledger_rows(rows) if largest is None else largest_rows(rows, largest)
+        for device, rows in ledgers.items()
+    }
     names = [_name(page, row) for rows in shown.values() for row in rows]
     widest = page.width - 2 - _SIZE_WIDTH - (0 if page.narrow else 2 + _BAR_WIDTH + 1 + _SHARE_WIDTH)
     width = min(widest, max((name.cell_len for name in names), default=0))
     for device, rows in shown.items():
-        total = sum(row.bytes for row in report.ledger[device])
-        summary = ledger_summary(total, report.ledger_steps.get(device), report.steps)
-        page.heading(f"{device}{of}", summary)
+        total = sum(row.bytes for row in ledgers[device])
+        page.heading(f"{device}{of}", ledger_summary(total, (taken or {}).get(device), steps))
         for row in rows:
             _ledger_row(page, row, total, width)
 
@@ -249,11 +229,14 @@ def _ledger_row(page: Page, row: LedgerRow, total: int, width: int) -> None:
         page.hanging(Text("      "), detail)
 
 
-def _ledger_of(report: RunReport, device: str | None, groups: Sequence[FindingGroup]) -> str | None:
+def _ledger_of(
+    report: RunReport, device: str | None, groups: Sequence[FindingGroup]
+) -> dict[str, list[LedgerRow]]:
     """Return the ledger that a report is about: of the job if a process of it grows, else of a device."""
     process = groups[0].first.process if groups else None
     wanted = ("job" if process is not None else device, "host" if device == "cpu" else device, "host")
-    return next((name for name in wanted if name in report.ledger), next(iter(report.ledger), None))
+    name = next((name for name in (*wanted, *report.ledger) if name in report.ledger), None)
+    return {} if name is None else {name: report.ledger[name]}
 
 
 def _name(page: Page, row: LedgerRow) -> Text:
@@ -337,14 +320,3 @@ def _series(marks: Sequence[Mark], device: str | None, rank: int | None) -> tupl
 
 def _figure(mark: Mark, device: str | None) -> int | None:
     return mark.host_rss if device == "host" else mark.allocated
-
-
-# Notes
-
-
-def _notes_block(page: Page, context: RunContext) -> None:
-    lines = notes(context)
-    if lines:
-        page.heading("notes")
-        for note in lines:
-            page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memtriage.model.blocks import DEFAULT_POOL
-from memtriage.model.findings import GROWING, Finding
+from memtriage.model.findings import Finding
 from memtriage.model.recording import (
     NO_FRAMES,
     OWNERS,
@@ -27,20 +27,20 @@ from memtriage.model.recording import (
 from memtriage.model.version import __version__
 from memtriage.report.html.columns import Texts
 from memtriage.report.html.shell import report_page
-from memtriage.report.labels import detected, playbook_entry, size_label
 from memtriage.report.snapshot.map import segment_map
 from memtriage.report.snapshot.timeline import timeline
 from memtriage.report.snapshot.words import (
     PRIVATE_FREE,
     amount,
     color,
+    facts,
     level,
     meaning,
     owner_index,
     verdict,
     where,
 )
-from memtriage.report.text import KINDS, count, duration, rate, size
+from memtriage.report.text import KINDS, count, duration, size
 
 _TIMELINE_CHARACTERS: Final = 750_000
 _MAP_PARTS: Final = 28_000
@@ -111,20 +111,11 @@ def _device(recording: Recording, device: DeviceRecording, texts: Texts, share: 
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    grows = finding.kind in GROWING and finding.bytes_per_step is not None
-    rated = None if grows or finding.bytes_per_step is None else rate(finding.bytes_per_step, "step")
     return {
-        "allocated_at": finding.allocated_at,
-        "mechanism": finding.mechanism,
-        "fix": finding.fix,
-        "evidence": finding.evidence,
-        "size": [size_label(finding.step), size(finding.bytes) if grows else None],
-        "growth": rated,
-        "detected": detected(finding.step, finding.phase),
         "level": level(finding),
         "words": KINDS[finding.kind],
         "amount": amount(finding),
-        "playbook": None if finding.playbook is None else playbook_entry(finding.playbook, " · "),
+        "facts": facts(finding, " · "),
     }
 
 

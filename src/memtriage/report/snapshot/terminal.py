@@ -12,13 +12,12 @@ from rich.console import Console
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import Finding
 from memtriage.model.recording import DeviceRecording, OwnedBytes, PinnedSegment, Recording
-from memtriage.report import labels
 from memtriage.report.console import BULLET, Page
 from memtriage.report.plot import area
 from memtriage.report.snapshot.json_form import stranded_by
-from memtriage.report.snapshot.words import PRIVATE_FREE, level, verdict
-from memtriage.report.styles import FIX, SEVERITY_STYLES
-from memtriage.report.text import KINDS, count, rate, size
+from memtriage.report.snapshot.words import PRIVATE_FREE, amount, facts, level, verdict
+from memtriage.report.styles import SEVERITY_STYLES
+from memtriage.report.text import KINDS, count, size
 
 _LABELS: Final = 20
 _OWNERS: Final = 12
@@ -56,37 +55,21 @@ def _device(page: Page, device: DeviceRecording) -> None:
     _sites(page, device)
     _labelled(page, device)
     _stranded(page, device.pinned)
-    if device.notes:
-        page.heading("Notes")
-        for note in device.notes:
-            page.line((BULLET + note, ""), indent=len(BULLET))
+    page.bullets("Notes", device.notes)
 
 
 def _finding(page: Page, number: int, finding: Finding) -> None:
-    amounts = [size(finding.bytes)]
-    if finding.bytes_per_step:
-        amounts.append(f"+{rate(finding.bytes_per_step, 'step')}")
     page.line(
-        (f"  {number}. {KINDS[finding.kind]}", SEVERITY_STYLES[level(finding)]),
-        (f"  {page.dot.join(amounts)}", ""),
+        (f"  {number}. {KINDS[finding.kind]}", SEVERITY_STYLES[level(finding)]), (f"  {amount(finding)}", "")
     )
-    if finding.allocated_at:
-        page.field(labels.ALLOCATED_AT, finding.allocated_at, labels=_LABELS, whole=True)
-    if when := labels.detected(finding.step, finding.phase):
-        page.field(labels.DETECTED, when, labels=_LABELS)
-    if finding.mechanism:
-        page.field(labels.WHY, finding.mechanism, labels=_LABELS)
-    if finding.fix:
-        page.field(labels.FIX, finding.fix, style=FIX, labels=_LABELS)
-    page.field(labels.EVIDENCE, *(BULLET + line for line in finding.evidence), labels=_LABELS)
-    if finding.playbook:
-        page.field(labels.PLAYBOOK, labels.playbook_entry(finding.playbook, page.dot), labels=_LABELS)
+    for fact in facts(finding, page.dot):
+        page.fact(fact, labels=_LABELS)
 
 
 def _figures(page: Page, device: DeviceRecording) -> None:
     end = device.end
     page.heading("Memory at the snapshot")
-    for label, amount, words in (
+    for label, nbytes, words in (
         ("reserved", end.reserved, ""),
         ("allocated", end.allocated, f"{size(end.requested)} asked for, {size(end.rounding)} rounding"),
         ("awaiting streams", end.awaiting, ""),
@@ -95,8 +78,8 @@ def _figures(page: Page, device: DeviceRecording) -> None:
         ("private pools", end.private_pools, "part of reserved"),
         ("private and free", end.private_pools_free, PRIVATE_FREE),
     ):
-        if amount or label in ("reserved", "allocated"):
-            page.amount(label, f"{size(amount):>{_AMOUNT}}", words, labels=_LABELS)
+        if nbytes or label in ("reserved", "allocated"):
+            page.amount(label, f"{size(nbytes):>{_AMOUNT}}", words, labels=_LABELS)
     if len(device.events) > 1:
         _chart(page, device)
 

@@ -7,8 +7,9 @@ from typing import Final
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import GROWING, SEVERE, Finding
 from memtriage.model.recording import OWNERS, DeviceRecording
+from memtriage.report.findings import FindingFact, FindingGroup
 from memtriage.report.styles import Severity
-from memtriage.report.text import KINDS, count, rate, size
+from memtriage.report.text import KINDS, UNKNOWN, count, rate, size
 
 COLORS: Final[dict[str, str]] = {
     "parameter": "hue-1",
@@ -84,6 +85,11 @@ def amount(finding: Finding) -> str:
         return rate(finding.bytes_per_step, "step")
     asked = " asked for" if finding.kind == "out_of_memory" else ""
     return f"{size(finding.bytes)}{asked}"
+
+
+def facts(finding: Finding, dot: str) -> list[FindingFact]:
+    """Return what is known of a finding; a snapshot has no objects, and so no holder to miss."""
+    return [fact for fact in FindingGroup([finding], None).facts(dot) if fact.values != [UNKNOWN]]
 
 
 def level(finding: Finding) -> Severity:

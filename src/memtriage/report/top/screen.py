@@ -19,7 +19,6 @@ from textual.widget import Widget
 from textual.widgets import DataTable, Footer, Static
 
 from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine, course_of
-from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import count
 from memtriage.report import plot
 from memtriage.report.console import Page
@@ -313,15 +312,10 @@ def _chart(values: list[int], steps: str, style: str, width: int, height: int) -
 
 
 def _ledgers(record: RankRecord, width: int) -> Text:
-    ledgers = dict(record.ledgers)
-    if not ledgers:
+    if not record.ledgers:
         return Text("none yet: the first is made at the end of the third step", style="dim")
     page, stream = _page(width)
-    rows = {device: ledger.rows for device, ledger in ledgers.items()}
-    report = RunReport(
-        verdict="clean", steps=0, findings=[], marks=[], ledger=rows, ranks=RankCount(seen=1, of=1)
-    )
-    ledger_blocks(page, report, None)
+    ledger_blocks(page, {device: ledger.rows for device, ledger in record.ledgers.items()})
     return _printed(stream)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.diagnose.ranks.live import LiveView, RankLine
-from memtriage.report.console import BULLET, Page
+from memtriage.report.console import Page
 from memtriage.report.run.terminal import finding_block
 from memtriage.report.run.words import notes
 from memtriage.report.styles import BAD, SEVERITY_STYLES, color_of
@@ -51,10 +51,7 @@ def render(view: LiveView, console: Console, column: Column, *, turned: bool = F
     if view.report is not None and view.context is not None:
         for number, group in enumerate(groups_of(view), 1):
             finding_block(page, number, group, view.report)
-        if note_lines := notes(view.context):
-            page.heading("notes")
-            for note in note_lines:
-                page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)
+        page.bullets("notes", notes(view.context))
 
 
 def as_json(view: LiveView) -> bytes:

@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any, Final
 
 from memtriage.diagnose.ranks.live import LiveView, RankLine
-from memtriage.report.run.words import VERDICTS, FindingGroup, facts, fold, nothing_found, sentence
+from memtriage.report.findings import FindingGroup, fold
+from memtriage.report.run.words import VERDICTS, facts, nothing_found, sentence
 from memtriage.report.styles import Severity
 from memtriage.report.text import UNKNOWN, duration, size
 

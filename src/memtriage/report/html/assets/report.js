@@ -62,11 +62,16 @@ const report = (() => {
       ...more,
     );
 
-  const list = (lines, form) =>
-    lines.length ? element("ul", {}, ...lines.map((line) => element("li", {}, form(line)))) : null;
+  // The values of a fact: paths as code, several one below the other.
+  const fact = ([label, values, form]) => {
+    const drawn = values.map(form === "path" ? code : prose);
+    const several = form === "list" || drawn.length > 1;
+    const whole = several ? element("ul", {}, ...drawn.map((value) => element("li", {}, value))) : drawn[0];
+    return [label, form === "fix" ? element("div", { class: "fix" }, whole) : whole];
+  };
 
-  // A finding: {level, words, amount} above, what is known of it below.
-  const finding = (item, pairs) =>
+  // A finding: {level, words, amount} above, its facts below.
+  const finding = (item) =>
     element(
       "article",
       { class: `card finding ${item.level}` },
@@ -76,7 +81,7 @@ const report = (() => {
         element("h3", {}, item.words),
         element("span", { class: "amount number" }, item.amount),
       ),
-      facts(pairs),
+      facts(item.facts.map(fact)),
     );
 
   const notes = (title, lines) =>
@@ -94,5 +99,5 @@ const report = (() => {
     return made;
   };
 
-  return { card, code, facts, finding, list, masthead, notes, prose, swatch, tiles, verdict };
+  return { card, code, facts, finding, masthead, notes, prose, swatch, tiles, verdict };
 })();

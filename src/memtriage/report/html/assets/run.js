@@ -2,7 +2,7 @@
 // The page of a run. Everything shown was computed before; here it is only drawn.
 (() => {
   const { element, bytes, whole, seconds, unpack } = page;
-  const { card, code, facts, list, prose } = report;
+  const { card, code, facts, finding, prose } = report;
   const data = page.data();
   const root = document.documentElement;
   const THOUSANDTHS = 1000;
@@ -18,22 +18,6 @@
     "There are more marks than columns: each shows the mark with the highest figure, and the thin line the " +
     "lowest. Zoom in to see all.";
   let charts = 0;
-
-  const finding = (item) =>
-    report.finding(item, [
-      [data.findingLabels.kept_alive_by, item.holder ? code(item.holder) : null],
-      [data.findingLabels.also_kept_alive_by, list(item.also_held_by, code)],
-      [data.findingLabels.stored_at, item.stored_at ? code(item.stored_at) : null],
-      [data.findingLabels.allocated_at, item.allocated_at ? code(item.allocated_at) : null],
-      item.size,
-      [data.findingLabels.runs_out, item.runs_out],
-      [data.findingLabels.detected, item.detected],
-      [data.findingLabels.why, prose(item.mechanism)],
-      [data.findingLabels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
-      [data.findingLabels.to_confirm, prose(item.to_confirm)],
-      [data.findingLabels.evidence, list(item.evidence, prose)],
-      [data.findingLabels.playbook, item.playbook],
-    ]);
 
   // Charts
 

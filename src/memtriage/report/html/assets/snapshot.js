@@ -2,7 +2,7 @@
 // The page of a memory snapshot: one tab a device. Everything shown was computed before; here it is only drawn.
 (() => {
   const { element, bytes, signed, whole, seconds, unpack } = page;
-  const { card, code, facts, prose, tiles } = report;
+  const { card, code, facts, finding, tiles } = report;
   const data = page.data();
   const root = document.documentElement;
   const CROWDED =
@@ -12,18 +12,6 @@
 
   const text = (index) => (index < 0 ? null : data.texts[index]);
   const segments = snapshotSegments(data, text);
-
-  const finding = (item) =>
-    report.finding(item, [
-      [data.findingLabels.allocated_at, item.allocated_at ? code(item.allocated_at) : null],
-      item.size,
-      [data.findingLabels.growth, item.growth],
-      [data.findingLabels.detected, item.detected],
-      [data.findingLabels.why, prose(item.mechanism)],
-      [data.findingLabels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
-      [data.findingLabels.evidence, report.list(item.evidence, prose)],
-      [data.findingLabels.playbook, item.playbook],
-    ]);
 
   function course(device) {
     const place = card(

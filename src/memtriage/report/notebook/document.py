@@ -1,0 +1,119 @@
+"""What a report in a notebook consists of: a head, and parts of kinds, drawn by `text.py` and `html.py`.
+
+The kinds are `findings`, `sentences`, `devices`, `changes`, `ledger` and `course`; what else a part has is
+what `text.py` and `report/html/assets/cell.html.jinja` read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from memtriage.model.cell import CellReport, Freed, HolderChange, MemoryNow
+from memtriage.model.marks import Mark
+from memtriage.report import plot
+from memtriage.report.notebook.words import (
+    devices_in_words,
+    freed_in_words,
+    groups_of,
+    headline,
+    kept_by_ipython,
+    title,
+)
+from memtriage.report.run.words import COURSE_MARKS
+from memtriage.report.styles import Severity
+from memtriage.report.text import size
+
+_FEWEST_POINTS: Final = 3
+_FINDINGS: Final = 6
+
+Part = Mapping[str, Any]
+
+
+class Document(NamedTuple):
+    """A report: the head's word, how much it matters, what follows it, and the parts below."""
+
+    word: str
+    level: Severity
+    sentence: str
+    title: str
+    parts: list[Part]
+
+
+def cell_document(report: CellReport) -> Document:
+    """Return the report of a cell."""
+    run, groups = report.run_report, groups_of(report)
+    course = None if run is None else _course(run.marks, groups[0].first.device if groups else None)
+    findings = {"groups": groups[:_FINDINGS], "run": run, "more": len(groups[_FINDINGS:])}
+    parts = [
+        _part("findings", "", findings if groups else {}),
+        _sentences("Released", [] if report.freed is None else [freed_in_words(report.freed)]),
+        _sentences("Kept by IPython", kept_by_ipython(report.traceback, report.outputs)),
+        _part("devices", "Tensors", {"uses": report.devices}),
+        _changes("More than before", report.came),
+        _changes("Less than before", report.went),
+        _changes("Holds memory now", report.holders, whole=True),
+        _part("course", "", course),
+        _sentences("Notes", report.notes),
+    ]
+    return _document(*headline(report), title(report), parts)
+
+
+def now_document(now: MemoryNow) -> Document:
+    """Return what holds memory now."""
+    totals = ", ".join(f"{size(ledger.total)} on {ledger.device}" for ledger in now.ledgers)
+    parts = [
+        *(_part("ledger", "", {"ledger": ledger}) for ledger in now.ledgers),
+        _changes("Holders of tensors", now.holders, whole=True, more=devices_in_words(now.more)),
+        _sentences("Kept by IPython", kept_by_ipython(now.traceback, now.outputs)),
+    ]
+    return _document("memory", "good", totals, "", parts)
+
+
+def freed_document(freed: Freed) -> Document:
+    """Return what was freed."""
+    parts = [_changes("Less than before", freed.holders)]
+    return _document("free", "good", freed_in_words(freed), "", parts)
+
+
+def _document(
+    word: str, level: Severity, sentence: str, title: str, parts: Sequence[Part | None]
+) -> Document:
+    return Document(word, level, sentence, title, [part for part in parts if part is not None])
+
+
+def _part(kind: str, name: str, content: Mapping[str, Any] | None) -> Part | None:
+    return {"kind": kind, "name": name, **content} if content else None
+
+
+def _sentences(name: str, sentences: Sequence[str]) -> Part | None:
+    return _part("sentences", name, {"sentences": sentences} if sentences else None)
+
+
+def _changes(
+    name: str, changes: Sequence[HolderChange], *, whole: bool = False, more: str = ""
+) -> Part | None:
+    return _part("changes", name, {"changes": changes, "whole": whole, "more": more} if changes else None)
+
+
+def _course(marks: Sequence[Mark], wanted: str | None) -> Mapping[str, Any] | None:
+    """Return the counters from mark to mark, where they are worth a chart."""
+    devices = [mark.device for mark in marks]
+    device = wanted if wanted in devices else next((name for name in devices if name != "cpu"), "cpu")
+    for mark_name in COURSE_MARKS:
+        own = [mark for mark in marks if (mark.name, mark.device) == (mark_name, device)]
+        values = [mark.allocated for mark in own if mark.allocated is not None]
+        if len(values) >= _FEWEST_POINTS:
+            break
+    else:
+        return None
+    if plot.is_flat(values):
+        return None
+    return {
+        "name": f"{'malloc in use' if device == 'cpu' else 'allocated'} on {device}",
+        "beside": f"at each {mark_name}",
+        "values": values,
+        "ends": [
+            f"step {own[0].step}", f"{size(min(values))} to {size(max(values))}", f"step {own[-1].step}",
+        ],
+    }  # fmt: skip
