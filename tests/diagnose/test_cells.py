@@ -31,7 +31,7 @@ def census(held: Held) -> Census:
         )
         for holder, (count, nbytes) in held.items()
     ]  # fmt: skip
-    return Census(storages=[], groups=groups, nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+    return Census(storages=[], groups=groups, objects=0, nodes=0, seconds=0.0)
 
 
 def path(holder: str) -> HolderPath:

@@ -85,7 +85,7 @@ def test_an_answer_says_how_the_process_was_read(
         asked.append((pid, pause, pause_s, within_s))
         return OutsideCensus(
             groups=[_GROUP], storages=[], details={}, at=1.0, objects=30, nodes=4, moved=moved,
-            moved_bytes=4800, seconds=0.25, stopped_s=stopped_s + 1e-9, missing=["a part"], notes=["a note"],
+            seconds=0.25, stopped_s=stopped_s + 1e-9, missing=["a part"], notes=["a note"],
         )  # fmt: skip
 
     monkeypatch.setattr(answer, "take_census", census)

@@ -325,7 +325,7 @@ def _census(second: int, *, whole: bool, without: str = "") -> OutsideCensus:
     found = [("train", "kept", second + 1 << 20), *([("torch.library", "cache", second + 1 << 21)] * whole)]
     groups = [group(*each) for each in found if each[1] != without]
     return OutsideCensus(
-        groups=groups, storages=[], details={}, at=0.0, objects=1, nodes=0, moved=0, moved_bytes=0,
+        groups=groups, storages=[], details={}, at=0.0, objects=1, nodes=0, moved=0,
         seconds=0.0, stopped_s=0.0, missing=[], notes=[],
     )  # fmt: skip
 

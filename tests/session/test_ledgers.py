@@ -26,8 +26,6 @@ def census(nodes: int = 0, devices: tuple[str, ...] = ()) -> Census:
     return Census(
         storages=storages,
         groups=[],
-        nodes_by_anchor={},
-        garbage=0,
         objects=9,
         nodes=nodes,
         seconds=0.1,

@@ -51,7 +51,7 @@ def group(
 
 def census(*groups: HolderGroup) -> Census:
     """A census of some groups, without a record of each storage."""
-    return Census(storages=[], groups=list(groups), nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+    return Census(storages=[], groups=list(groups), objects=0, nodes=0, seconds=0.0)
 
 
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[object]:

@@ -121,8 +121,6 @@ class CensusView:
             self._census = Census(
                 storages=records,
                 groups=sorted(groups, key=lambda group: -group.nbytes),
-                nodes_by_anchor=Counter(self._node_anchors.values()),
-                garbage=len(self._graph.objects) - self._graph.first_garbage,
                 objects=len(self._graph.objects),
                 nodes=len(self._graph.nodes),
                 seconds=time.perf_counter() - self._started,

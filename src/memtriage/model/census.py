@@ -232,8 +232,6 @@ class Census(msgspec.Struct, kw_only=True):
     Attributes:
         storages: one record per storage.
         groups: the same bytes by device and anchor, largest first.
-        nodes_by_anchor: number of autograd nodes by the anchor that keeps them alive.
-        garbage: objects that wait for the cyclic collector.
         objects: Python objects walked.
         nodes: autograd nodes walked.
         seconds: how long it took.
@@ -244,8 +242,6 @@ class Census(msgspec.Struct, kw_only=True):
 
     storages: list[StorageRecord]
     groups: list[HolderGroup]
-    nodes_by_anchor: dict[HolderPath, int]
-    garbage: int = 0
     objects: int
     nodes: int
     seconds: float

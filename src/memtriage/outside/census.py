@@ -135,7 +135,6 @@ class OutsideCensus:
         at: when the last reading was copied, in seconds of the monotonic clock.
         objects, nodes: that were walked.
         moved: storages that came and went meanwhile; None where all were read at one instant.
-        moved_bytes: their bytes.
         seconds: that reading took; the process went on.
         stopped_s: how long it was stopped; 0 without a pause.
         missing: what is incomplete; nothing where the census is complete.
@@ -149,7 +148,6 @@ class OutsideCensus:
     objects: int
     nodes: int
     moved: int | None
-    moved_bytes: int
     seconds: float
     stopped_s: float
     missing: list[str]
@@ -523,7 +521,6 @@ def joined(readings: Sequence[RemoteReading]) -> OutsideCensus:
         objects=first.objects,
         nodes=last.nodes,
         moved=None if last.heap.memory.steady else len(gone),
-        moved_bytes=sum(one.nbytes for one in gone.values()),
         seconds=0.0,
         stopped_s=sum(reading.stopped_s for reading in readings),
         missing=[*missing, *dict.fromkeys((*first.partial, *last.partial))],

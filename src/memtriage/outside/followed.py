@@ -33,7 +33,7 @@ class FollowedOutside:
         """
         named = [group for group in census.groups if not is_native(group.anchor)]
         taken = Census(
-            storages=[], groups=named, nodes_by_anchor={}, objects=census.objects, nodes=census.nodes,
+            storages=[], groups=named, objects=census.objects, nodes=census.nodes,
             seconds=census.seconds,
         )  # fmt: skip
         seen = self._holders.add(taken, Contents({}, {}), partial=program_only)

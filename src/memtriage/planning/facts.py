@@ -70,7 +70,6 @@ class OptimizerFacts:
         name: of its class.
         adam: torch's Adam or AdamW.
         fusable: of a class with a fused step.
-        fused: whether every group's step is fused.
         foreach: whether some group's step is of foreach kernels.
         amsgrad: whether it keeps a third state.
     """
@@ -78,7 +77,6 @@ class OptimizerFacts:
     name: str
     adam: bool
     fusable: bool
-    fused: bool
     foreach: bool
     amsgrad: bool
 
@@ -320,7 +318,6 @@ def _optimizer_facts(optimizer: Any) -> OptimizerFacts:
         name=type(optimizer).__name__,
         adam=isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)),
         fusable=isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)),
-        fused=fused,
         foreach=any("foreach" in group and group["foreach"] is not False for group in groups) and not fused,
         amsgrad=any(bool(group.get("amsgrad")) for group in groups),
     )

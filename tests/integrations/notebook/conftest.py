@@ -68,7 +68,7 @@ class _NoLook(Look):
 
 class _Empty:
     def census(self) -> Census:
-        return Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+        return Census(storages=[], groups=[], objects=0, nodes=0, seconds=0.0)
 
     def heads(self, *, last: bool = False) -> dict[tuple[str, str], bytes]:
         return {}

@@ -80,7 +80,7 @@ def test_no_byte_is_lost_and_no_name_twice(drawn: list[tuple[str, HolderPath, in
         )
         for device, path, nbytes, count in drawn
     ]  # fmt: skip
-    census = Census(storages=[], groups=groups, nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+    census = Census(storages=[], groups=groups, objects=0, nodes=0, seconds=0.0)
     renamed = census_in_words(census).groups
     assert sum(group.nbytes for group in renamed) == sum(group.nbytes for group in groups)
     assert sum(group.count for group in renamed) == sum(group.count for group in groups)
@@ -93,7 +93,7 @@ def test_storages_are_renamed_too() -> None:
     record = StorageRecord(
         device="cpu", address=1, nbytes=4, owner="variable", path=of_module("__main__", "_3")
     )
-    census = Census(storages=[record], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+    census = Census(storages=[record], groups=[], objects=0, nodes=0, seconds=0.0)
     assert census_in_words(census).storages[0].holder == "Out[*]"
 
 

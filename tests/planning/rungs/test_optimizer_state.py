@@ -17,7 +17,7 @@ from memtriage.planning.rungs.optimizer_state import EIGHT_BIT, OFFLOAD
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, last
 
-ADAMW = OptimizerFacts("AdamW", adam=True, fusable=True, fused=False, foreach=True, amsgrad=False)
+ADAMW = OptimizerFacts("AdamW", adam=True, fusable=True, foreach=True, amsgrad=False)
 SGD = replace(ADAMW, name="SGD", adam=False)
 FACTS = replace(UNKNOWN, optimizers=(ADAMW,), trained=2**20)
 

@@ -14,10 +14,10 @@ from memtriage.planning.rungs.optimizer_step import OPTIMIZER_STEP
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, last, weights
 
-ADAMW = OptimizerFacts("AdamW", adam=True, fusable=True, fused=False, foreach=True, amsgrad=False)
+ADAMW = OptimizerFacts("AdamW", adam=True, fusable=True, foreach=True, amsgrad=False)
 ADAM = replace(ADAMW, name="Adam")
 PROP = replace(ADAMW, name="RMSprop", fusable=False, adam=False)
-FUSED = replace(ADAMW, fused=True, foreach=False)
+FUSED = replace(ADAMW, foreach=False)
 
 
 @pytest.mark.parametrize(
