@@ -76,187 +76,68 @@ def test_a_storage_may_play_either_device():
     assert tensors.as_device(real, CUDA) is real
 
 
-def moves(device, tensor):
-    """What comes of each way to move a tensor: whether it stays the same, else its place and type."""
-    other = torch.empty(1, device=device, dtype=torch.float64)
-    ways = {
-        "to(device)": lambda: tensor.to(device),
-        "to('cuda')": lambda: tensor.to("cuda"),
-        "to(2)": lambda: tensor.to(2),
-        "to('cpu')": lambda: tensor.to("cpu"),
-        "to(device, dtype)": lambda: tensor.to(device, torch.float16),
-        "to(device, None)": lambda: tensor.to(device, None),
-        "to(device, same dtype)": lambda: tensor.to(device, torch.float32),
-        "to(dtype)": lambda: tensor.to(torch.float16),
-        "to(dtype, non_blocking)": lambda: tensor.to(torch.float16, True),
-        "to(dtype=, device=)": lambda: tensor.to(dtype=torch.float16, device=device),
-        "to(device, copy=True)": lambda: tensor.to(device, copy=True),
-        "to(device, non_blocking=True)": lambda: tensor.to(device, non_blocking=True),
-        "to(device, non_blocking=False)": lambda: tensor.to(device, non_blocking=False, copy=False),
-        "to(device, dtype, non_blocking, copy)": lambda: tensor.to(device, torch.float32, False, True),
-        "to(other)": lambda: tensor.to(other),
-        "to(other=)": lambda: tensor.to(other=other),
-        "to(other, True)": lambda: tensor.to(other, True),
-        "to(memory_format=)": lambda: tensor.to(memory_format=torch.contiguous_format),
-        "to('meta')": lambda: tensor.to("meta"),
-        "to('meta', dtype)": lambda: tensor.to("meta", torch.float16),
-        "to(dtype=, device='meta')": lambda: tensor.to(dtype=torch.float16, device="meta"),
-        "to(dtype, device=)": lambda: tensor.to(torch.float16, device=device),
-        "cuda()": lambda: tensor.cuda(),
-        "cuda(2)": lambda: tensor.cuda(2),
-        "cpu()": lambda: tensor.cpu(),
-        "new_tensor": lambda: tensor.new_tensor([1.0, 2.0]),
-        "new_tensor on the host": lambda: tensor.new_tensor([1], device="cpu", dtype=torch.int32),
-    }
-    found = {}
-    for name, move in ways.items():
-        try:
-            moved = move()
-        except (NotImplementedError, TypeError) as error:
-            found[name] = type(error).__name__
-            continue
-        same = moved is tensor
-        found[name] = "same" if same else f"{moved.device} {str(moved.dtype).removeprefix('torch.')}"
-    return found
+GPU, HALF, WIDE = "cuda:2", "float16", "float64"
+WAYS = {
+    "to(device)": (lambda x, gpu, other: x.to(gpu), (GPU, None, False)),
+    "to('cuda')": (lambda x, gpu, other: x.to("cuda"), (GPU, None, False)),
+    "to(2)": (lambda x, gpu, other: x.to(2), (GPU, None, False)),
+    "to('cpu')": (lambda x, gpu, other: x.to("cpu"), ("cpu", None, False)),
+    "to(device, dtype)": (lambda x, gpu, other: x.to(gpu, torch.float16), (GPU, HALF, False)),
+    "to(device, None)": (lambda x, gpu, other: x.to(gpu, None), (GPU, None, False)),
+    "to(device, same dtype)": (lambda x, gpu, other: x.to(gpu, torch.float32), (GPU, None, False)),
+    "to(dtype)": (lambda x, gpu, other: x.to(torch.float16), (None, HALF, False)),
+    "to(dtype, non_blocking)": (lambda x, gpu, other: x.to(torch.float16, True), (None, HALF, False)),
+    "to(dtype=, device=)": (lambda x, gpu, other: x.to(dtype=torch.float16, device=gpu), (GPU, HALF, False)),
+    "to(device, copy=True)": (lambda x, gpu, other: x.to(gpu, copy=True), (GPU, None, True)),
+    "to(device, non_blocking=True)": (lambda x, gpu, other: x.to(gpu, non_blocking=True), (GPU, None, False)),
+    "to(device, copy=False)": (lambda x, gpu, other: x.to(gpu, copy=False), (GPU, None, False)),
+    "all by position": (lambda x, gpu, other: x.to(gpu, torch.float32, False, True), (GPU, None, True)),
+    "to(other)": (lambda x, gpu, other: x.to(other), (GPU, WIDE, False)),
+    "to(other=)": (lambda x, gpu, other: x.to(other=other), (GPU, WIDE, False)),
+    "to(other, True)": (lambda x, gpu, other: x.to(other, True), (GPU, WIDE, False)),
+    "to(memory_format=)": (
+        lambda x, gpu, other: x.to(memory_format=torch.contiguous_format), (None, None, False),
+    ),
+    "to('meta')": (lambda x, gpu, other: x.to("meta"), ("meta", None, False)),
+    "to('meta', dtype)": (lambda x, gpu, other: x.to("meta", torch.float16), ("meta", HALF, False)),
+    "cuda()": (lambda x, gpu, other: x.cuda(), (GPU, None, False)),
+    "cuda(2)": (lambda x, gpu, other: x.cuda(2), (GPU, None, False)),
+    "cpu()": (lambda x, gpu, other: x.cpu(), ("cpu", None, False)),
+    "new_tensor": (lambda x, gpu, other: x.new_tensor([1.0, 2.0]), (None, None, True)),
+    "new_tensor on the host": (
+        lambda x, gpu, other: x.new_tensor([1], device="cpu", dtype=torch.int32), ("cpu", "int32", True),
+    ),
+}  # fmt: skip
+"""Each way to move a tensor of 32 bits, and what it asks for: place, type, and a copy in any case."""
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("make", "own"),
     [
-        (
-            lambda device: torch.empty(3, device=device),
-            {
-                "to(device)": "same",
-                "to('cuda')": "same",
-                "to(2)": "same",
-                "to('cpu')": "cpu float32",
-                "to(device, dtype)": "cuda:2 float16",
-                "to(device, None)": "same",
-                "to(device, same dtype)": "same",
-                "to(dtype)": "cuda:2 float16",
-                "to(dtype, non_blocking)": "cuda:2 float16",
-                "to(dtype=, device=)": "cuda:2 float16",
-                "to(device, copy=True)": "cuda:2 float32",
-                "to(device, non_blocking=True)": "same",
-                "to(device, non_blocking=False)": "same",
-                "to(device, dtype, non_blocking, copy)": "cuda:2 float32",
-                "to(other)": "cuda:2 float64",
-                "to(other=)": "cuda:2 float64",
-                "to(other, True)": "cuda:2 float64",
-                "to(memory_format=)": "same",
-                "to('meta')": "meta float32",
-                "to('meta', dtype)": "meta float16",
-                "to(dtype=, device='meta')": "meta float16",
-                "to(dtype, device=)": "TypeError",
-                "cuda()": "same",
-                "cuda(2)": "same",
-                "cpu()": "cpu float32",
-                "new_tensor": "cuda:2 float32",
-                "new_tensor on the host": "cpu int32",
-            },
-        ),
-        (
-            lambda device: torch.ones(3),
-            {
-                "to(device)": "cuda:2 float32",
-                "to('cuda')": "cuda:2 float32",
-                "to(2)": "cuda:2 float32",
-                "to('cpu')": "same",
-                "to(device, dtype)": "cuda:2 float16",
-                "to(device, None)": "cuda:2 float32",
-                "to(device, same dtype)": "cuda:2 float32",
-                "to(dtype)": "cpu float16",
-                "to(dtype, non_blocking)": "cpu float16",
-                "to(dtype=, device=)": "cuda:2 float16",
-                "to(device, copy=True)": "cuda:2 float32",
-                "to(device, non_blocking=True)": "cuda:2 float32",
-                "to(device, non_blocking=False)": "cuda:2 float32",
-                "to(device, dtype, non_blocking, copy)": "cuda:2 float32",
-                "to(other)": "cuda:2 float64",
-                "to(other=)": "cuda:2 float64",
-                "to(other, True)": "cuda:2 float64",
-                "to(memory_format=)": "same",
-                "to('meta')": "meta float32",
-                "to('meta', dtype)": "meta float16",
-                "to(dtype=, device='meta')": "meta float16",
-                "to(dtype, device=)": "TypeError",
-                "cuda()": "cuda:2 float32",
-                "cuda(2)": "cuda:2 float32",
-                "cpu()": "same",
-                "new_tensor": "cpu float32",
-                "new_tensor on the host": "cpu int32",
-            },
-        ),
-        (
-            lambda device: torch.empty(LARGE),
-            {
-                "to(device)": "cuda:2 float32",
-                "to('cuda')": "cuda:2 float32",
-                "to(2)": "cuda:2 float32",
-                "to('cpu')": "same",
-                "to(device, dtype)": "cuda:2 float16",
-                "to(device, None)": "cuda:2 float32",
-                "to(device, same dtype)": "cuda:2 float32",
-                "to(dtype)": "cpu float16",
-                "to(dtype, non_blocking)": "cpu float16",
-                "to(dtype=, device=)": "cuda:2 float16",
-                "to(device, copy=True)": "cuda:2 float32",
-                "to(device, non_blocking=True)": "cuda:2 float32",
-                "to(device, non_blocking=False)": "cuda:2 float32",
-                "to(device, dtype, non_blocking, copy)": "cuda:2 float32",
-                "to(other)": "cuda:2 float64",
-                "to(other=)": "cuda:2 float64",
-                "to(other, True)": "cuda:2 float64",
-                "to(memory_format=)": "same",
-                "to('meta')": "meta float32",
-                "to('meta', dtype)": "meta float16",
-                "to(dtype=, device='meta')": "meta float16",
-                "to(dtype, device=)": "TypeError",
-                "cuda()": "cuda:2 float32",
-                "cuda(2)": "cuda:2 float32",
-                "cpu()": "same",
-                "new_tensor": "cpu float32",
-                "new_tensor on the host": "cpu int32",
-            },
-        ),
-        (
-            lambda device: torch.empty(3, device="meta"),
-            {
-                "to(device)": "cuda:2 float32",
-                "to('cuda')": "cuda:2 float32",
-                "to(2)": "cuda:2 float32",
-                "to('cpu')": "NotImplementedError",
-                "to(device, dtype)": "cuda:2 float16",
-                "to(device, None)": "cuda:2 float32",
-                "to(device, same dtype)": "cuda:2 float32",
-                "to(dtype)": "meta float16",
-                "to(dtype, non_blocking)": "meta float16",
-                "to(dtype=, device=)": "cuda:2 float16",
-                "to(device, copy=True)": "cuda:2 float32",
-                "to(device, non_blocking=True)": "cuda:2 float32",
-                "to(device, non_blocking=False)": "cuda:2 float32",
-                "to(device, dtype, non_blocking, copy)": "cuda:2 float32",
-                "to(other)": "cuda:2 float64",
-                "to(other=)": "cuda:2 float64",
-                "to(other, True)": "cuda:2 float64",
-                "to(memory_format=)": "same",
-                "to('meta')": "same",
-                "to('meta', dtype)": "meta float16",
-                "to(dtype=, device='meta')": "meta float16",
-                "to(dtype, device=)": "TypeError",
-                "cuda()": "cuda:2 float32",
-                "cuda(2)": "cuda:2 float32",
-                "cpu()": "NotImplementedError",
-                "new_tensor": "meta float32",
-                "new_tensor on the host": "cpu int32",
-            },
-        ),
+        (lambda device: torch.empty(3, device=device), GPU),
+        (lambda device: torch.ones(3), "cpu"),
+        (lambda device: torch.empty(LARGE), "cpu"),
+        (lambda device: torch.empty(3, device="meta"), "meta"),
     ],
     ids=["gpu", "host", "large", "meta"],
 )
-def test_tensors_are_moved_and_cast_only_where_they_differ(make, expected):
-    run = traced(lambda device: moves(device, make(device)), world_size=4, rank=2)
-    assert run.answer == expected
+def test_tensors_are_moved_and_cast_only_where_they_differ(make, own):
+    def run(device):
+        tensor, other = make(device), torch.empty(1, device=device, dtype=torch.float64)
+        with pytest.raises(TypeError):
+            tensor.to(torch.float16, device=device)
+        for name, (move, (place, kind, copied)) in WAYS.items():
+            if own == "meta" and place == "cpu" and not name.startswith("new_tensor"):
+                with pytest.raises(NotImplementedError):
+                    move(tensor, device, other)
+                continue
+            moved = move(tensor, device, other)
+            wanted = place or own, kind or "float32"
+            assert (str(moved.device), str(moved.dtype)) == (wanted[0], f"torch.{wanted[1]}"), name
+            assert (moved is tensor) == (wanted == (own, "float32") and not copied), name
+        return True
+
+    assert traced(run, world_size=4, rank=2).answer
 
 
 def test_what_a_copy_takes():
