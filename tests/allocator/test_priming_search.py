@@ -125,53 +125,6 @@ def test_a_program_without_large_blocks_needs_none() -> None:
     assert choose(Requests(()), TORCH, QUICK).blocks == ()
 
 
-def mixed_lifetimes(seed: int, steps: int = 3) -> Requests:
-    """Blocks of several sizes that are freed in another order in each step."""
-    chance = random.Random(seed)
-    made: list[StepRequests] = []
-    number = 100
-    for _ in range(steps):
-        requests: list[Request] = []
-        live: list[int] = []
-        for _ in range(40):
-            requests.append((number, chance.choice((3, 11, 24, 24, 57, 130)) * MIB))
-            live.append(number)
-            number += 1
-            while len(live) > 6 or (live and chance.random() < 0.4):
-                requests.append((live.pop(chance.randrange(len(live))), FREE))
-        requests += [(block, FREE) for block in live]
-        made.append(StepRequests(tuple(requests), forward=len(requests) // 2))
-    return Requests(((0, 40 * MIB),), tuple(made))
-
-
-CHOSEN = {
-    2: ((166,), (*(614, 614, 630), *(614,) * 5, 744), (484, 614, 614, *(484,) * 5, 744), 6),
-    4: ((488, 20), (664, 672, 680, 672, 672, 664, 664, 664, 794), (*(638,) * 8, 768), 7),
-}
-"""MiB of the blocks, and of each check before and after; choices rejected."""
-
-
-@pytest.mark.parametrize("seed", CHOSEN)
-def test_the_choice_of_a_search_is_the_same_on_every_machine(seed: int) -> None:
-    blocks, before, after, rejected = CHOSEN[seed]
-    choice = choose(mixed_lifetimes(seed), TORCH, QUICK)
-    assert choice.blocks == tuple(size * MIB for size in blocks)
-    assert [check.before for check in choice.checks] == [size * MIB for size in before]
-    assert [check.after for check in choice.checks] == [size * MIB for size in after]
-    assert choice.rejected == rejected
-    assert [check.name for check in choice.checks] == [
-        "40 steps",
-        "the usual addresses, 8 MiB more",
-        "the usual addresses, 16 MiB more",
-        "other addresses, 2 MiB more",
-        "other addresses, 4 MiB more",
-        "other addresses",
-        "steps in another order",
-        "shorter batches",
-        "evaluation after each step",
-    ]
-
-
 def test_with_convolutions_a_choice_must_bear_other_workspaces() -> None:
     requests = replace(growing_activations(), convolves=True)
     choice = choose(requests, TORCH, QUICK)

@@ -114,26 +114,10 @@ def test_a_known_holder_is_named_before_its_path() -> None:
     assert found.holder == "te.fp8_workspaces: train.cache[*]"
 
 
-@pytest.mark.parametrize("settings", [{"share": 0.0}, {"share": 1.0}, {"floor": 0}, {"findings": 1}])
-def test_a_policy_may_have_its_least_and_its_most(settings: dict[str, Any]) -> None:
-    assert ResiduePolicy(**settings)
-
-
 @pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}, {"floor": -1}, {"findings": 0}])
 def test_a_policy_beyond_them_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"floor is at least 0 .* share between 0 and 1"):
         ResiduePolicy(**settings)
-
-
-@pytest.mark.parametrize(("nbytes", "findings"), [(4 * MIB - 1, 0), (4 * MIB, 1)])
-def test_a_residue_of_four_mebibytes_is_one(nbytes: int, findings: int) -> None:
-    assert len(residue_findings(rows(record(1, nbytes)), "train", None)) == findings
-
-
-@pytest.mark.parametrize(("small", "findings"), [(4, 1), (5, 2)])
-def test_a_holder_of_a_twentieth_has_a_finding(small: int, findings: int) -> None:
-    table = rows(record(1, (100 - small) * MIB), record(2, small * MIB, path=named("train.small")))
-    assert len(residue_findings(table, "train", None)) == findings
 
 
 def test_the_five_largest_holders_of_a_device_have_findings() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from memtriage.machine.limits import POLICY, limits, resource_limits, shared_memory
+from memtriage.machine.limits import limits, resource_limits, shared_memory
 from memtriage.observe.cgroup import CgroupMemory
 
 GiB = 1024**3
@@ -23,16 +23,6 @@ def test_resource_limits():
     limited = by_name(resource_limits(8 * GiB, 64 * 1024))
     assert (limited["RLIMIT_AS"].status, limited["RLIMIT_MEMLOCK"].status) == ("bad", "note")
     assert (limited["RLIMIT_AS"].value, limited["RLIMIT_MEMLOCK"].value) == ("8.0 GiB", "64.0 KiB")
-
-
-def test_a_limit_at_the_policy_is_enough():
-    assert shared_memory(POLICY.shared_memory, 0).status == "ok"
-    assert by_name(resource_limits(None, POLICY.locked))["RLIMIT_MEMLOCK"].status == "ok"
-    assert by_name(resource_limits(None, POLICY.locked - 1))["RLIMIT_MEMLOCK"].status == "note"
-
-
-def test_the_policy_is_one_gibibyte_of_shared_and_of_locked_memory():
-    assert (POLICY.shared_memory, POLICY.locked) == (GiB, GiB)
 
 
 def test_what_is_enough_comes_without_advice():

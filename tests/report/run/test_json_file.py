@@ -8,55 +8,14 @@ import pytest
 from memtriage.report.run.json_file import write, write_stream
 
 
-def test_the_json_has_exactly_the_fields_of_the_schema(make_report, leak):
+def test_the_json_is_one_line_in_which_the_unknown_is_null(make_report, leak):
     stream = io.BytesIO()
     write_stream(make_report(leak()), stream)
     assert stream.getvalue().count(b"\n") == 1
     report = json.loads(stream.getvalue())
-    assert list(report) == [
-        "schema",
-        "verdict",
-        "steps",
-        "findings",
-        "marks",
-        "ledger",
-        "ledger_steps",
-        "exception",
-        "judged",
-        "ranks",
-    ]
     assert report["schema"] == 1
     assert report["exception"] is None
     assert report["ranks"] == {"seen": 1, "of": 1}
-    assert list(report["findings"][0]) == [
-        "kind",
-        "device",
-        "rank",
-        "bytes",
-        "bytes_step",
-        "bytes_per_step",
-        "bytes_per_microbatch",
-        "bytes_per_second",
-        "event",
-        "bytes_per_event",
-        "where",
-        "process",
-        "certainty",
-        "holder",
-        "holder_path",
-        "also_held_by",
-        "also_held_by_paths",
-        "allocated_at",
-        "stored_at",
-        "mechanism",
-        "fix",
-        "cuts",
-        "playbook",
-        "phase",
-        "step",
-        "projection",
-        "evidence",
-    ]
     assert report["findings"][0]["rank"] is None
     assert report["marks"][0]["reserved"] is None
     assert list(report["ledger"]) == ["cuda:0", "host"]
