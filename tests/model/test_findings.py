@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memtriage.model.cell import HolderChange, Rebinding
+from memtriage.model.cell import HolderChange
 from memtriage.model.findings import Certainty, Finding, FindingKind, Projection
 from support.paths import items_of, local
 
@@ -17,8 +17,6 @@ def test_words_are_made_of_paths_where_they_are_not_given() -> None:
     assert (found.holder, found.also_held_by) == ("frame main(): losses[*]", ["frame main(): last"])
     change = HolderChange(device="cpu", holder_path=PATH, bytes=1, count=1, owner="variable")
     assert change.holder == "frame main(): losses[*]"
-    rebound = Rebinding(name="x", device="cpu", old=1, new=1, still_held_by_paths=[OTHER])
-    assert rebound.still_held_by == ["frame main(): last"]
 
 
 def test_words_of_a_record_without_paths_stay() -> None:
@@ -35,10 +33,6 @@ def test_words_of_a_record_without_paths_stay() -> None:
     assert (both.holder, both.also_held_by) == ("as read", ["too"])
     change = HolderChange(device="cpu", holder="x", holder_path=PATH, bytes=1, count=1, owner="variable")
     assert change.holder == "x"
-    rebound = Rebinding(
-        name="x", device="cpu", old=1, new=1, still_held_by=["y"], still_held_by_paths=[OTHER]
-    )
-    assert rebound.still_held_by == ["y"]
 
 
 def test_holders_are_told_apart_by_paths_where_there_are_any() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -81,6 +82,7 @@ def test_a_file_is_as_wide_as_columns_says(columns: str, width: int, monkeypatch
     [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
 )
 def test_colors_in_a_file(environment: dict[str, str], colors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # of another test
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert console_for(io.StringIO()).is_terminal == colors

@@ -1,5 +1,6 @@
 import io
 import re
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -97,6 +98,7 @@ def test_a_file_has_no_color_no_trailing_space_and_whole_paths(make_report, leak
 
 
 def test_a_file_is_as_wide_as_columns_says_and_has_colors_if_forced(make_report, leak, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # of another test
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("NO_COLOR", raising=False)
     narrow = shown(make_report(leak()))
