@@ -214,3 +214,17 @@ def test_ranks_are_alike_up_to_64_mib_or_a_tenth(
     write_trial(state, "a", 0, [1.0] * 3, ranks=memory)
     figure = make_report(trials, state).variants[0].figures["allocated"]
     assert figure.differing_ranks == ([1] if differs else [])
+
+
+def test_what_makes_the_difference_is_read_from_the_first_round_that_both_finished(tmp_path: Path) -> None:
+    trials = trials_of(tmp_path, "a", "b")
+    state = ComparisonState(tmp_path / "out", trials)
+    for number, (name, highest) in enumerate([("a", 50), ("a", 100), ("a", 100)]):
+        write_trial(state, name, number, [1.0] * 2, [(highest * MIB, 200 * MIB)] * 2)
+    for number in (1, 2):
+        write_trial(state, "b", number, [1.0] * 2, [(150 * MIB, 200 * MIB)] * 2)
+    first, second = make_report(trials, state).variants
+    assert first.difference is None
+    assert second.difference is not None
+    assert (second.difference.before, second.difference.after) == (100 * MIB, 150 * MIB)
+    assert second.difference.difference == sum(row.difference for row in second.difference.rows)

@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from memtriage.model.difference import Difference
+
 PHASE_VARIABLE: Final = "MEMTRIAGE_PHASE"
 """Environment by which a trial says whether `memtriage.phase` acts: with `off` it marks and logs only."""
 
@@ -140,6 +142,8 @@ class VariantRow(msgspec.Struct, kw_only=True, frozen=True):
         trials: the finished ones, by round.
         failures: the others, by reason.
         findings: what `memtriage run` found, in words, each once.
+        difference: what makes the difference between its memory and the baseline's, in the first round that
+            both finished; None for the baseline, and where there is no such round.
     """
 
     name: str
@@ -154,6 +158,7 @@ class VariantRow(msgspec.Struct, kw_only=True, frozen=True):
     trials: list[TrialRow]
     failures: list[Failure]
     findings: list[str]
+    difference: Difference | None = None
 
 
 class TargetRow(msgspec.Struct, kw_only=True, frozen=True):

@@ -7,6 +7,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
+from memtriage.difference.sources import of_run
+from memtriage.difference.table import difference
+from memtriage.model.difference import Difference
 from memtriage.model.findings import Finding
 from memtriage.model.trials import (
     AgainstBaseline,
@@ -21,6 +24,7 @@ from memtriage.model.trials import (
     VariantRow,
 )
 from memtriage.model.units import size
+from memtriage.prove.command import record_directory
 from memtriage.prove.judge import Readings, first_difference, judge, spread
 from memtriage.prove.limits import METRICS, TIME
 from memtriage.prove.reading import TrialReading, read_trial
@@ -29,6 +33,7 @@ from memtriage.prove.state import ComparisonState
 from memtriage.prove.statistics import CONFIDENCE, LEAST_TRIALS, median_interval, ratio
 from memtriage.prove.trial import LOG, TrialEnd
 from memtriage.prove.trials import Trials
+from memtriage.store.reader import read_run
 
 Trial = tuple[int, str]
 """Round and variant."""
@@ -154,7 +159,17 @@ def _variant_row(
         trials=[_trial_row(trials, ended[number], trial) for number, trial in own.items()],
         failures=_failure_rows(state, ended, read),
         findings=_findings(own),
+        difference=_difference(state, name, trials.baseline, readings),
     )
+
+
+def _difference(state: ComparisonState, name: str, baseline: str, readings: Readings) -> Difference | None:
+    both = sorted(readings[name].keys() & readings[baseline].keys())
+    if name == baseline or not both:
+        return None
+    folders = {each: record_directory(state.folder(each, both[0])) for each in (baseline, name)}
+    before, after = (of_run(read_run([folder]).ranks, each) for each, folder in folders.items())
+    return difference(before, after)
 
 
 def _figure(metric: str, name: str, baseline: str, readings: Readings) -> Figure | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from memtriage.model.difference import Difference
 from memtriage.model.trials import (
     AgainstBaseline,
     Failure,
@@ -197,3 +198,20 @@ def test_the_course_of_a_value(read: OutputValues, said: str) -> None:
 def test_how_a_target_was_judged(judged: TargetRow, said: str) -> None:
     assert words.target_result(judged) == said
     assert words.target(judged) == f"fp8: {judged.metric} at most 2 MiB"
+
+
+@pytest.mark.parametrize(("after", "told"), [(2 * MIB, True), (0, True), (MIB + 1, False)])
+def test_why_a_variant_needs_another_amount_is_told_before_its_findings(after: int, told: bool) -> None:
+    why = Difference(
+        of="run",
+        difference=after - MIB,
+        summary="the sentence",
+        rows=[],
+        suspects=[],
+        before=MIB,
+        after=after,
+        figures={},
+    )
+    rows = [variant(name="bf16", baseline=True), variant(difference=why, findings=["a leak"])]
+    expected = ["fp8: the sentence"] if told else []
+    assert words.found(report(variants=rows)) == [*expected, "fp8: a leak"]

@@ -16,6 +16,7 @@ from memtriage.report.trials.words import (
     VERDICTS,
     differing,
     facts,
+    found,
     interval,
     labels,
     legend,
@@ -76,7 +77,7 @@ def _data(report: TrialsReport) -> dict[str, Any]:
         "targets": [_target(row) for row in report.targets],
         "missing": [line for row in report.variants for line in what_is_missing(row)],
         "differing": [line for row in report.variants for line in differing(report, row)],
-        "found": [f"{row.name}: {finding}" for row in report.variants for finding in row.findings],
+        "found": found(report),
         "notes": report.notes,
         "about": list(_ABOUT),
     }

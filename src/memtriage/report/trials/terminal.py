@@ -16,6 +16,7 @@ from memtriage.report.trials.words import (
     VERDICTS,
     differing,
     facts,
+    found,
     labels,
     legend,
     peak_metric,
@@ -68,8 +69,7 @@ def render(report: TrialsReport, console: Console) -> None:
     missing = [line for row in report.variants for line in what_is_missing(row)]
     _lines(page, "Trials without figures", missing)
     _lines(page, "Ranks that differ", [line for row in report.variants for line in differing(report, row)])
-    findings = [f"{row.name}: {finding}" for row in report.variants for finding in row.findings]
-    _lines(page, "Found by memtriage run", findings)
+    _lines(page, "Found by memtriage run", found(report))
     _lines(page, "notes", report.notes)
 
 

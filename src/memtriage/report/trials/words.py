@@ -43,6 +43,10 @@ _FAILURES: Final = {
 _SENSES: Final = {"at_most": "at most", "at_least": "at least", "equals": "the same as"}
 
 
+_TOLD: Final = 0.01
+"""Differences of memory that are a smaller share are not told: two runs of one variant differ, too."""
+
+
 def labels(report: TrialsReport) -> dict[str, str]:
     """Return the names of the memory columns: on a CPU the counters are malloc's."""
     return _LABELS[report.device]
@@ -224,3 +228,14 @@ def _is_size(row: TargetRow) -> bool:
         *("allocated", "reserved", "requested", "outside", "host_rss", "host_pinned"),
         *("peak_allocated", "peak_reserved", "peak_host_rss"),
     }
+
+
+def found(report: TrialsReport) -> list[str]:
+    """What the records of the variants say: why one needs more memory than the baseline, and findings."""
+    lines = []
+    for row in report.variants:
+        by = row.difference
+        if by is not None and abs(by.difference) >= _TOLD * by.before:
+            lines.append(f"{row.name}: {by.summary}")
+        lines += (f"{row.name}: {finding}" for finding in row.findings)
+    return lines
