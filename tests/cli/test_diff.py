@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.cli.app import main
+from memtriage.cli.diff import command_of
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 BEFORE, AFTER = (str(SNAPSHOTS / f"{name}.pickle.gz") for name in ("healthy", "loss_list"))
@@ -67,6 +68,22 @@ def test_one_program_with_two_pythons(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["diff", "--json", *named]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["of"], found["difference"], found["rows"], found["suspects"]) == ("prediction", 0, [], [])
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        (["train.py"], ["train.py"]),
+        (["train.py", "--lr", "1"], ["train.py", "--", "--lr", "1"]),
+        (["-m", "jobs.train", "--lr", "1"], ["-m", "jobs.train", "--", "--lr", "1"]),
+        (
+            ["--world-size", "8", "train.py", "--", "--lr", "1"],
+            ["--world-size", "8", "train.py", "--", "--lr", "1"],
+        ),
+    ],
+)
+def test_a_target_is_what_predict_takes(given: list[str], passed: list[str]) -> None:
+    assert command_of(given) == passed
 
 
 @pytest.mark.parametrize(

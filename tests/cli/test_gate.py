@@ -97,6 +97,11 @@ def test_the_budget_is_for_all_device_memory(gate: Gate) -> None:
         (["--base", "nothing", "--", "train.py:build"], "--base nothing: no such commit"),
         (["--base", "HEAD", "--tolerance", "much", "--", "train.py"], "invalid --tolerance 'much'"),
         (["--base", "HEAD", "--budget", "24", "--", "train.py"], "did you mean 24GiB?"),
+        (["--base", "HEAD", "--", "--steps", "0", "train.py:build"], "steps=0"),
+        (
+            ["--base", "HEAD", "--markdown", "/no/folder/c.md", "--", "train.py:build"],
+            "/no/folder/c.md: No such",
+        ),
         (["--base", "HEAD", "--", "none.py:build"], "HEAD could not be predicted: no such file"),
     ],
 )

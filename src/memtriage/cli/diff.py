@@ -19,7 +19,7 @@ def diff(
         typer.Argument(
             metavar="A B",
             help="Two folders of memtriage run, two files of predict --json or plan --json, or two memory "
-            "snapshots. With --env: the program and its arguments, after --.",
+            "snapshots. With --env: what memtriage predict takes, after --.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the difference as JSON.")] = False,
@@ -56,9 +56,13 @@ def diff(
 
 
 def command_of(program: list[str]) -> list[str]:
-    """The arguments of `memtriage predict` that name a program: its own come after `--`."""
+    """The arguments of `memtriage predict`: all of them if they begin with an option of it, else what names a
+    program, and that one's own."""
+    if program[0].startswith("-") and program[0] != "-m":
+        return program
     named = program[:2] if program[0] == "-m" else program[:1]
-    return [*named, *(["--", *program[len(named) :]] if program[len(named) :] else [])]
+    own = program[len(named) :]
+    return [*named, "--", *own] if own else named
 
 
 def show(line: str) -> None:

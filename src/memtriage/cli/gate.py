@@ -46,32 +46,50 @@ def gate(
     ] = None,
 ) -> int:
     """Compare the predicted peak with another commit's."""
-    from memtriage.difference.elsewhere import Environment, at_commit, predicted
+    import msgspec
 
+    from memtriage.difference.elsewhere import Environment, at_commit, predicted
+    from memtriage.difference.table import difference
+    from memtriage.model.difference import GateResult
+    from memtriage.report import difference as report
+
+    name = " ".join(program)
     try:
         share = _share(tolerance)
         most = None if budget is None else parse_size(budget, "--budget")
-        if not program or (program[0].startswith("-") and program[0] != "-m"):
-            raise ValueError("nothing to predict: use --base REF -- SCRIPT.py or FILE.py:FUNCTION")
         arguments = ["--gpu", gpu, "--timeout", timeout, *command_of(program)]
-        show(f"predicting {program[0]} at {base}")
+        show(f"predicting {name} at {base}")
         with at_commit(base) as place:
             before = predicted(place, arguments, show)
-        show(f"predicting {program[0]} as it is now")
-        after = predicted(Environment(program[0], Path.cwd()), arguments, show)
+        show(f"predicting {name} as it is now")
+        after = predicted(Environment(name, Path.cwd()), arguments, show)
     except ValueError as error:
         complain("memtriage gate", error)
         return BAD_INPUT
+    found = difference(before, after)
     what, peak, limit = max(_checks(before, after, share, most), key=lambda check: check[1] / check[2])
-    verdict = f"{'ABOVE' if peak > limit else 'WITHIN'} the limit: {size(peak)} {what}, at most {size(limit)}"
-    if peak > limit:
+    above = peak > limit
+    verdict = f"{'ABOVE' if above else 'WITHIN'} the limit: {size(peak)} {what}, at most {size(limit)}"
+    if above:
         verdict += f" ({signed(peak - limit)})"
     try:
-        _write(before, after, verdict, peak, limit, as_json=json, markdown=markdown, junit=junit)
+        if markdown is not None:
+            markdown.write_text(report.markdown(found, verdict), encoding="utf-8")
+        if junit is not None:
+            junit.write_text(report.junit(found, name, verdict if above else None), encoding="utf-8")
     except OSError as error:
         complain("memtriage gate", f"{error.filename}: {error.strerror or error}")
         return BAD_INPUT
-    return ABOVE if peak > limit else 0
+    if json:
+        told = GateResult(**msgspec.structs.asdict(found), limit=limit, peak=peak, exceeded=above)
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    else:
+        from memtriage.report.console import Page, console_for
+
+        console = console_for(sys.stdout)
+        Page(console).line((verdict, "bold"))
+        report.render(found, console)
+    return ABOVE if above else 0
 
 
 def _share(given: str) -> float:
@@ -95,37 +113,3 @@ def _checks(before: Side, after: Side, share: float, budget: int | None) -> Iter
     if budget is not None:
         needed = after.figures["reserved"] + after.figures["outside the allocator"]
         yield "of device memory", needed, budget
-
-
-def _write(
-    before: Side,
-    after: Side,
-    verdict: str,
-    peak: int,
-    limit: int,
-    *,
-    as_json: bool,
-    markdown: Path | None,
-    junit: Path | None,
-) -> None:
-    import msgspec
-
-    from memtriage.difference.table import difference
-    from memtriage.model.difference import GateResult
-    from memtriage.report import difference as report
-
-    found = difference(before, after)
-    above = peak > limit
-    if markdown is not None:
-        markdown.write_text(report.markdown(found, verdict), encoding="utf-8")
-    if junit is not None:
-        junit.write_text(report.junit(found, after.name, verdict if above else None), encoding="utf-8")
-    if as_json:
-        told = GateResult(**msgspec.structs.asdict(found), limit=limit, peak=peak, exceeded=above)
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
-        return
-    from memtriage.report.console import Page, console_for
-
-    console = console_for(sys.stdout)
-    Page(console).line((verdict, "bold"))
-    report.render(found, console)
