@@ -51,6 +51,26 @@ def test_the_program_of_a_commit_imports_what_that_commit_has(project: Path) -> 
         assert place.name == "HEAD~1"
 
 
+def test_a_package_that_an_import_hook_finds_is_that_of_the_commit(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some editable installations do."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(project / "src")])
+    with at_commit("HEAD~1") as place:
+        assert run(place, "jobs/job.py") == "1"
+
+
+def test_an_environment_in_the_repository_is_not_part_of_a_commit(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = project / ".venv" / "lib" / "site-packages"
+    monkeypatch.setattr(sys, "prefix", str(project / ".venv"))
+    monkeypatch.syspath_prepend(str(packages))
+    with at_commit("HEAD") as place:
+        assert place.variables is not None
+        assert "site-packages" not in place.variables["PYTHONPATH"]
+
+
 def test_a_folder_below_the_root_is_found_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project / "jobs")
     with at_commit("HEAD") as place:

@@ -127,13 +127,19 @@ def at_commit(reference: str) -> Iterator[Environment]:
 
 def _imported_from(root: Path, tree: Path) -> str:
     """The folders of `PYTHONPATH`: those of the repository as they are in the tree."""
-    inside = [Path(entry) for entry in sys.path if entry and Path(entry).is_relative_to(root)]
-    environments = Path(sys.prefix)  # a virtual environment in the repository is not part of a commit
-    moved = [
-        str(tree / entry.relative_to(root)) for entry in inside if not entry.is_relative_to(environments)
-    ]
+    environment = Path(sys.prefix)  # a virtual environment in the repository is not part of a commit
+    found = [Path(entry) for entry in sys.path if entry and not Path(entry).is_relative_to(environment)]
+    # An editable installation may find the package by an import hook, without any folder.
+    inside = [folder for folder in (*found, root / "src") if folder.is_relative_to(root)]
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return os.pathsep.join([*moved, *(entry for entry in given if not Path(entry).is_relative_to(root))])
+    return os.pathsep.join(
+        dict.fromkeys(
+            [
+                *(str(tree / folder.relative_to(root)) for folder in inside),
+                *(entry for entry in given if not Path(entry).is_relative_to(root)),
+            ]
+        )
+    )
 
 
 def _git(*arguments: str) -> str:
