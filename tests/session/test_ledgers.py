@@ -78,6 +78,19 @@ def test_a_torch_for_rocm_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert note.startswith("this torch is built for ROCm, where memtriage was never tried")
 
 
+def test_the_next_ledgers_are_due_when_these_cost_a_five_hundredth(tmp_path: Path) -> None:
+    elapsed = 1.0
+    progress = SimpleNamespace(position=TrainingPosition(step=1), elapsed=lambda: elapsed)
+    keeper = LedgerKeeper(None, cast(Any, progress), Mock(), Mock(), Mock(), Mock())
+    assert not keeper.taken and not keeper.is_due()
+    keeper.take(cast(CensusView, SimpleNamespace(census=census)))
+    assert keeper.taken and not keeper.is_due()
+    elapsed = 1.0 + 0.1 / 0.002 - 1
+    assert not keeper.is_due()
+    elapsed = 1.0 + 60 / 0.002
+    assert keeper.is_due()
+
+
 def test_what_was_outside_at_the_first_mark_is_kept_by_device() -> None:
     keeper = LedgerKeeper(None, Mock(), Mock(), Mock(), Mock(), Mock())
     keeper.at_mark(mark("step", Reading("cuda:12", outside=7), Reading("cpu", outside=9), Reading("cuda:0")))
