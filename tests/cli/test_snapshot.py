@@ -21,7 +21,7 @@ def test_the_report_names_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["snapshot", LEAK]) == 0
     shown = capsys.readouterr().out
     assert "1. leak" in shown
-    assert "+311.2 MiB per step" in shown
+    assert "leak  311.2 MiB per step" in shown
     assert "train.py:17 in forward" in shown
 
 
