@@ -135,6 +135,15 @@ def test_a_saw_tooth_of_two_steps_hides_no_rise(steps: int, swing: int) -> None:
     assert found.rate == pytest.approx(141 * KIB, rel=0.02)
 
 
+@pytest.mark.parametrize("part", [0.3, 0.4, 0.55, 0.7, 0.9])
+@pytest.mark.parametrize("steps", [40, 300])
+def test_a_list_that_is_emptied_once_or_a_few_times_is_never_growing(steps: int, part: float) -> None:
+    at = np.arange(float(steps))
+    noise = np.random.default_rng(steps).normal(0, 8 * KIB, steps)
+    values = 1024 * MIB + 128 * KIB * (at % (part * steps)) + noise
+    assert grow(Points(at, values, values)).state != "growing"
+
+
 @pytest.mark.parametrize("steps", [12, 20, 30, 300, 3000])
 @pytest.mark.parametrize("rate", [128 * KIB, MIB])
 def test_steady_growth(steps: int, rate: int) -> None:
