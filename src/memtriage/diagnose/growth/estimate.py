@@ -140,8 +140,6 @@ def detection_limit(points: Points, policy: Policy = POLICY) -> float | None:
         and len(points.since(own.until + points.span / policy.windows).at) >= policy.points
     ):
         points = points.since(own.until + points.span / policy.windows)
-    elif own.shape == "steady":
-        points = points.steeper(-own.rate)
     elif own.state in ("growing", "filling"):
         points = points.plus(-np.minimum.accumulate(points.floors[::-1])[::-1])
     missed = max(policy.least, policy.settles / points.span) * 1.001
