@@ -25,6 +25,17 @@ def test_the_report_says_what_to_change(program, capsys):
     assert "Next cheaper" in shown
 
 
+def test_the_largest_batch_is_traced_and_so_is_the_next(program, capsys):
+    maximize = ["plan", f"{program}:build", "--budget", "1100MiB", "--maximize", "batch"]
+    assert app.main([*maximize, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["found"]
+    assert row["needs"] <= 1100 << 20 < row["next_needs"]
+    assert row["next"] == row["batch"] + 1
+    assert app.main(maximize) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"FITS  batch {row['batch']}: needs ")
+
+
 def test_a_program_that_cannot_fit(program, capsys):
     assert app.main(["plan", f"{program}:build", "--budget", "860MiB"]) == 0
     shown = capsys.readouterr().out
@@ -42,6 +53,15 @@ def test_a_program_that_cannot_fit(program, capsys):
         (["{program}:build", "--budget", "1GiB", "--seq", "8"], "--seq needs --hf-config"),
         (["{program}:build", "--budget", "1GiB", "--hf-config", "config.json"], "use only one of"),
         (["{program}:build", "--budget", "1GiB", "--allow", "anything"], "anything"),
+        (["{program}:build", "--budget", "1GiB", "--maximize", "depth"], "expected batch, seq, or batch,seq"),
+        (
+            ["{program}:build", "--budget", "1GiB", "--maximize", "batch", "--allow", "LoRA"],
+            "use only one of",
+        ),
+        (
+            ["{program}", "--budget", "1GiB", "--maximize", "batch"],
+            "a number, such as --micro-batch 8",
+        ),
     ],
 )
 def test_bad_input_is_one_line_on_stderr(program, arguments, said, capsys):

@@ -123,6 +123,7 @@ COMMANDS: Final = (
         (
             "memtriage plan train.py:build --budget 24GiB",
             "memtriage plan --hf-config config.json --budget 80GiB",
+            "memtriage plan --hf-config config.json --budget 24GiB --maximize batch",
         ),
     ),
     Command(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
 from memtriage.cli.trace_options import NamedProgram, traces_a_program
+from memtriage.model.target import TraceTarget
+from memtriage.model.units import parse_size
 
 
 @traces_a_program
@@ -31,11 +34,22 @@ def plan(
             help="Also try 'torch.compile', 'activation budget', 'LoRA', 'QLoRA' or 'shorter inputs'.",
         ),
     ] = None,
+    maximize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Instead, find the largest that fits: 'batch', 'seq' or 'batch,seq'."
+        ),
+    ] = None,
 ) -> int:
     """Find the cheapest changes that fit a memory budget."""
     import msgspec
 
     from memtriage.model.plan import Plan
+
+    if maximize is not None:
+        if allow:
+            raise ValueError("use only one of --maximize and --allow")
+        return _maximize(program, parse_size(budget, "budget"), maximize, world_size, as_json=json)
 
     options = {"budget": budget, "world_size": world_size, "allow": allow or []}
     result = program.trace("plan", options, Plan)
@@ -46,4 +60,30 @@ def plan(
         from memtriage.report.plan_text import render
 
         render(result, console_for(sys.stdout))
+    return 0
+
+
+def _maximize(program: NamedProgram, budget: int, maximize: str, world_size: int, *, as_json: bool) -> int:
+    import msgspec
+
+    from memtriage.model.plan import SizedProgram
+    from memtriage.planning.maximize import NAMES
+    from memtriage.planning.maximize import maximize as search
+
+    wanted = maximize.split(",")
+    if not set(wanted) <= NAMES.keys() or len(set(wanted)) < len(wanted):
+        raise ValueError(f"invalid --maximize {maximize!r}: expected batch, seq, or batch,seq")
+
+    def trace(target: TraceTarget, options: dict[str, Any]) -> SizedProgram:
+        sized = replace(program, target=target)
+        return sized.trace("sized", {"world_size": world_size, **options}, SizedProgram)
+
+    found = search(program.target, budget, sorted(wanted), trace)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    else:
+        from memtriage.report.console import console_for
+        from memtriage.report.plan_text import render_maximum
+
+        render_maximum(found, console_for(sys.stdout))
     return 0

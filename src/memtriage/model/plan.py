@@ -131,3 +131,58 @@ class Plan(msgspec.Struct, kw_only=True):
     traces: int
     seconds: float
     notes: list[str]
+
+
+class SizedProgram(msgspec.Struct, kw_only=True):
+    """What a program of some batch and length needs.
+
+    Attributes:
+        needs: as in `PlannedPeak`.
+        keywords: for `batch` and `seq`, where there is one: whose keyword (`build` or `step`) sets it, its
+            name, and its value by default.
+        notes: what had to be assumed.
+    """
+
+    needs: int
+    keywords: dict[str, tuple[str, str, int]] = {}
+    notes: list[str] = []
+
+
+class LargestSize(msgspec.Struct, kw_only=True):
+    """The largest size that fits. Sizes are bytes.
+
+    Attributes:
+        batch, seq: samples of a micro-batch, and their length; None for the program's own.
+        needs: what that needs.
+        next: the next larger one, of what was searched, and `next_needs` what it needs; None if none was
+            found that does not fit.
+    """
+
+    batch: int | None
+    seq: int | None
+    needs: int
+    next: int | None
+    next_needs: int | None
+
+
+class Maximum(msgspec.Struct, kw_only=True):
+    """The largest batch or length within a budget, as `memtriage plan --maximize --json` prints it.
+
+    Attributes:
+        budget: bytes, as in `Plan`; none of it stays free.
+        maximize: what was searched: `batch`, `seq`, or both.
+        found: one for what was searched; of both, one for each length. Empty if nothing fits.
+        least_needs: what the smallest size needs that was tried.
+        traces: how often the program was traced.
+        seconds: time that the search took.
+        notes: what had to be assumed.
+    """
+
+    schema: int = 1
+    budget: int
+    maximize: list[str]
+    found: list[LargestSize]
+    least_needs: int
+    traces: int
+    seconds: float
+    notes: list[str]

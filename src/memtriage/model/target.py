@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+BATCH_NAMES: Final = (
+    "micro_batch",
+    "micro_batch_size",
+    "microbatch",
+    "microbatch_size",
+    "per_device_train_batch_size",
+    "batch_size",
+    "batch",
+    "bs",
+)
+LENGTH_NAMES: Final = (
+    "seq",
+    "seq_len",
+    "seq_length",
+    "sequence_length",
+    "length",
+    "max_length",
+    "max_seq_length",
+    "context_length",
+    "block_size",
+)
+"""What programs call the samples of a micro-batch, and the length of a sample, in order of preference."""
 
 
 class TraceTarget(msgspec.Struct, kw_only=True):

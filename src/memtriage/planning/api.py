@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from memtriage.allocator.settings import parse_conf, parse_version
-from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep
+from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep, SizedProgram
 from memtriage.model.units import parse_size
-from memtriage.planning.changes import Changes, Offer, Rung
+from memtriage.planning.changes import Change, Changes, Offer, Rung
 from memtriage.planning.evaluate import Evaluated, Evaluator
 from memtriage.planning.facts import Facts
 from memtriage.planning.ladder import ladder
@@ -84,6 +84,45 @@ def plan_program(
             *([_AS_IT_IS] if settings_only else []),
             *_notes(kind, size, after, result.passed_over, world_size),
         ],
+    )
+
+
+def needs_of(
+    build: Build | TracedProgram,
+    *,
+    allocator_conf: str | None = "",
+    gpu: str = "h200",
+    torch_version: str | None = None,
+    world_size: int = 1,
+    arguments: dict[str, dict[str, int]] | None = None,
+) -> SizedProgram:
+    """What a program needs as it is, or with other keyword arguments of `build` and `step`.
+
+    Args:
+        build: the program.
+        allocator_conf, gpu, torch_version, world_size: as for `memtriage.plan`.
+        arguments: for `build` and for `step`; without them the result says which there are.
+    """
+    kind, version = machine(gpu), parse_version(torch_version)
+    parse_conf(allocator_conf or "", version)
+    evaluator = Evaluator(build, kind, version, allocator_conf, STEPS, kind.memory, world_size)
+    if arguments is not None:
+        sized = Change(
+            rung="size",
+            action=f"{arguments}",
+            speed="",
+            maths="different",
+            code={},
+            build_arguments=arguments["build"],
+            step_arguments=arguments["step"],
+        )
+        return SizedProgram(needs=evaluator.of((sized,)).peak.needs, notes=list(evaluator.notes))
+    facts = evaluator.facts()
+    knobs = {"batch": facts.batch, "seq": facts.length}
+    return SizedProgram(
+        needs=evaluator.of(()).peak.needs,
+        keywords={name: (knob.of, knob.name, knob.value) for name, knob in knobs.items() if knob is not None},
+        notes=list(evaluator.notes),
     )
 
 

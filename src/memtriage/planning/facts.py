@@ -11,19 +11,10 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
+from memtriage.model.target import BATCH_NAMES, LENGTH_NAMES
 from memtriage.planning.blocks import RepeatedBlocks, levels_of
 from memtriage.prediction.build import Built
 
-BATCH_NAMES: Final = (
-    "micro_batch",
-    "micro_batch_size",
-    "microbatch",
-    "microbatch_size",
-    "per_device_train_batch_size",
-    "batch_size",
-    "batch",
-    "bs",
-)
 ACCUMULATION_NAMES: Final = (
     "accum",
     "accumulation",
@@ -33,17 +24,6 @@ ACCUMULATION_NAMES: Final = (
     "grad_accum_steps",
     "gradient_accumulation_steps",
     "accumulate_grad_batches",
-)
-LENGTH_NAMES: Final = (
-    "seq",
-    "seq_len",
-    "seq_length",
-    "sequence_length",
-    "length",
-    "max_length",
-    "max_seq_length",
-    "context_length",
-    "block_size",
 )
 
 

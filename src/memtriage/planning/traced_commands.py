@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from memtriage.model.plan import Plan
+from memtriage.model.plan import Plan, SizedProgram
 from memtriage.model.prediction import HostCourse, RankPrediction
 from memtriage.model.priming import Priming
 from memtriage.model.target import TraceTarget
-from memtriage.planning.api import plan_program
+from memtriage.planning.api import needs_of, plan_program
 from memtriage.planning.priming import plan_priming
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import Build, load
@@ -70,6 +70,15 @@ def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:
         ValueError: the target or an option cannot be used.
     """
     return plan_program(_program(target), **options)
+
+
+def sized(target: dict[str, Any], options: dict[str, Any]) -> SizedProgram:
+    """What a target needs; `options` are keyword arguments of `planning.api.needs_of`.
+
+    Raises:
+        ValueError: the target or an option cannot be used.
+    """
+    return needs_of(_program(target), **options)
 
 
 def prime(target: dict[str, Any], options: dict[str, Any]) -> Priming:

@@ -7,7 +7,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.model.plan import PassedOver, Plan, PlanStep
+from memtriage.model.plan import Maximum, PassedOver, Plan, PlanStep
 from memtriage.report.console import BULLET, Page
 from memtriage.report.styles import BAD, GOOD
 from memtriage.report.text import count, duration, size
@@ -48,6 +48,27 @@ def render(plan: Plan, console: Console) -> None:
     if plan.notes:
         page.heading("Assumed")
         for note in plan.notes:
+            page.field("", f"{BULLET}{note}", labels=2)
+
+
+def render_maximum(maximum: Maximum, console: Console) -> None:
+    """Print the largest sizes within a budget."""
+    page = Page(console)
+    budget = size(maximum.budget)
+    if not maximum.found:
+        short = f"  the smallest size that was tried needs {size(maximum.least_needs)} of {budget}"
+        page.line(("DOES NOT FIT", BAD), (short, "bold"))
+    for row in maximum.found:
+        sizes = [f"{name} {n:,}" for name, n in (("batch", row.batch), ("seq", row.seq)) if n is not None]
+        page.line(("FITS", GOOD), (f"  {', '.join(sizes)}: needs {size(row.needs)} of {budget}", "bold"))
+        if row.next is not None and row.next_needs is not None:
+            name = "seq" if row.batch is None else "batch"
+            excess = size(row.next_needs - maximum.budget)
+            page.line((f"      {name} {row.next:,} needs {size(row.next_needs)}, {excess} too much", ""))
+    page.line((f"{count(maximum.traces, 'trace')} in {duration(maximum.seconds)}", "dim"))
+    if maximum.notes:
+        page.heading("Assumed")
+        for note in maximum.notes:
             page.field("", f"{BULLET}{note}", labels=2)
 
 

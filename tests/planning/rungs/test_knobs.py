@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from memtriage.model.target import BATCH_NAMES, LENGTH_NAMES
 from memtriage.planning.changes import Change
-from memtriage.planning.facts import BATCH_NAMES, LENGTH_NAMES, UNKNOWN, Knob
+from memtriage.planning.facts import UNKNOWN, Knob
 from memtriage.planning.rungs.knobs import MICRO_BATCH, SHORTER
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, weights

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from memtriage.model.target import BATCH_NAMES, LENGTH_NAMES
 from memtriage.planning.changes import OTHER_TASK, Change, Offer, Rung, unchanged
-from memtriage.planning.facts import BATCH_NAMES, LENGTH_NAMES, Facts, Knob
+from memtriage.planning.facts import Facts, Knob
 from memtriage.prediction.build import Built
 
 SIMULATED: Final = 2
