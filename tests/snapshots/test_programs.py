@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memtriage.allocator.blocks import SimBlock
@@ -145,6 +145,7 @@ SEEDS = st.integers(0, 1 << 32)
 
 
 @settings(deadline=None, max_examples=40)
+@example(seed=335235, end="as it is")  # 559 MiB allocated at most, 1.6 GiB reserved
 @given(seed=SEEDS, end=st.sampled_from(["as it is", "optimizer gone", "all gone", "cache emptied"]))
 def test_a_healthy_program_has_no_finding(folder: Path, seed: int, end: str) -> None:
     trainer = Trainer(seed)
@@ -155,7 +156,10 @@ def test_a_healthy_program_has_no_finding(folder: Path, seed: int, end: str) -> 
         trainer.leave()
     elif end == "cache emptied":
         trainer.program.simulator.empty_cache()
-    assert judged(trainer, folder).findings == ()
+    recording = judged(trainer, folder)
+    # Where sizes change from step to step, segments may truly not be used again.
+    wasteful = trainer.varied and recording.peak.reserved > 2 * recording.peak.allocated
+    assert {finding.kind for finding in recording.findings} <= ({"fragmentation"} if wasteful else set())
 
 
 @settings(deadline=None, max_examples=40)
