@@ -218,6 +218,11 @@ RULES: Final = (
         typed_as(r"--env \S+ \S+", f"--env {sys.executable} {sys.executable}"),
     ),
     Rule(
+        r"memtriage plan .* --maximize .*",
+        "the model of the tests is small: a small budget is full after few traces",
+        typed_as(r"--budget \S+", "--budget 1GiB"),
+    ),
+    Rule(
         r"memtriage gate .*",
         "the folder is no repository: it becomes one, with one commit",
         against_a_commit,
