@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -79,6 +80,14 @@ def test_a_prediction_is_read_from_its_json(tmp_path: Path) -> None:
     ]
     assert side.others == {"the peak of forward": side.rows[:1]}
     assert side.context == {"torch": "2"}
+
+
+def test_a_prediction_may_come_from_a_pipe() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, msgspec.json.encode(predicted()))
+    os.close(writing)
+    assert sources.read(Path(f"/dev/fd/{reading}")).total == 100
+    os.close(reading)
 
 
 def test_a_prediction_without_a_table_has_its_owners() -> None:

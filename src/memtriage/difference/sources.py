@@ -25,7 +25,7 @@ TENSORS: Final = "CPU tensors"
 _OBJECTS: Final = ("malloc in use", "Python objects")
 """Rows of the host's ledger that ordinary data is part of."""
 _LARGEST_JSON: Final = 1 << 28
-"""Bytes of a file that is read as JSON: a snapshot may be larger."""
+"""Bytes of a file that are read as JSON."""
 
 
 def read(path: Path) -> Side:
@@ -34,18 +34,16 @@ def read(path: Path) -> Side:
     Raises:
         ValueError: it is none of what can be compared, or cannot be read.
     """
-    if path.is_dir():
+    if path.is_dir() or path.name.endswith((".jsonl", ".jsonl.gz")):
         return _of_record(path)
     try:
-        with path.open("rb") as file:
-            begins = file.read(1)
+        with path.open("rb") as file:  # once: it may be a pipe
+            data = file.read(1)
+            if data == b"{":
+                data += file.read(_LARGEST_JSON)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}; {EXPECTED}") from error
-    if begins == b"{" and path.stat().st_size <= _LARGEST_JSON:
-        return _of_record(path) if path.suffix == ".jsonl" else of_json(path.read_bytes(), str(path))
-    if path.name.endswith(".jsonl.gz"):
-        return _of_record(path)
-    return _of_snapshot_file(path)
+    return of_json(data, str(path)) if data.startswith(b"{") else _of_snapshot_file(path)
 
 
 def of_json(data: bytes, name: str) -> Side:
