@@ -312,7 +312,7 @@ from support.marked_messages import found_and_expected
                     "max_allowed": 19466939269,
                     "requested": 1095216660,
                 },
-                facts={"pool": "private", "hint": "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0"},
+                facts={"hint": "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0"},
                 device="mps",
             ),
         ),
@@ -322,7 +322,6 @@ from support.marked_messages import found_and_expected
             Message(
                 "mps",
                 fields={"allocated": 13679470838, "other": 4713726607, "requested": 1095216660},
-                facts={"pool": "shared"},
                 device="mps",
             ),
         ),

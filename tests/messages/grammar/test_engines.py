@@ -23,7 +23,6 @@ from support.marked_messages import found_and_expected
                 "vllm",
                 form="startup",
                 fields={"free": 11285026570, "total": 84943715697, "desired": 76450417869},
-                facts={"utilization": "0.9"},
             ),
         ),
         (
@@ -33,7 +32,6 @@ from support.marked_messages import found_and_expected
                 "vllm",
                 form="startup",
                 fields={"free": 11285026570, "total": 84943715697, "desired": 76450417869},
-                facts={"utilization": "0.95"},
             ),
         ),
         (

@@ -16,7 +16,7 @@ from support.marked_messages import found_and_expected
         (
             "RuntimeError: «[enforce fail at alloc_cpu.cpp:127] err == 0. Buffer: you tried to "
             "allocate 116813856768 bytes. Error code 12 (Cannot allocate memory)» more",
-            Message("cpu-alloc", fields={"requested": 116813856768}, facts={"errno": 12}, device="cpu"),
+            Message("cpu-alloc", fields={"requested": 116813856768}, device="cpu"),
         ),
         ("«posix_memalign(&data, gAlignment, nbytes) == 0. 12 vs 0»", Message("cpu-alloc", device="cpu")),
         (
@@ -137,13 +137,13 @@ from support.marked_messages import found_and_expected
         (
             "slurmstepd: error: «Detected 2 oom_kill events in StepId=123_4.batch» cgroup. Some "
             "of your processes may have been killed",
-            Message("slurm", facts={"events": 2, "job": "123_4", "step": "batch"}, device="host"),
+            Message("slurm", facts={"job": "123_4"}, device="host"),
         ),
         (
             "«Detected 1 oom-kill event(s) in step 9.0» cgroup.",
-            Message("slurm", facts={"events": 1, "job": "9", "step": "0"}, device="host"),
+            Message("slurm", facts={"job": "9"}, device="host"),
         ),
-        ("«Detected 1 oom-kill event(s)»", Message("slurm", facts={"events": 1}, device="host")),
+        ("«Detected 1 oom-kill event(s)»", Message("slurm", device="host")),
         ("State: «OUT_OF_MEMORY» (exit code 0)", Message("slurm", device="host")),
         ("9.batch «OUT_OF_ME+» 0:125", Message("slurm", device="host")),
         ("slurmstepd: error: «Exceeded job memory limit» at some point.", Message("slurm", device="host")),
@@ -205,7 +205,7 @@ from support.marked_messages import found_and_expected
         # Workers that were killed
         (
             "RuntimeError: «DataLoader worker (pid 11011) is killed by signal: Bus error.» It is possible",
-            Message("shm", facts={"pid": 11011, "signal": "Bus error"}, device="host"),
+            Message("shm", facts={"pid": 11011}, device="host"),
         ),
         (
             "«DataLoader worker (pid(s) 12, 34) exited unexpectedly»",
@@ -221,9 +221,7 @@ from support.marked_messages import found_and_expected
         ),
         (
             "«DataLoader worker (pid 5) is killed by signal: Segmentation fault.»",
-            Message(
-                "not-memory", form="signal", facts={"pid": 5, "signal": "Segmentationfault"}, ran_out=False
-            ),
+            Message("not-memory", form="signal", facts={"pid": 5}, ran_out=False),
         ),
         (
             "«failed (exitcode: -9) local_rank: 3 (pid: 77)» of binary: python",
@@ -254,7 +252,7 @@ from support.marked_messages import found_and_expected
         ),
         (
             "«unable to write to file </torch_739_144252761_4>: No space left on device (28)»",
-            Message("shm", facts={"errno": 28}, device="host"),
+            Message("shm", device="host"),
         ),
         (
             "«unable to write to file </torch_739_144252761_4>: Input failed (5)»",
@@ -263,15 +261,15 @@ from support.marked_messages import found_and_expected
         (
             "«unable to open shared memory object </torch_1_2> in read-write mode: No such file "
             "or directory (2)»",
-            Message("shm", form="gone", facts={"errno": 2}, device="host", ran_out=False),
+            Message("shm", form="gone", device="host", ran_out=False),
         ),
         (
             "«unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)»",
-            Message("shm", form="descriptors", facts={"errno": 24}, device="host", ran_out=False),
+            Message("shm", form="descriptors", device="host", ran_out=False),
         ),
         (
             "«unable to open shared memory object </torch_1_2> in read-write mode: Out of luck (28)»",
-            Message("shm", facts={"errno": 28}, device="host"),
+            Message("shm", device="host"),
         ),
         (
             "«unable to open shared memory object </torch_1_2> in read-write mode»",
@@ -301,7 +299,7 @@ from support.marked_messages import found_and_expected
         ),
         (
             "misc/«shm.h:12 NCCL WARN Call to posix_fallocate failed: No space left on device»",
-            Message("shm", facts={"errno": 28}, device="host"),
+            Message("shm", device="host"),
         ),
         # Disks
         (
@@ -314,7 +312,7 @@ from support.marked_messages import found_and_expected
         ),
         (
             "OSError: [Errno 28] «No space left on device»: '/dev/shm/psm_1'",
-            Message("shm", facts={"errno": 28}, device="host"),
+            Message("shm", device="host"),
         ),
         ("Error { kind: «StorageFull» }", Message("not-memory", form="disk", ran_out=False)),
         ("«Disk quota exceeded»", Message("not-memory", form="disk", ran_out=False)),
@@ -325,9 +323,7 @@ from support.marked_messages import found_and_expected
         # Python's end
         (
             "«resource_tracker: There appear to be 4 leaked semaphore objects» to clean up at shutdown",
-            Message(
-                "python", form="resource tracker", facts={"count": 4, "what": "semaphore"}, ran_out=False
-            ),
+            Message("python", form="resource tracker", ran_out=False),
         ),
         (
             "«resource_tracker.py:216: UserWarning»: resource_tracker:",
@@ -354,12 +350,12 @@ from support.marked_messages import found_and_expected
             f"exit_code=137{'x' * 587}«OOMKilled=false»",
             Message("k8s", form="denied", device="host", ran_out=False),
         ),
-        (f"/dev/shm{'x' * 392}«No space left on device»", Message("shm", facts={"errno": 28}, device="host")),
+        (f"/dev/shm{'x' * 392}«No space left on device»", Message("shm", device="host")),
         (
             f"/dev/shm{'x' * 393}«No space left on device»",
             Message("not-memory", form="no space", ran_out=False),
         ),
-        (f"«No space left on device»{'x' * 112}/dev/shm", Message("shm", facts={"errno": 28}, device="host")),
+        (f"«No space left on device»{'x' * 112}/dev/shm", Message("shm", device="host")),
         (
             f"«No space left on device»{'x' * 113}/dev/shm",
             Message("not-memory", form="no space", ran_out=False),

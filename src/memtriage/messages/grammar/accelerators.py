@@ -9,39 +9,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 from memtriage.messages.grammar.message import Family, Grammar, Message
-from memtriage.messages.grammar.sizes import NUMBER, SIZE, first_size, to_bytes
+from memtriage.messages.grammar.sizes import NUMBER, SIZE, to_bytes
 from memtriage.model.explanation import Field
 
 _BACKENDS: Final = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
 
+_CUT_SIZE: Final = rf"(?:{SIZE}|(?!$))"
+"""A size, or none where the figure was cut off, and not at the end of the text."""
+
 _FIGURES: Final = {
     name: re.compile(text)
     for name, text in {
-        "requested": rf"Triedtoallocate{SIZE}",
-        "total": rf"hasa?total(?:capaci?tyof)?{SIZE}|{SIZE}total(?:capacity|;)",
-        "free": rf"ofwhich{SIZE}|{SIZE}free[;)]",
-        "allocated": rf"Oftheallocatedmemory{SIZE}|{SIZE}alreadyallocated",
+        "requested": rf"Triedtoallocate{_CUT_SIZE}",
+        "total": rf"hasa?totalcapaci?tyof{_CUT_SIZE}|hasa?total{SIZE}|{SIZE}total(?:capacity|;)",
+        "free": rf"ofwhich{_CUT_SIZE}|{SIZE}free[;)]",
+        "allocated": rf"Oftheallocatedmemory{_CUT_SIZE}|{SIZE}alreadyallocated",
         "private_pools": rf"with{SIZE}allocatedinprivatepools",
         "reserved_unallocated": rf"{SIZE}isreservedbyPyTorchbut",
         "reserved": rf"{SIZE}reservedintotal",
         "cached": rf"{SIZE}cached",
         "allowed": rf"{SIZE}allowed;",
-        "this_process": rf"thisprocesshas{SIZE}",
+        "this_process": rf"thisprocesshas{_CUT_SIZE}",
     }.items()
 }
-_PROMISES: Final = {
-    "requested": re.compile(r"Triedtoallocate(?!$)"),
-    "total": re.compile(r"hasa?totalcapaci?tyof(?!$)"),
-    "free": re.compile(r"ofwhich(?!$)"),
-    "allocated": re.compile(r"Oftheallocatedmemory(?!$)"),
-    "this_process": re.compile(r"thisprocesshas(?!$)"),
-}
-"""Words that a figure follows: where they stand without it, the figure was cut off."""
-
-_NONE: Final[Mapping[str, re.Pattern[str]]] = {}
 _CUT_ALLOCATED: Final = re.compile(rf"Oftheallocatedmemory({NUMBER})[KMG]?i?$")
 _PROCESS: Final = re.compile(rf"Process(\d{{1,10}})has{SIZE}")
 _INDEX: Final = re.compile(r"(?:GPU|[A-Z]{3,5})(\d{1,3})(?=;|has|$)")
@@ -67,7 +60,7 @@ _START: Final = re.compile(
 
 def _read(start: re.Match[str], text: str) -> Message | None:
     backend = start["backend"] or _backend_named(text)
-    fields, last = _sizes(text, _FIGURES, _PROMISES)
+    fields, last = _sizes(text, _FIGURES)
     if not fields and start["backend"] is None:
         return None
     if fields.get("this_process") == 0:
@@ -77,11 +70,9 @@ def _read(start: re.Match[str], text: str) -> Message | None:
     ]
     if processes:
         fields["processes"] = processes
-    facts: dict[str, str | int] = {}
+    facts = _hint(text)
     if cut := _CUT_ALLOCATED.search(text):
         facts["allocated_cut"] = cut[1]
-    if hint := _HINT.search(text):
-        facts["hint"] = next(group for group in hint.groups() if group is not None)
     if "morethan1EBmemory" in text:
         facts["absurd"] = "more than 1EB"
     old = _V1.search(text) is not None
@@ -97,23 +88,28 @@ def _read(start: re.Match[str], text: str) -> Message | None:
         facts=facts,
         device=f"{_BACKENDS.get(backend, backend.lower())}:{int(index[1])}" if index else None,
         missing=tuple(name for name in expected if fields.get(name) is None),
-        length=max(last, *ends) if ends else last or len(start[0]),
+        length=max(last, *ends) if ends else last,
     )
 
 
-def _sizes(
-    text: str, patterns: Mapping[str, re.Pattern[str]], promises: Mapping[str, re.Pattern[str]] = _NONE
-) -> tuple[dict[str, Field], int]:
+def _sizes(text: str, patterns: Mapping[str, re.Pattern[str]]) -> tuple[dict[str, Field], int]:
     """Return the figures that a text has, None for one that is promised and cut off, and where they end."""
     fields: dict[str, Field] = {}
     end = 0
     for name, pattern in patterns.items():
-        if match := pattern.search(text):
-            fields[name] = first_size(pattern, text)
-            end = max(end, match.end())
-        elif name in promises and promises[name].search(text):
+        for match in pattern.finditer(text):
             fields[name] = None
+            if size := [group for group in match.groups() if group is not None]:
+                fields[name] = to_bytes(*size)
+                end = max(end, match.end())
+                break
     return fields, end
+
+
+def _hint(text: str) -> dict[str, str | int]:
+    """Return the advice that a message gives."""
+    match = _HINT.search(text)
+    return {} if match is None else {"hint": next(group for group in match.groups() if group is not None)}
 
 
 def _backend_named(text: str) -> str:
@@ -127,21 +123,9 @@ def _backend_named(text: str) -> str:
 
 
 def _family(backend: str, old: bool) -> Family:
-    if backend == "XPU":
-        return "xpu-v1" if old else "xpu-v2"
-    if backend == "HIP":
-        return "hip-v2"
-    if backend == "CUDA":
-        return "cuda-v1" if old else "cuda-v2"
-    return "npu-v1" if old else "npu-v2"
+    kind = {"CUDA": "cuda", "HIP": "hip", "XPU": "xpu"}.get(backend, "npu")
+    return cast("Family", f"{kind}-{'v1' if old and kind != 'hip' else 'v2'}")
 
-
-# A text whose beginning is cut off
-
-_MIDDLE: Final = re.compile(
-    rf"GPU\d{{1,3}}hasatotalcapaci?tyof|\(GPU\d{{1,3}};|Oftheallocatedmemory|{NUMBER}[KMG]iBalreadyallocated|"
-    rf"{NUMBER}[KMG]iBreservedintotalbyPyTorch"
-)
 
 # cudaMallocAsync
 
@@ -168,7 +152,7 @@ def _read_async(start: re.Match[str], text: str) -> Message:
         fields=fields,
         device=f"cuda:{int(start[1])}" if start[1] else None,
         missing=tuple(name for name in ("requested", "total", "free", "allocated") if name not in fields),
-        length=end or len(start[0]),
+        length=end,
     )
 
 
@@ -180,37 +164,26 @@ _MPS_START: Final = re.compile(
 _MPS: Final = {
     name: re.compile(text)
     for name, text in {
-        "allocated": rf"MPSallocated:{SIZE}",
-        "other": rf"otherallocations:{SIZE}",
-        "max_allowed": rf"maxallowed:{SIZE}",
-        "requested": rf"Triedtoallocate{SIZE}|Invalidbuffersize:?{SIZE}",
+        "allocated": rf"MPSallocated:(?:{SIZE})?",
+        "other": rf"otherallocations:(?:{SIZE})?",
+        "max_allowed": rf"maxallowed:(?:{SIZE})?",
+        "requested": rf"Triedtoallocate(?:{SIZE})?|Invalidbuffersize:?{SIZE}",
     }.items()
-}
-_MPS_PROMISES: Final = {
-    "allocated": re.compile(r"MPSallocated:"),
-    "other": re.compile(r"otherallocations:"),
-    "max_allowed": re.compile(r"maxallowed:"),
-    "requested": re.compile(r"Triedtoallocate"),
 }
 
 
 def _read_mps(start: re.Match[str], text: str) -> Message:
     single = start[0].startswith("Invalid")
-    fields, end = _sizes(text, _MPS, _MPS_PROMISES)
-    facts: dict[str, str | int] = {}
-    if pool := re.search(r"on(private|shared)pool", text):
-        facts["pool"] = pool[1]
-    if hint := _HINT.search(text):
-        facts["hint"] = next(group for group in hint.groups() if group is not None)
+    fields, end = _sizes(text, _MPS)
     expected = ("requested",) if single else ("allocated", "other", "requested")
     return Message(
         family="mps",
         form="buffer" if single else "",
         fields=fields,
-        facts=facts,
+        facts=_hint(text),
         device="mps",
         missing=tuple(name for name in expected if fields.get(name) is None),
-        length=end or len(start[0]),
+        length=end,
     )
 
 
@@ -219,5 +192,11 @@ GRAMMARS: Final = (
     Grammar(_ASYNC_START, _read_async),
     Grammar(_START, _read),
 )
-HEADLESS: Final = Grammar(re.compile(rf"(?P<backend>(?!))?(?:{_MIDDLE.pattern})"), _read)
+HEADLESS: Final = Grammar(
+    re.compile(
+        rf"(?P<backend>(?!))?(?:GPU\d{{1,3}}hasatotalcapaci?tyof|\(GPU\d{{1,3}};|Oftheallocatedmemory|"
+        rf"{NUMBER}[KMG]iBalreadyallocated|{NUMBER}[KMG]iBreservedintotalbyPyTorch)"
+    ),
+    _read,
+)
 """For texts that begin in the middle of a message; asked where no other grammar finds anything."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from memtriage.messages.grammar.message import Grammar, Message
+from memtriage.messages.grammar.message import plain
 
 _KINDS: Final = {
     "collective timed out": r"[Ww]atchdogcaughtcollectiveoperationtimeout|"
@@ -17,12 +16,4 @@ _KINDS: Final = {
     r"Terminatingprocessesforlocal_rank|srun:(?:error:)?(?:Terminating|Jobstepaborted)",
     "launcher's report": r"ChildFailedError|failed\(exitcode:1\)|Rootcause\(firstobservedfailure\)",
 }
-_START: Final = re.compile("|".join(f"({pattern})" for pattern in _KINDS.values()))
-
-
-def _read(start: re.Match[str], text: str) -> Message:
-    form = next(kind for kind, words in zip(_KINDS, start.groups(), strict=True) if words)
-    return Message("aftermath", form=form, ran_out=False, length=len(start[0]))
-
-
-GRAMMARS: Final = (Grammar(_START, _read),)
+GRAMMARS: Final = tuple(plain("aftermath", words, form=form, ran_out=False) for form, words in _KINDS.items())

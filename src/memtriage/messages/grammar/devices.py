@@ -11,22 +11,15 @@ from memtriage.model.explanation import Field
 
 
 def _read_assert(start: re.Match[str], text: str) -> Message:
-    nvml = start[0].startswith("NVML_SUCCESS")
-    form = "" if nvml or "expandable_segment_" in start[0] else "other"
-    facts: dict[str, str | int] = {"source_line": int(start[1] or start[2])} if start[1] or start[2] else {}
-    return Message(
-        family="nvml-assert" if nvml else "alloc-assert",
-        form=form,
-        facts=facts,
-        ran_out=nvml,
-        length=len(start[0]),
-    )
+    if start[0].startswith("NVML_SUCCESS"):
+        return Message("nvml-assert")
+    return Message("alloc-assert", "" if "expandable_segment_" in start[0] else "other", ran_out=False)
 
 
 _ASSERT: Final = re.compile(
     r"(?:NVML_SUCCESS==[^\"]{1,200}?|!block->expandable_segment_)INTERNALASSERTFAILED"
-    r'(?:at"?[^"]{0,300}?CachingAllocator\.cpp"?:(\d{1,6}))?|'
-    r'INTERNALASSERTFAILEDat"?[^"]{0,300}?CachingAllocator\.cpp"?:(\d{1,6})'
+    r'(?:at"?[^"]{0,300}?CachingAllocator\.cpp"?:\d{1,6})?|'
+    r'INTERNALASSERTFAILEDat"?[^"]{0,300}?CachingAllocator\.cpp"?:\d{1,6}'
 )
 
 _NCCL: Final = re.compile(
@@ -42,13 +35,7 @@ def _read_nccl(start: re.Match[str], text: str) -> Message:
     size = start["asked"] or start["bound"]
     fields: dict[str, Field] = {"requested": exact_bytes(size)} if size else {}
     facts: dict[str, str | int] = {} if start["rank"] is None else {"rank": int(start["rank"])}
-    return Message(
-        family="nccl",
-        form="multicast" if start["bound"] else "",
-        fields=fields,
-        facts=facts,
-        length=len(start[0]),
-    )
+    return Message("nccl", "multicast" if start["bound"] else "", fields, facts)
 
 
 _OTHER_ERRORS: Final = (
@@ -78,7 +65,7 @@ def _read_tensorrt(start: re.Match[str], text: str) -> Message:
         form="tactic" if skipped else "",
         fields={"requested": exact_bytes(asked[1])} if asked else {},
         ran_out=not skipped,
-        length=max(len(start[0]), asked.end() if asked else 0),
+        length=asked.end() if asked else 0,
     )
 
 
@@ -92,8 +79,7 @@ _ABOVE: Final = 4000
 
 def _read_pool(start: re.Match[str], text: str) -> Message:
     above = start.string[max(0, start.start() - _ABOVE) : start.start()]
-    form = "engine wakes" if _WAKES.search(above) else "engine pool"
-    return Message("cuda-driver", form=form, length=len(start[0]))
+    return Message("cuda-driver", "engine wakes" if _WAKES.search(above) else "engine pool")
 
 
 GRAMMARS: Final = (

@@ -9,36 +9,22 @@ from memtriage.messages.grammar.message import Grammar, Message, plain
 from memtriage.messages.grammar.sizes import NUMBER, SIZE, to_bytes
 from memtriage.model.explanation import Field
 
-_GIB: Final = "GiB"
-
 _VLLM: Final = re.compile(
     rf"(?P<blocks>Noavailablememoryforthecacheblocks)|"
     rf"Freememoryondevice(?:\w+:\d+)?\((?P<free>{NUMBER})/(?P<total>{NUMBER})GiB\)onstartupislessthandesired"
-    rf"GPUmemoryutilization\((?P<share>[\d.]{{1,6}}),(?P<desired>{NUMBER})GiB\)|"
-    rf"(?P<needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailableKVcachememory\((?P<available>{NUMBER})GiB\)|"
+    rf"GPUmemoryutilization\([\d.]{{1,6}},(?P<desired>{NUMBER})GiB\)|"
+    rf"(?P<kv_needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailableKVcachememory\((?P<kv_available>{NUMBER})GiB\)|"
     rf"maxseqlen\((?P<length>\d{{1,12}})\)islargerthanthemaximumnumberoftokensthatcanbestoredinKVcache\((?P<tokens>\d{{1,12}})\)"
 )
 
 
 def _read_vllm(start: re.Match[str], text: str) -> Message:
-    groups = start.groupdict()
-    names = {
-        "free": "free",
-        "total": "total",
-        "desired": "desired",
-        "needed": "kv_needed",
-        "available": "kv_available",
-    }
-    fields: dict[str, Field] = {
-        name: to_bytes(groups[group], _GIB) for group, name in names.items() if groups[group]
-    }
+    names = ("free", "total", "desired", "kv_needed", "kv_available")
     facts: dict[str, str | int] = {}
-    if groups["share"]:
-        facts["utilization"] = groups["share"]
-    if groups["length"]:
-        facts |= {"max_seq_len": int(groups["length"]), "kv_tokens": int(groups["tokens"])}
-    form = "blocks" if groups["blocks"] else "startup" if groups["free"] else "length"
-    return Message("vllm", form=form, fields=fields, facts=facts, length=len(start[0]))
+    if start["length"]:
+        facts = {"max_seq_len": int(start["length"]), "kv_tokens": int(start["tokens"])}
+    form = "blocks" if start["blocks"] else "startup" if start["free"] else "length"
+    return Message("vllm", form, {n: to_bytes(start[n], "GiB") for n in names if start[n]}, facts)
 
 
 _ENGINE: Final = re.compile(
@@ -52,39 +38,33 @@ _ENGINE: Final = re.compile(
     rf"(?P<report>Freememoryondevice(?:\w+:\d+)?\({NUMBER}/{NUMBER}GiB\)onstartup\.)"
 )
 """Engines that hand out a share of the device by themselves: the share is used up, and not the device."""
-_ENGINE_FORMS: Final = ("share", "batch", "pool", "preempted", "weights", "report")
 
 
 def _read_engine(start: re.Match[str], text: str) -> Message:
-    form = next(name for name in _ENGINE_FORMS if start[name])
+    names = ("share", "batch", "pool", "preempted", "weights", "report")
+    form = next(name for name in names if start[name])
     weights: dict[str, Field] = {"weights": to_bytes(start["took"], start["unit"])} if start["took"] else {}
-    return Message(
-        "engine", form=form, fields=weights, ran_out=form in ("share", "batch", "pool"), length=len(start[0])
-    )
+    return Message("engine", form, weights, ran_out=form in ("share", "batch", "pool"))
 
 
 _BREAKDOWN: Final = re.compile(
     rf"modelweightstakes?{SIZE};non_torch_memorytakes{SIZE};PyTorchactivationpeakmemorytakes{SIZE};"
     rf"therestofthememoryreservedforKVCacheis{SIZE}"
 )
-_BREAKDOWN_NAMES: Final = ("weights", "non_torch", "activation_peak", "kv_cache")
-
 _DEEPSPEED: Final = re.compile(
     rf"(?<!Max_)MA(?P<MA>{NUMBER})GBMax_MA(?P<Max_MA>{NUMBER})GBCA(?P<CA>{NUMBER})GBMax_CA(?P<Max_CA>{NUMBER})GB"
 )
 
 
 def _read_breakdown(start: re.Match[str], text: str) -> Message:
-    sizes = start.groups()
-    fields: dict[str, Field] = {
-        name: to_bytes(sizes[2 * i], sizes[2 * i + 1]) for i, name in enumerate(_BREAKDOWN_NAMES)
-    }
-    return Message("vllm", form="breakdown", fields=fields, ran_out=False, length=len(start[0]))
+    names, sizes = ("weights", "non_torch", "activation_peak", "kv_cache"), iter(start.groups())
+    fields: dict[str, Field] = {name: to_bytes(next(sizes), next(sizes)) for name in names}
+    return Message("vllm", "breakdown", fields, ran_out=False)
 
 
 def _read_deepspeed(start: re.Match[str], text: str) -> Message:
     fields: dict[str, Field] = {name: to_bytes(number, "GB") for name, number in start.groupdict().items()}
-    return Message("deepspeed-mem", fields=fields, ran_out=False, length=len(start[0]))
+    return Message("deepspeed-mem", fields=fields, ran_out=False)
 
 
 GRAMMARS: Final = (

@@ -211,6 +211,7 @@ def _read_all(text: str, grammars: Sequence[Grammar]) -> list[tuple[int, int, Me
         message = grammar.read(match, text[at : min(bound, at + _LONGEST)])
         if message is None:
             continue
+        message = replace(message, length=message.length or len(match[0]))
         end = at + max(message.length, len(match[0]))
         before = spans[-1] if spans else None
         if before is not None and at - before[1] <= _TOGETHER and (one := _as_one(before[2], message)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from memtriage.messages.grammar.message import Grammar, Message, plain
+from memtriage.messages.grammar.message import Family, Grammar, Message, plain
 from memtriage.messages.grammar.sizes import SIZE, exact_bytes, first_size, to_bytes
 from memtriage.model.explanation import Field
 
@@ -15,33 +15,23 @@ _CPU_START: Final = re.compile(
     r"\[enforcefailat[^\]]{0,300}?(?:alloc_cpu|CPUAllocator)\.cpp(?::\d{1,6})?\]|DefaultCPUAllocator:|"
     r"posix_memalign\(|C10OutofMemory|notenoughmemory:youtriedtoallocate|(?:alloc_cpu|CPUAllocator)\.cpp:\d"
 )
-_CPU_SIZE: Final = re.compile(r"youtriedtoallocate(\d[\d,]{0,20})bytes?")
-_CPU_CUT: Final = re.compile(r"youtriedtoallocate[\d,]{0,30}$")
+_CPU_SIZE: Final = re.compile(r"youtriedtoallocate(?:(\d[\d,]{0,20})bytes?|[\d,]{0,30}$)")
 _CPU_END: Final = re.compile(
     r"youtriedtoallocate\d[\d,]{0,30}bytes?\.?(?:Errorcode\d{1,4}(?:\([A-Za-z]{1,40}\))?)?|==0\.12vs0"
 )
-_ERRNO: Final = re.compile(r"Errorcode(\d{1,4})")
 
 
 def _read_cpu(start: re.Match[str], text: str) -> Message:
     text = text[:1200]
-    fields: dict[str, Field] = {}
-    if asked := _CPU_SIZE.search(text):
-        # Exact, also where a negative count wrapped around to almost 2**64.
-        fields["requested"] = exact_bytes(asked[1])
-    elif _CPU_CUT.search(text):
-        fields["requested"] = None
-    facts: dict[str, str | int] = {}
-    if errno := _ERRNO.search(text):
-        facts["errno"] = int(errno[1])
-    end = _CPU_END.search(text)
+    asked, end = _CPU_SIZE.search(text), _CPU_END.search(text)
+    # Exact, also where a negative count wrapped around to almost 2**64.
+    size = exact_bytes(asked[1]) if asked and asked[1] else None
     return Message(
         family="cpu-alloc",
-        fields=fields,
-        facts=facts,
+        fields={"requested": size} if asked else {},
         device="cpu",
-        missing=() if fields.get("requested") or "memalign" in text else ("requested",),
-        length=end.end() if end else len(start[0]),
+        missing=() if size or "memalign" in text else ("requested",),
+        length=end.end() if end else 0,
     )
 
 
@@ -61,8 +51,7 @@ _FORK_CALL: Final = 200
 
 def _read_python(start: re.Match[str], text: str) -> Message:
     groups = start.groups()
-    sizes = [(groups[i], groups[i + 1]) for i in (0, 2, 5) if groups[i] and groups[i + 1]]
-    fields: dict[str, Field] = {"requested": to_bytes(*sizes[0])} if sizes else {}
+    size = next(((groups[i], groups[i + 1]) for i in (0, 2, 5) if groups[i]), None)
     before = start.string[max(0, start.start() - _FORK_CALL) : start.start()]
     form = "worker" if _IN_WORKER.search(text[:200]) else ""
     if start["file"] is not None:
@@ -73,13 +62,8 @@ def _read_python(start: re.Match[str], text: str) -> Message:
         form = "fork"
     elif not form and "Cannotallocate" in start[0]:
         form = "errno"
-    return Message(
-        family="cpu-alloc" if "bad_alloc" in start[0] else "python-alloc",
-        form=form,
-        fields=fields,
-        device="host",
-        length=len(start[0]),
-    )
+    family: Family = "cpu-alloc" if "bad_alloc" in start[0] else "python-alloc"
+    return Message(family, form, {"requested": to_bytes(*size)} if size else {}, device="host")
 
 
 # The kernel, containers and schedulers
@@ -92,51 +76,39 @@ _KERNEL_SIZES: Final = {
     name: re.compile(rf"{name.replace('_', '-')}:(\d[\d,]{{0,30}})(kB)")
     for name in ("total_vm", "anon_rss", "file_rss", "shmem_rss")
 }
-_KILLED: Final = re.compile(r"Kill(?:ed)?process(\d{1,10})(?:,UID\d{1,10},)?\(([^)]{1,32})\)")
-_TASK: Final = re.compile(r"task=([^,\s]{1,32}),pid=(\d{1,10})")
+_KILLED: Final = re.compile(r"Kill(?:ed)?process(?P<pid>\d{1,10})(?:,UID\d{1,10},)?\((?P<comm>[^)]{1,32})\)")
+_TASK: Final = re.compile(r"task=(?P<comm>[^,\s]{1,32}),pid=(?P<pid>\d{1,10})")
 _CONSTRAINT: Final = re.compile(r"constraint=(CONSTRAINT_[A-Z_]{1,20})")
 _KERNEL_END: Final = re.compile(r"oom_score_adj:-?\d{1,5}|shmem-rss:[\d,]+kB|file-rss:[\d,]+kB|uid=\d{1,10}")
 
 
 def _read_kernel(start: re.Match[str], text: str) -> Message:
     text = text[:1500]
-    fields: dict[str, Field] = {}
-    for name, pattern in _KERNEL_SIZES.items():
-        if pattern.search(text):
-            fields[name] = first_size(pattern, text)
     facts: dict[str, str | int] = {}
     if constraint := _CONSTRAINT.search(text):
         facts["constraint"] = constraint[1]
-    if victim := _KILLED.search(text):
-        facts |= {"pid": int(victim[1]), "comm": victim[2]}
-    elif task := _TASK.search(text):
-        facts |= {"pid": int(task[2]), "comm": task[1]}
-    cgroup = "CONSTRAINT_MEMCG" in text or "Memorycgroup" in text
+    if victim := _KILLED.search(text) or _TASK.search(text):
+        facts |= {"pid": int(victim["pid"]), "comm": victim["comm"]}
     return Message(
-        family="kernel-oom",
-        form="cgroup" if cgroup else "",
-        fields=fields,
+        "kernel-oom",
+        form="cgroup" if "CONSTRAINT_MEMCG" in text or "Memorycgroup" in text else "",
+        fields={n: first_size(size, text) for n, size in _KERNEL_SIZES.items() if size.search(text)},
         facts=facts,
         device="host",
-        length=max((end.end() for end in _KERNEL_END.finditer(text)), default=len(start[0])),
+        length=max((end.end() for end in _KERNEL_END.finditer(text)), default=0),
     )
 
 
 _SLURM: Final = re.compile(
-    r"Detected(?P<events>\d{1,6})oom[-_]kill(?:event)?(?:\(s\)|s)?(?:in(?:StepId=|step)(?P<job>[\d_+]{1,20})\."
-    r"(?P<step>\w{1,20}?)(?=cgroup|\.|$|Some))?|"
+    r"Detected\d{1,6}oom[-_]kill(?:event)?(?:\(s\)|s)?(?:in(?:StepId=|step)(?P<job>[\d_+]{1,20})\."
+    r"\w{1,20}?(?=cgroup|\.|$|Some))?|"
     r"task\d{1,6}:OutOfMemory|(?<![A-Z])OUT_OF_ME(?:MORY|\+)|Exceeded(?:job|step)memorylimit|(?:[Jj]ob|[Ss]tep)[\d._]{0,30}exceededmemorylimit|"
     r"srun:error:\S{1,60}?OutOfMemory"
 )
 
 
 def _read_slurm(start: re.Match[str], text: str) -> Message:
-    facts: dict[str, str | int] = {}
-    if start["events"]:
-        facts["events"] = int(start["events"])
-    if start["job"]:
-        facts |= {"job": start["job"], "step": start["step"]}
-    return Message(family="slurm", facts=facts, device="host", length=len(start[0]))
+    return Message("slurm", facts={"job": start["job"]} if start["job"] else {}, device="host")
 
 
 _K8S: Final = re.compile(
@@ -155,13 +127,13 @@ def _read_k8s(start: re.Match[str], text: str) -> Message | None:
         around = start.string[max(0, start.start() - _INSPECTED) : start.end() + _INSPECTED]
         if _KILLED_CODE.search(around) is None:
             return None  # an inspected container that nobody killed
-        return Message("k8s", form="denied", device="host", ran_out=False, length=len(start[0]))
+        return Message("k8s", form="denied", device="host", ran_out=False)
     form = "" if "OOMKill" in start[0] or "xceeded" in start[0] else "eviction"
     if form and start[0].lower().startswith("oom"):
         form = "told"
     # The exit code belongs to the same report.
     code = re.match(r".{0,60}?Exit[Cc]ode:?137", text)
-    return Message(family="k8s", form=form, device="host", length=code.end() if code else len(start[0]))
+    return Message(family="k8s", form=form, device="host", length=code.end() if code else 0)
 
 
 _RAY: Final = re.compile(
@@ -171,32 +143,27 @@ _RAY: Final = re.compile(
     r"(?P<perhaps>[Ss]omecommoncausesinclude:\(1\)theprocesswaskilledbytheOOMkillerduetohighmemoryusage)"
 )
 """The last is a list of what may have been, in Ray's message of a worker that is gone."""
-_RAY_SIZES: Final = {
-    "task_used": re.compile(rf"memoryused={SIZE}"),
-    "node_used": re.compile(rf"(?:wasrunning|node\(IP:[^)]{{1,200}}\))was{SIZE}"),
-    "node_total": re.compile(rf"(?:wasrunning|node\(IP:[^)]{{1,200}}\))was{SIZE}/{SIZE}"),
-}
+_RAY_TASK: Final = re.compile(rf"memoryused={SIZE}")
+_RAY_NODE: Final = re.compile(rf"(?:wasrunning|node\(IP:[^)]{{1,200}}\))was{SIZE}(?:/{SIZE})?")
 _RAY_FRACTION: Final = re.compile(r"\((0?\.\d+|1\.0+)\),whichexceedsthememoryusagethresholdof(\d?\.\d+|1)")
 
 
 def _read_ray(start: re.Match[str], text: str) -> Message:
     if start["perhaps"]:
-        return Message(family="ray", form="perhaps", device="host", length=len(start[0]))
+        return Message("ray", form="perhaps", device="host")
     text = text[:1500]
-    fields: dict[str, Field] = {}
-    for name, pattern in _RAY_SIZES.items():
-        if size := pattern.search(text):
-            fields[name] = to_bytes(size[size.re.groups - 1], size[size.re.groups])
-    facts: dict[str, str | int] = {}
-    if fraction := _RAY_FRACTION.search(text):
-        facts |= {"fraction": fraction[1], "threshold": fraction[2].rstrip(".")}
-    found_at = [pattern.search(text) for pattern in (*_RAY_SIZES.values(), _RAY_FRACTION)]
+    task, node, fraction = (pattern.search(text) for pattern in (_RAY_TASK, _RAY_NODE, _RAY_FRACTION))
+    fields: dict[str, Field] = {"task_used": to_bytes(task[1], task[2])} if task else {}
+    if node:
+        fields["node_used"] = to_bytes(node[1], node[2])
+        if node[3]:
+            fields["node_total"] = to_bytes(node[3], node[4])
     return Message(
-        family="ray",
+        "ray",
         fields=fields,
-        facts=facts,
+        facts={"fraction": fraction[1], "threshold": fraction[2].rstrip(".")} if fraction else {},
         device="host",
-        length=max((match.end() for match in found_at if match), default=len(start[0])),
+        length=max((found.end() for found in (task, node, fraction) if found), default=0),
     )
 
 
@@ -217,7 +184,6 @@ def _read_oomd(start: re.Match[str], text: str) -> Message:
         fields={"rss": to_bytes(start["rss"], "MiB")} if start["rss"] else {},
         facts={"pid": int(pid), "comm": comm} if pid else {},
         device="host",
-        length=len(start[0]),
     )
 
 
@@ -226,24 +192,19 @@ def _read_oomd(start: re.Match[str], text: str) -> Message:
 _LOADER: Final = re.compile(
     r"DataLoaderworker(?:\(pid(?:\(s\))?(?P<pid>\d{1,10})[\d,]{0,60}\))?(?:is)?"
     r"(?:killedbysignal:(?P<signal>Killed|Terminated|Buserror|Aborted|Segmentationfault|[A-Z]\w{2,30})|"
-    r"(?P<exited>exitedunexpectedly))\.?"
+    r"exitedunexpectedly)\.?"
 )
-_UNPROVEN: Final = frozenset({"Killed", "Terminated"})
+_UNPROVEN: Final = {"Killed": "killed", "Terminated": "terminated", None: "exited"}
 
 
-def _read_loader(start: re.Match[str], text: str) -> Message | None:
-    signal = start["signal"]
+def _read_loader(start: re.Match[str], text: str) -> Message:
     facts: dict[str, str | int] = {"pid": int(start["pid"])} if start["pid"] else {}
-    if signal == "Buserror":
-        return Message("shm", facts=facts | {"signal": "Bus error"}, device="host", length=len(start[0]))
-    if signal is not None and signal not in _UNPROVEN:
-        return Message(
-            "not-memory", form="signal", facts=facts | {"signal": signal}, ran_out=False, length=len(start[0])
-        )
-    form = "terminated" if signal == "Terminated" else "killed" if signal else "exited"
-    return Message(
-        "dataloader-killed", form=form, facts=facts, device="host", ran_out=False, length=len(start[0])
-    )
+    if start["signal"] == "Buserror":
+        return Message("shm", facts=facts, device="host")
+    form = _UNPROVEN.get(start["signal"])
+    if form is None:
+        return Message("not-memory", form="signal", facts=facts, ran_out=False)
+    return Message("dataloader-killed", form=form, facts=facts, device="host", ran_out=False)
 
 
 _LAUNCHER: Final = re.compile(
@@ -277,7 +238,7 @@ def _read_elastic(start: re.Match[str], text: str) -> Message:
         if figure
     }
     form = "terminated" if (start["code"] or start["signal"]).endswith("15") else "killed"
-    return Message("launcher", form=form, facts=facts, device="host", ran_out=False, length=len(start[0]))
+    return Message("launcher", form=form, facts=facts, device="host", ran_out=False)
 
 
 _LOCAL_RANK: Final = re.compile(r"local_rank:? ?(\d{1,5})")
@@ -300,16 +261,9 @@ def _read_launcher(start: re.Match[str], text: str) -> Message | None:
     for name, pattern in (("pid", _PID), ("local_rank", _LOCAL_RANK)):
         if match := pattern.search(line):
             facts[name] = int(match[1])
-    form = "terminated" if word in _TERMINATED else "killed"
-    return Message(
-        "launcher",
-        # The signal's name alone: a program that notes that it was asked to end.
-        form="asked" if form == "terminated" and not facts else form,
-        facts=facts,
-        device="host",
-        ran_out=False,
-        length=len(start[0]),
-    )
+    # The signal's name alone: a program that notes that it was asked to end.
+    form = "killed" if word not in _TERMINATED else "terminated" if facts else "asked"
+    return Message("launcher", form=form, facts=facts, device="host", ran_out=False)
 
 
 # Shared memory
@@ -324,44 +278,27 @@ _SHM: Final = re.compile(
     r"Errorwhile(?P<how>creating|attachingto)sharedmemorysegment[\w/.-]{1,80}\(size(?P<segment>\d{1,20})\)"
     r"(?:,error:Nosuchfileordirectory\((?P<gone>2)\))?|shm\.h:\d{1,6}NCCLWARN.{0,60}?Nospaceleftondevice"
 )
-_ENOENT: Final = "2"
-_EMFILE: Final = "24"
 
 
 def _read_shm(start: re.Match[str], text: str) -> Message:
-    report = start[0]
-    if size := start["extended"] or start["segment"]:
-        gone = start["how"] == "attachingto"  # another process made it, and it is not there
-        return Message(
-            "shm",
-            form="gone" if gone else "",
-            fields={} if gone else {"requested": exact_bytes(size)},
-            device="host",
-            ran_out=not gone,
-            length=len(report),
-        )
-    if "unabletoopen" not in report:
-        facts: dict[str, str | int] = {"errno": 28} if "Nospaceleft" in report or "(28)" in report else {}
-        return Message("shm", facts=facts, device="host", length=len(report))
-    errno = start["errno"]
+    report, errno = start[0], start["errno"]
+    size = start["extended"] or start["segment"]
     # The object is gone (a clean-up race), or descriptors ran out: neither is memory.
-    if errno == _ENOENT or (errno is None and "Nosuchfile" in report):
+    if start["how"] == "attachingto" or errno == "2" or (errno is None and _opening(report, "Nosuchfile")):
         form = "gone"
-    elif errno == _EMFILE or (errno is None and "Toomanyopen" in report):
+    elif errno == "24" or (errno is None and _opening(report, "Toomanyopen")):
         form = "descriptors"
     else:
-        form = "opening" if errno is None else ""
-    return Message(
-        "shm",
-        form=form,
-        facts={} if errno is None else {"errno": int(errno)},
-        device="host",
-        ran_out=form == "",
-        length=len(report),
-    )
+        form = "opening" if errno is None and _opening(report) else ""
+    fields: dict[str, Field] = {"requested": exact_bytes(size)} if size and not form else {}
+    return Message("shm", form=form, fields=fields, device="host", ran_out=not form)
 
 
-# Disks, and what Python says as it ends
+def _opening(report: str, reason: str = "") -> bool:
+    return "unabletoopen" in report and reason in report
+
+
+# Disks
 
 _DISK: Final = re.compile(
     r"Nospaceleftondevice|PytorchStreamWriterfailed(?:writing|opening)|StorageFull|oserror28|"
@@ -375,27 +312,12 @@ _BEFORE_DISK, _AFTER_DISK = 400, 120
 def _read_disk(start: re.Match[str], text: str) -> Message:
     around = start.string[max(0, start.start() - _BEFORE_DISK) : start.end() + _AFTER_DISK]
     if _SHARED.search(around):
-        return Message("shm", facts={"errno": 28}, device="host", length=len(start[0]))
+        return Message("shm", device="host")
     # Without its file, a full device can be a file system in memory.
     names_disk = (
         start[0] != "Nospaceleftondevice" or "StorageFull" in around or text[len(start[0]) :].startswith(":'")
     )
-    return Message(
-        "not-memory", form="disk" if names_disk else "no space", ran_out=False, length=len(start[0])
-    )
-
-
-_TRACKER: Final = re.compile(
-    r"resource_tracker:Thereappeartobe(?P<count>\d{1,9})leaked(?P<what>\w{1,20}?)objects|"
-    r"resource_tracker\.py:\d{1,6}:UserWarning"
-)
-
-
-def _read_tracker(start: re.Match[str], text: str) -> Message:
-    facts: dict[str, str | int] = (
-        {"count": int(start["count"]), "what": start["what"]} if start["count"] else {}
-    )
-    return Message("python", form="resource tracker", facts=facts, ran_out=False, length=len(start[0]))
+    return Message("not-memory", form="disk" if names_disk else "no space", ran_out=False)
 
 
 GRAMMARS: Final = (
@@ -415,7 +337,12 @@ GRAMMARS: Final = (
     Grammar(_LOADER, _read_loader),
     Grammar(_SHM, _read_shm),
     Grammar(_DISK, _read_disk),
-    Grammar(_TRACKER, _read_tracker),
+    plain(
+        "python",
+        r"resource_tracker:Thereappeartobe\d{1,9}leaked\w{1,20}?objects|resource_tracker\.py:\d{1,6}:UserWarning",
+        form="resource tracker",
+        ran_out=False,
+    ),
     Grammar(_ELASTIC, _read_elastic),
     plain(
         "python-alloc",

@@ -78,7 +78,7 @@ class Message:
         device: `cuda:N` (of HIP too), `xpu:N`, `mps`, `cpu` for the CPU allocator, `host`; None if untold.
         missing: figures that this form of the message should have had.
         ran_out: it says, or can only mean, that memory ran out, where it was written.
-        length: characters of the text, without white space, that it takes.
+        length: characters that it takes of the text that was read; at least those of its start.
     """
 
     family: Family
@@ -124,11 +124,8 @@ def plain(
     tight: bool = True,
 ) -> Grammar:
     """Make the grammar of a message without figures."""
-
-    def read(start: re.Match[str], text: str) -> Message:
-        return Message(family, form=form, device=device, ran_out=ran_out, length=len(start[0]))
-
-    return Grammar(re.compile(pattern), read, tight)
+    message = Message(family, form=form, device=device, ran_out=ran_out)
+    return Grammar(re.compile(pattern), lambda *_: message, tight)
 
 
 @dataclass(frozen=True, slots=True)
