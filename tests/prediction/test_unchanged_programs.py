@@ -19,9 +19,10 @@ WITH_A_COPY = {"vision_amp"}
 
 
 def owned(prediction):
-    """What is made in a step counts as one: which of it lives on is known by what frees it after the step."""
+    """What the model does not have counts as one: a script may make before its first step what a build
+    function makes in it, and which of it lives on is known by what frees it after the step."""
     by_name = dict(prediction.by_owner)
-    by_name["made"] = by_name.pop("activation", 0) + by_name.pop("temporary", 0)
+    by_name["made"] = sum(by_name.pop(name, 0) for name in ("activation", "temporary", "kept"))
     return by_name
 
 
