@@ -205,7 +205,7 @@ def _of_device(rank: RankRecord) -> list[HeldRow]:
     if rank.end is not None:
         highest |= {device: nbytes for device, nbytes in rank.end.peak_allocated.items() if nbytes}
     held = [holder for holder in _holders(rank) if holder.device in devices]
-    rows = [_of_holder(holder, rank) for holder in held]
+    rows = _of_holders(held, rank)
     listed = sum(row.bytes for row in rows)
     return [*rows, *_rest("within a step, or after the last census", highest.values(), listed, rank)]
 
@@ -216,14 +216,18 @@ def _of_host(rank: RankRecord) -> list[HeldRow]:
     kinds: Counter[str] = Counter()
     for row in () if ledger is None else ledger.rows:
         kinds[row.row] += row.bytes
-    tensors = [_of_holder(holder, rank) for holder in _holders(rank) if holder.device == "cpu"]
+    tensors = _of_holders([holder for holder in _holders(rank) if holder.device == "cpu"], rank)
     data = [_of_data(each, rank) for each in _data(rank)]
     # Both are in malloc's memory and in that of Python objects: these have what is left of them.
     known = sum(row.bytes for row in (*tensors, *data)) - kinds.pop(TENSORS, 0)
     for kind in _OBJECTS:
         part = min(max(0, known), kinds[kind])
         kinds[kind], known = kinds[kind] - part, known - part
-    rows = [*tensors, *data, *(HeldRow(owner=kind, rank=_number(rank), bytes=n) for kind, n in kinds.items())]
+    rows = [
+        *tensors,
+        *data,
+        *(HeldRow(owner=kind, rank=rank.start.rank, bytes=n) for kind, n in kinds.items()),
+    ]
     rows = [row for row in rows if row.bytes]
     highest = max((mark.host_rss or 0 for mark in rank.marks), default=0)
     since = "before or after the last census"
@@ -232,21 +236,28 @@ def _of_host(rank: RankRecord) -> list[HeldRow]:
 
 def _rest(owner: str, highest: Iterable[int], listed: int, rank: RankRecord) -> list[HeldRow]:
     rest = sum(highest) - listed
-    return [HeldRow(owner=owner, rank=_number(rank), bytes=rest)] if rest else []
+    return [HeldRow(owner=owner, rank=rank.start.rank, bytes=rest)] if rest else []
 
 
-def _of_holder(holder: HolderSeen, rank: RankRecord) -> HeldRow:
-    """A holder at the last census, and what it got after that at the rate of its leak."""
-    anchor = in_words(holder.anchor)
-    rate = next((leak.bytes_per_step or 0 for leak in rank.findings if leak.holder == anchor), 0)
+def _of_holders(holders: Sequence[HolderSeen], rank: RankRecord) -> list[HeldRow]:
+    """Holders at the last census, and what they got after that at the rates of their leaks."""
+    if not holders:
+        return []
+    rates = {leak.holder: leak.bytes_per_step or 0 for leak in reversed(rank.findings)}
     later = rank.last_step - _censuses(rank)[-1].position.step
-    return HeldRow(
-        owner=holder.owner or "unknown",
-        module=anchor,
-        site=None if holder.detail is None else holder.detail.allocated_at or holder.detail.stored_at,
-        rank=_number(rank),
-        bytes=holder.size + rate * later,
-    )
+    rows = []
+    for holder in holders:
+        anchor, detail = in_words(holder.anchor), holder.detail
+        rows.append(
+            HeldRow(
+                owner=holder.owner or "unknown",
+                module=anchor,
+                site=None if detail is None else detail.allocated_at or detail.stored_at,
+                rank=rank.start.rank,
+                bytes=holder.size + rates.get(anchor, 0) * later,
+            )
+        )
+    return rows
 
 
 def _of_data(data: DataSeen, rank: RankRecord) -> HeldRow:
@@ -254,13 +265,9 @@ def _of_data(data: DataSeen, rank: RankRecord) -> HeldRow:
         owner=f"entries of a {data.kind}",
         module=in_words(data.path),
         site=data.allocated_at or data.stored_at,
-        rank=_number(rank),
+        rank=rank.start.rank,
         bytes=data.entries * data.entry_bytes,
     )
-
-
-def _number(rank: RankRecord) -> int | None:
-    return rank.start.rank
 
 
 def _censuses(rank: RankRecord) -> list[CensusSeen]:

@@ -33,13 +33,12 @@ def difference(before: Side, after: Side) -> Difference:
         (row for row in rows if row.difference),
         key=lambda row: (row.difference * way < 0, -abs(row.difference), row.owner, row.module or ""),
     )
-    suspects = _suspects(before, after)
     return Difference(
         of=after.of,
         difference=total,
         summary=_summary(before, after, rows),
         rows=rows,
-        suspects=suspects,
+        suspects=_suspects(before, after),
         before=before.total,
         after=after.total,
         figures={
@@ -59,7 +58,6 @@ def matched(before: Sequence[HeldRow], after: Sequence[HeldRow]) -> list[Pair]:
         return renamed.get(row.module, row.module)
 
     turns: tuple[tuple[Callable[[HeldRow], Hashable], Callable[[HeldRow], Hashable]], ...] = (
-        (_place, _place),
         (_without_line, _without_line),
         # Of a module with another name all else stays: its rows are as large, and in the same order.
         (_content, _content),
@@ -69,10 +67,10 @@ def matched(before: Sequence[HeldRow], after: Sequence[HeldRow]) -> list[Pair]:
         ),
         (lambda row: (row.owner, module_now(row), row.rank), lambda row: (row.owner, row.module, row.rank)),
     )
-    for number, (key_before, key_after) in enumerate(turns):
-        found, old, new = _turn(old, new, key_before, key_after, same_size=number in (0, 2))
+    for key_before, key_after in turns:
+        found, old, new = _turn(old, new, key_before, key_after)
         pairs += found
-        if number == 2:
+        if key_before is _content:
             renamed = _renamed(pairs)
     for row in [row for row in old if row.module]:
         # What a module did is done by one above or below it now.
@@ -91,10 +89,6 @@ def _kin(row: HeldRow, other: HeldRow) -> bool:
     return bool(shorter) and longer.startswith(f"{shorter}.")
 
 
-def _place(row: HeldRow) -> Hashable:
-    return row.owner, row.module, row.site, row.phase, row.rank
-
-
 def _without_line(row: HeldRow) -> Hashable:
     return row.owner, row.module, row.site and _LINE.sub(" in ", row.site), row.phase, row.rank
 
@@ -108,8 +102,6 @@ def _turn(
     after: Iterable[HeldRow],
     key_before: Callable[[HeldRow], Hashable],
     key_after: Callable[[HeldRow], Hashable],
-    *,
-    same_size: bool,
 ) -> tuple[list[Pair], list[HeldRow], list[HeldRow]]:
     """Pair the rows whose keys agree, those of the same size first, else in order; return what is left."""
     sides: dict[Hashable, tuple[list[HeldRow], list[HeldRow]]] = defaultdict(lambda: ([], []))
@@ -128,7 +120,7 @@ def _turn(
             else:
                 new.remove(same)
                 pairs.append((row, same))
-        both = 0 if same_size else min(len(rest), len(new))
+        both = min(len(rest), len(new))
         pairs += zip(rest[:both], new[:both], strict=True)
         left[0].extend(rest[both:])
         left[1].extend(new[both:])

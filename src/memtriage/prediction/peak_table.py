@@ -43,12 +43,12 @@ def peak_table(trace: Trace, allocated: int, event: int) -> list[PeakRow]:
         event: index of the event after which they are allocated.
     """
     sums: dict[tuple[str, str | None, str | None, str | None], _Sum] = {}
-    begun = _step_begins(trace, event)
+    earlier = _made_before_step(trace, event)
     for number, owner in owned_at(trace, event):
         block = trace.recording.blocks[number]
         path = trace.modules.get(number) if _OPERATOR in block.op else None
         phase = block.phase
-        if owner in (ACTIVATION, TEMPORARY) and number in begun:
+        if owner in (ACTIVATION, TEMPORARY) and number in earlier:
             phase += EARLIER
         key = owner, None if path is None else folded(path), trace.sites.get(number), phase
         total = sums.setdefault(key, _Sum())
@@ -74,7 +74,7 @@ def peak_table(trace: Trace, allocated: int, event: int) -> list[PeakRow]:
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def _step_begins(trace: Trace, event: int) -> set[int]:
+def _made_before_step(trace: Trace, event: int) -> set[int]:
     """The blocks that are older than the step in which an event is."""
     starts = [marker for marker in trace.recording.markers if marker.event <= event]
     step = starts[-1].step

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from memtriage.model.difference import Difference, DifferenceRow, FigureChange
 from memtriage.model.units import count, signed
-from memtriage.report.console import BULLET, Page
+from memtriage.report.console import Page
 from memtriage.report.text import size
 
 _ROWS: Final = 12
@@ -42,10 +42,7 @@ def render(difference: Difference, console: Console) -> None:
     page.line((f"  {_course(difference.difference, difference.before, difference.after)}  at the peak", ""))
     for name, change in difference.figures.items():
         page.line((f"  {_change(change)}  {name}", ""))
-    if difference.suspects:
-        page.heading("Also different")
-        for suspect in difference.suspects:
-            page.field("", f"{BULLET}{suspect}", labels=2)
+    page.bullets("Also different", difference.suspects)
 
 
 def markdown(difference: Difference, title: str) -> str:
