@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.allocator.simulators import MIB, SegmentLog, layout, simulator
 
-from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import AllocatorEvent, OutOfMemory
 
 
@@ -31,15 +30,6 @@ def test_of_three_equal_blocks_the_oldest_is_taken(sizes: tuple[int, int, int]) 
     order = [segment.size for segment in one.backing.segments]
     ranks = [segment.rank for segment in one.backing.segments]
     assert (order, ranks) == ([size * MIB for size in sizes], [0, 1 << 48, 2 << 48])
-
-
-def test_nothing_is_reserved_at_first_and_the_peak_follows() -> None:
-    one = simulator()
-    assert (one.reserved, one.peak_reserved, list(one.backing.segments)) == (0, 0, [])
-    one.free(one.malloc(30 * MIB))
-    one.empty_cache()
-    one.malloc(10 * MIB)
-    assert (one.reserved, one.peak_reserved) == (10 * MIB, 30 * MIB)
 
 
 @pytest.mark.parametrize(("conf", "page"), [("", None), ("expandable_segments:True", 20 * MIB)])
@@ -122,18 +112,6 @@ def test_empty_cache_keeps_what_is_split() -> None:
     assert one.reserved == 0
 
 
-@pytest.mark.parametrize(("asked", "refused"), [(40, False), (42, True)])
-def test_throwing_early_is_for_more_than_the_device_has(asked: int, refused: bool) -> None:
-    one = simulator("throw_on_cudamalloc_oom:True", "2.12", driver=Driver(90 * MIB), device_memory=100 * MIB)
-    one.free(one.malloc(60 * MIB))
-    if refused:
-        with pytest.raises(OutOfMemory):
-            one.malloc(asked * MIB, stream=3)
-    else:
-        one.malloc(asked * MIB, stream=3)
-    assert (one.retries, one.reserved) == ((0, 60 * MIB) if refused else (1, asked * MIB))
-
-
 def test_a_limit_may_be_met_exactly_and_goes_before_a_fraction() -> None:
     one = simulator("per_process_memory_fraction:0.1", device_memory=100 * MIB, limit=60 * MIB)
     one.malloc(60 * MIB)
@@ -177,15 +155,6 @@ def test_one_oversized_block_is_released_before_the_whole_cache() -> None:
     assert one.retries == 0
 
 
-def test_it_need_not_be_larger_than_an_oversized_block_is() -> None:
-    log = SegmentLog()
-    one = simulator("max_split_size_mb:64", capacity=200 * MIB, hook=log)
-    for block in [one.malloc(size * MIB) for size in (40, 50, 100)]:
-        one.free(block)
-    one.malloc(60 * MIB)
-    assert log[3:] == [("segment_free", 100 * MIB), ("segment_alloc", 60 * MIB)]
-
-
 def test_or_several_of_them_the_largest_first() -> None:
     log = SegmentLog()
     one = simulator("max_split_size_mb:64", capacity=300 * MIB, hook=log)
@@ -222,20 +191,6 @@ def test_where_oversized_blocks_are_not_enough_the_whole_cache_goes_too() -> Non
         ("segment_alloc", 150 * MIB),
     ]
     assert one.retries == 1
-
-
-def test_an_oversized_block_is_one_of_the_very_limit() -> None:
-    log = SegmentLog()
-    one = simulator("max_split_size_mb:64", capacity=200 * MIB, hook=log)
-    for block in [one.malloc(size * MIB) for size in (64, 62, 64)]:
-        one.free(block)
-    one.malloc(66 * MIB)
-    assert log[3:] == [
-        ("segment_free", 64 * MIB),
-        ("segment_free", 64 * MIB),
-        ("segment_alloc", 66 * MIB),
-    ]
-    assert one.retries == 0
 
 
 @pytest.mark.parametrize(

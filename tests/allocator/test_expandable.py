@@ -94,12 +94,6 @@ def test_what_was_mapped_before_memory_ran_out_stays_mapped() -> None:
     assert one.reserved == 100 * MIB
 
 
-def test_the_page_follows_the_setting() -> None:
-    one = simulator("expandable_segments:True,large_segment_size_mb:64")
-    one.malloc(2 * MIB)
-    assert one.reserved == 64 * MIB
-
-
 def test_pages_are_mapped_at_the_lowest_place_that_has_room() -> None:
     one = simulator("expandable_segments:True", device_memory=160 * MIB)
     a = one.malloc(30 * MIB)
@@ -124,27 +118,6 @@ def test_pages_are_mapped_at_the_lowest_place_that_has_room() -> None:
     assert (layout(one), one.reserved, one.backing.segments) == ([], 0, {})
 
 
-def test_a_part_of_a_hole_is_mapped() -> None:
-    log = SegmentLog()
-    one = simulator("expandable_segments:True", device_memory=160 * MIB, hook=log)
-    a, b = one.malloc(40 * MIB), one.malloc(20 * MIB)
-    assert layout(one) == ["40A 20A 120U"]
-    one.free(a)
-    one.empty_cache()
-    one.malloc(15 * MIB)
-    assert layout(one) == ["15A 5F 20U 20A 120U"]
-    one.free(b)
-    one.empty_cache()
-    assert layout(one) == ["15A 5F 160U"]
-    assert log == [
-        ("segment_map", 40 * MIB),
-        ("segment_map", 20 * MIB),
-        ("segment_unmap", 40 * MIB),
-        ("segment_map", 20 * MIB),
-        ("segment_unmap", 20 * MIB),
-    ]
-
-
 def test_whole_pages_go_from_the_middle_of_a_free_block() -> None:
     events: list[AllocatorEvent] = []
     one = simulator("expandable_segments:True", device_memory=160 * MIB, hook=events.append)
@@ -153,22 +126,6 @@ def test_whole_pages_go_from_the_middle_of_a_free_block() -> None:
     one.empty_cache()
     assert layout(one) == ["10A 10F 20U 15F 5A 120U"]
     assert events[-1] == ("segment_unmap", first.address + 20 * MIB, 20 * MIB, 0, (0, 0))
-
-
-@pytest.mark.parametrize("device", [36 * MIB, 35 * MIB])
-def test_a_virtual_range_can_be_full(device: int) -> None:
-    one = simulator("expandable_segments:True", device_memory=device)
-    a, _, c = (one.malloc(20 * MIB) for _ in range(3))
-    if device >= 36 * MIB:
-        assert layout(one) == ["20A 20A 20A"]
-    else:
-        assert layout(one) == ["20A 20A", "20A 20U"]
-    start = a.address
-    one.free(c)
-    one.free(a)
-    assert one.malloc(20 * MIB).address == start
-    if device >= 36 * MIB:
-        assert layout(one) == ["20A 20A 20F"]
 
 
 def test_only_unmapped_space_behind_a_free_block_makes_it_larger() -> None:

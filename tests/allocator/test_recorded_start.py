@@ -11,11 +11,8 @@ from tests.allocator.recordings import MIB, columns
 
 from memtriage.allocator.events import AllocatorEvent
 from memtriage.allocator.recorded_start import (
-    ALWAYS_SPLIT,
     Ranges,
-    Region,
     StartingState,
-    keeps_at_most,
     starting_state,
 )
 from memtriage.allocator.settings import AllocatorSettings
@@ -42,12 +39,6 @@ def test_ranges_are_a_set_of_addresses_in_order_and_apart(changes: list[tuple[bo
     assert all(end < start for (_, end), (start, _) in pairwise(listed))
 
 
-def test_what_begins_in_a_part_is_found() -> None:
-    ranges = Ranges([(0, 4), (8, 12), (20, 30)])
-    assert ranges.within(4, 20) == [(8, 12)]
-    assert ranges.within(0, 21) == [(0, 4), (8, 12), (20, 30)]
-
-
 def test_segments_and_blocks_of_the_start_are_found_again() -> None:
     """What a recording began with, from its events and from what was left at its end."""
     events: list[AllocatorEvent] = []
@@ -64,51 +55,6 @@ def test_segments_and_blocks_of_the_start_are_found_again() -> None:
     assert (start.undone, list(start.mapped)) == (0, [])
 
 
-def test_ranges_that_touch_are_one() -> None:
-    assert list(Ranges([(0, 4), (4, 8), (9, 10)])) == [(0, 8), (9, 10)]
-    ranges = Ranges([(0, 10)])
-    ranges.remove(4, 6)
-    assert list(ranges) == [(0, 4), (6, 10)]
-    ranges.remove(10, 12)
-    assert list(ranges) == [(0, 4), (6, 10)]
-
-
-def test_small_segments_always_split_and_large_ones_keep_up_to_a_mebibyte() -> None:
-    assert [keeps_at_most(size) for size in (2 * MIB, 2 * MIB + 1, 20 * MIB)] == [ALWAYS_SPLIT, MIB, MIB]
-    assert Region(100, 20, 0, (0, 0), 0, 0).end == 120
-
-
-def late(events: list[AllocatorEvent], simulator: Simulator) -> StartingState:
-    return starting_state(columns(events), simulator.snapshot(), AllocatorSettings())
-
-
-def test_a_freed_block_has_what_it_did_not_split_off() -> None:
-    events: list[AllocatorEvent] = []
-    simulator = Simulator(AllocatorSettings(), hook=events.append)
-    whole = simulator.malloc(20 * MIB)
-    simulator.free(whole)
-    block = simulator.malloc(19 * MIB + 512)  # the rest is less than 1 MiB, and stays with it
-    small = simulator.malloc(1000)
-    events.clear()
-    simulator.free(block)
-    simulator.free(small)
-    start = late(events, simulator)
-    sizes = {old.requested: (old.size, old.alive, old.guessed) for old in start.blocks}
-    assert sizes == {19 * MIB + 512: (20 * MIB, False, False), 1000: (1024, False, False)}
-
-
-def test_segments_that_come_and_go_within_the_trace_were_not_there() -> None:
-    events: list[AllocatorEvent] = []
-    simulator = Simulator(AllocatorSettings(), hook=events.append)
-    stays = simulator.malloc(30 * MIB)
-    events.clear()
-    simulator.free(simulator.malloc(50 * MIB))
-    simulator.empty_cache()
-    start = late(events, simulator)
-    assert [region.address for region in start.regions] == [stays.address]
-    assert start.undone == 0 and start.occupied == []
-
-
 def test_a_segment_that_is_gone_without_being_freed_is_a_gap_in_the_trace() -> None:
     events: list[AllocatorEvent] = []
     simulator = Simulator(AllocatorSettings(), hook=events.append)
@@ -116,19 +62,6 @@ def test_a_segment_that_is_gone_without_being_freed_is_a_gap_in_the_trace() -> N
     trace = columns(events)
     assert starting_state(trace, [], AllocatorSettings()).undone == 1
     assert starting_state(trace, simulator.snapshot(), AllocatorSettings()).pools == {0: (0, 0)}
-
-
-def test_virtual_ranges_have_the_pages_of_their_segments() -> None:
-    settings = AllocatorSettings(expandable_segments=True)
-    events: list[AllocatorEvent] = []
-    simulator = Simulator(settings, hook=events.append)
-    large, small = simulator.malloc(30 * MIB), simulator.malloc(1000)
-    simulator.free(large)
-    simulator.free(small)
-    simulator.empty_cache()
-    start = starting_state(columns(events), simulator.snapshot(), settings)
-    assert sorted((region.page // MIB, region.keeps) for region in start.regions) == [(2, 0), (20, 0)]
-    assert list(start.mapped) == []
 
 
 BASE = 1 << 40
@@ -155,21 +88,6 @@ def event(action: Action, at: float, mib: float) -> AllocatorEvent:
 
 def started(*events: AllocatorEvent, segments: list[Segment], limit: int | None = None) -> StartingState:
     return starting_state(columns(list(events)), segments, AllocatorSettings(max_split_size=limit))
-
-
-def test_without_events_the_end_is_the_start() -> None:
-    ordinary = segment((5, "active"), (3, "awaiting"), (12, "free"), pool=3)
-    expandable = segment((2, "active"), (2, "free"), at=64, page=2 * MIB, pool=4)
-    start = started(segments=[ordinary, expandable])
-    assert start.regions == [
-        Region(BASE, 20 * MIB, 7, (0, 3), 0, MIB),
-        Region(BASE + 64 * MIB, 4 * MIB, 7, (0, 4), 2 * MIB, ALWAYS_SPLIT),
-    ]
-    assert list(start.mapped) == [(BASE + 64 * MIB, BASE + 68 * MIB)]
-    assert [(old.address - BASE, old.size, old.alive) for old in start.blocks] == [
-        (0, 5 * MIB, True), (64 * MIB, 2 * MIB, True),
-    ]  # fmt: skip
-    assert start.occupied == [(BASE + 5 * MIB, 3 * MIB)]
 
 
 def test_a_mapped_part_of_a_range_is_undone() -> None:

@@ -142,60 +142,12 @@ def test_an_error_says_what_was_given_and_what_was_expected(conf: str, version: 
     assert words in str(error.value)
 
 
-SINCE = {
-    "max_split_size_mb:64": 8,
-    "pinned_use_cuda_host_register:True": 8,
-    "graph_capture_record_stream_reuse:True": 9,
-    "per_process_memory_fraction:0.5": 10,
-    "pinned_reserve_segment_size_mb:4": 10,
-    "large_segment_size_mb:64": 11,
-    "throw_on_cudamalloc_oom:True": 12,
-    "pinned_free_catch_all:True": 12,
-    "pinned_max_round_threshold_mb:4": 13,
-    "pinned_max_cached_size_mb:4": 13,
-    "expandable_segments_reserve:4": 15,
-    "expandable_segments_reserve_by_class:4": 15,
-}
-
-
-@pytest.mark.parametrize(("conf", "since"), SINCE.items())
-def test_a_setting_is_known_from_its_first_version_on(conf: str, since: int) -> None:
-    assert parse_conf(conf, (2, since)).torch_version == (2, since)
-    assert parse_conf(conf, (3, 0))
-    key = conf.partition(":")[0]
-    with pytest.raises(ConfError, match=rf"{key} needs torch 2\.{since} or newer"):
-        parse_conf(conf, (2, since - 1))
-
-
 @pytest.mark.parametrize(("least", "version"), [(21, (2, 8)), (20, (2, 9)), (20, (2, 15))])
 def test_the_least_size_that_may_stay_whole_depends_on_the_version(least: int, version: Version) -> None:
     for key in ("max_split_size_mb", "max_non_split_rounding_mb"):
         assert parse_conf(f"{key}:{least}", version)
         with pytest.raises(ConfError, match=f"must be at least {least}"):
             parse_conf(f"{key}:{least - 1}", version)
-
-
-def test_a_large_segment_is_larger_than_a_request_with_one_of_its_own() -> None:
-    assert parse_conf("large_segment_size_mb:11", "2.11").large_segment_size == 11 * MIB
-    with pytest.raises(ConfError, match="must be at least 11"):
-        parse_conf("large_segment_size_mb:10", "2.11")
-
-
-@pytest.mark.parametrize(
-    ("conf", "divisions"),
-    [
-        ("[256:1,512:2,1024:4,>:8]", [1] * 9 + [2, 4] + [8] * 5),
-        ("[4:2]", [2] * 3 + [0] * 13),
-        ("[1:2,>:4]", [2] + [4] * 15),
-        ("[>:4]", [0] + [4] * 15),
-        ("[65536:2]", [2] * 16),
-        ("[2:4,8:0]", [4, 4, 0] + [0] * 13),
-        ("16", [16] * 16),
-    ],
-)
-def test_divisions_hold_up_to_their_boundary(conf: str, divisions: list[int]) -> None:
-    settings = parse_conf(f"roundup_power2_divisions:{conf}")
-    assert settings.roundup_power2_divisions == tuple(divisions)
 
 
 @pytest.mark.parametrize(("given", "fraction"), [("1.0", None), ("0.99", 0.99), ("0", 0.0)])
@@ -250,10 +202,6 @@ def test_divisions_by_size() -> None:
     assert settings.round_size(GIB + 1) == GIB + 128 * MIB
     assert settings.round_size(3 * GIB + 1) == 3 * GIB + 512
     assert settings.round_size(3 * MIB + 1) == 4 * MIB
-
-
-def test_above_without_a_boundary_spares_the_first_interval() -> None:
-    assert parse_conf("roundup_power2_divisions:[>:8]", "2.11").roundup_power2_divisions == (0,) + (8,) * 15
 
 
 def test_the_last_interval_serves_everything_above() -> None:

@@ -260,8 +260,7 @@ class TestPrivatePools:
         assert one.reserved == 0
 
     def test_a_capture_neither_flushes_nor_recycles(self) -> None:
-        one = simulator(version="2.13", capacity=100 * MIB)
-        one.add_pool(POOL, capture=True)
+        one = simulator(version="2.11", capacity=100 * MIB)
         one.free(one.malloc(60 * MIB))
         block = one.malloc(512)
         one.record_stream(block, 9)
@@ -284,28 +283,6 @@ class TestPrivatePools:
         else:
             with pytest.raises(OutOfMemory):
                 one.malloc(60 * MIB, pool=POOL)
-
-    def test_a_pool_is_made_known_once(self) -> None:
-        one = simulator()
-        one.malloc(512, pool=POOL)
-        with pytest.raises(ValueError, match=r"pool \(0, 7\) is known already"):
-            one.add_pool(POOL)
-
-    def test_a_pool_may_forbid_splitting(self) -> None:
-        one = simulator()
-        one.add_pool(POOL, splits=False)
-        assert one.malloc(5 * MIB, pool=POOL).size == 20 * MIB
-        assert one.malloc(512, pool=POOL).size == 2 * MIB
-
-    def test_a_pool_with_its_own_allocator_is_not_expandable(self) -> None:
-        one = simulator("expandable_segments:True")
-        one.add_pool(POOL, expandable=False)
-        one.malloc(5 * MIB, pool=POOL)
-        one.malloc(5 * MIB, pool=(0, 8))
-        assert sorted((segment.pool, segment.expandable) for segment in one.snapshot()) == [
-            (POOL, False),
-            ((0, 8), True),
-        ]
 
 
 def test_events_are_those_of_a_memory_history() -> None:

@@ -170,7 +170,11 @@ class Backing:
         for block in free:
             if block.segment.page is not None:
                 self._pages.unmap(block)
-                self._drop_if_empty(block.segment)
+                head = block.segment.head  # a virtual range without memory is forgotten
+                if head.state == UNMAPPED and head.alone:
+                    head.arena.unmapped.remove(head)
+                    head.state = GONE
+                    del self.segments[block.segment]
 
     def release_oversized(self, arena: Arena, rounded: int) -> bool:
         """Give back just enough blocks too big to be split, on this stream; True if that was enough
@@ -217,14 +221,6 @@ class Backing:
         )
         arena.insert_unmapped(segment.head)
         return segment
-
-    def _drop_if_empty(self, segment: SimSegment) -> None:
-        """Forget a virtual range without memory (`release_expandable_segment`)."""
-        head = segment.head
-        if head.state == UNMAPPED and head.alone:
-            head.arena.unmapped.remove(head)
-            head.state = GONE
-            del self.segments[segment]
 
     def _mapped(self, block: SimBlock, address: int, size: int) -> None:
         self.count(size)

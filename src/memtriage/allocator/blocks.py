@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Final
 
 from memtriage.allocator.settings import MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, AllocatorSettings
@@ -124,22 +125,18 @@ class SimPool:
 
     Attributes:
         id: as in a snapshot.
-        capturing: belongs to a graph capture, or puts off events and flushes as if it did.
-        splits: blocks may be split (`MemPool(no_split=True)` forbids it).
-        expandable: may have expandable segments.
+        capturing: puts off events and flushes, as a graph capture does.
         released: nobody uses it any more: its free segments may be given back.
         searches: times a free large block was sought while garbage collection was on: the clock by which it
             tells old blocks.
         small, large: the arenas of each size class, by stream.
     """
 
-    __slots__ = ("capturing", "expandable", "id", "large", "released", "searches", "small", "splits")
+    __slots__ = ("capturing", "id", "large", "released", "searches", "small")
 
-    def __init__(self, id: tuple[int, int], *, capturing: bool, splits: bool, expandable: bool) -> None:
+    def __init__(self, id: tuple[int, int], *, capturing: bool) -> None:
         self.id = id
         self.capturing = capturing
-        self.splits = splits
-        self.expandable = expandable
         self.released = False
         self.searches = 0
         self.small: dict[int, Arena] = {}
@@ -179,9 +176,9 @@ class Arena:
         self.keys: list[int] = []
         self.blocks: list[SimBlock] = []
         self.unmapped: list[SimBlock] = []
-        self.expandable = settings.expandable_segments and pool.expandable
+        self.expandable = settings.expandable_segments
         fine = small or self.expandable
-        self.least_rest = NEVER if not pool.splits else MIN_BLOCK if fine else SMALL_LIMIT + 1
+        self.least_rest = MIN_BLOCK if fine else SMALL_LIMIT + 1
         self.split_limit = NEVER if fine or settings.max_split_size is None else settings.max_split_size
 
     def insert(self, block: SimBlock) -> None:
@@ -202,7 +199,7 @@ class Arena:
     def insert_unmapped(self, block: SimBlock) -> None:
         """Make a block an unmapped range."""
         block.state = UNMAPPED
-        insort(self.unmapped, block, key=_address)
+        insort(self.unmapped, block, key=attrgetter("address"))
 
     def absorb(self, block: SimBlock, other: SimBlock | None) -> None:
         """Merge a neighbor into a block that is in no list, if both are free or both are unmapped."""
@@ -241,7 +238,3 @@ def split_front(block: SimBlock, size: int) -> SimBlock:
     block.where += size
     block.size -= size
     return front
-
-
-def _address(block: SimBlock) -> int:
-    return block.address

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -189,13 +189,10 @@ def choose(
     """
     checks = _checks(requests, policy)
     trial = PackingTrial(_unlimited(settings))
-    for check in checks:
-        against = check.requests if check.against is None else check.against
-        check.before = trial.run(against, (), under=check.under) or 0
     cases = _cases(requests, policy)
-    for case in cases:
-        against = case.requests if case.against is None else case.against
-        case.before = trial.run(against, (), under=case.under) or 0
+    for each in (*checks, *cases):
+        against = each.requests if each.against is None else each.against
+        each.before = trial.run(against, (), under=each.under) or 0
     best = PrimingChoice()
     tried: list[CheckedTrace] = []
 
@@ -214,10 +211,10 @@ def choose(
         return found_by.packs_closely or after - found_by.peak < policy.settings_gain * checks[0].before
 
     enough = False
-    for name, each in {"": settings, **others}.items():
+    for name, tried_settings in {"": settings, **others}.items():
         if not enough:
             most = policy.more_requests if name else policy.requests
-            enough = search(name, _BlockSearch(cases, _unlimited(each), policy, checks), most)
+            enough = search(name, _BlockSearch(cases, _unlimited(tried_settings), policy, checks), most)
     for most in policy.pool_requests:
         if apart is None or enough:
             break
@@ -235,7 +232,7 @@ def choose(
     return best
 
 
-def _as_before(parts: list[_Traced], whole: Sequence[_Traced]) -> list[_Traced]:
+def _as_before(parts: list[_TriedTrace], whole: Sequence[_TriedTrace]) -> list[_TriedTrace]:
     """Make traces of a part of a program compare with the whole program without blocks."""
     for part, each in zip(parts, whole, strict=True):
         part.before = each.before
@@ -247,17 +244,22 @@ def _unlimited(settings: AllocatorSettings) -> AllocatorSettings:
 
 
 @dataclass(slots=True)
-class _Check:
-    """A trace that a choice must pass.
+class _TriedTrace:
+    """A trace that each choice is tried on, or that it must pass.
 
     Attributes:
+        requests: of the trace.
+        under: the circumstances.
+        name: of a check.
+        weight: weight of the reserved bytes, of a trace that choices are tried on.
         against: what a choice is compared with; by default the trace itself.
         before: bytes of segments that this makes without blocks, under the program's settings.
     """
 
-    name: str
     requests: list[Request]
     under: Circumstance = field(default_factory=Circumstance)
+    name: str = ""
+    weight: float = 0.0
     against: list[Request] | None = None
     before: int = 0
 
@@ -269,45 +271,29 @@ def _searched(requests: Requests, policy: PrimingPolicy) -> Requests:
     return requests.first(policy.searched_steps)
 
 
-def _checks(requests: Requests, policy: PrimingPolicy) -> list[_Check]:
+def _checks(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
     """The checks that a choice must pass; first the program itself."""
     longer = repeated(requests, policy.horizon)
-    checks = [_Check(f"{len(longer.steps)} steps" if longer.steps else "as recorded", longer.all())]
+    name = f"{len(longer.steps)} steps" if longer.steps else "as recorded"
+    checks = [_TriedTrace(longer.all(), name=name)]
     few = repeated(requests, 2 * policy.searched_steps)
     for under in policy.checked_under[1:]:
         words = "the usual addresses" if under.addresses is None else "other addresses"
         if under.unpredicted:
             words += f", {under.unpredicted // MIB} MiB more"
-        checks.append(_Check(words, few.all(), under))
+        checks.append(_TriedTrace(few.all(), under, words))
     if len(requests.steps) < 2:
         return checks
     other = reordered(requests, _SEED)
     if other is not None:
-        checks.append(_Check("steps in another order", other.all()))
+        checks.append(_TriedTrace(other.all(), name="steps in another order"))
     if requests.convolves:
         taken = with_workspaces(few, policy.workspace)
-        checks.append(_Check("other workspaces at the peak", taken.all(), against=few.all()))
-    checks.append(_Check("shorter batches", shortened(few, policy.shares).all()))
+        checks.append(_TriedTrace(taken.all(), name="other workspaces at the peak", against=few.all()))
+    checks.append(_TriedTrace(shortened(few, policy.shares).all(), name="shorter batches"))
     if any(step.forward for step in few.steps):
-        checks.append(_Check("evaluation after each step", evaluated(few, policy.kept).all()))
+        checks.append(_TriedTrace(evaluated(few, policy.kept).all(), name="evaluation after each step"))
     return checks
-
-
-@dataclass(slots=True)
-class _TriedTrace:
-    """A trace that each choice is tried on.
-
-    Attributes:
-        weight: weight of the reserved bytes.
-        against: as for `_Check`.
-        before: bytes of segments that this makes without blocks, under the program's settings.
-    """
-
-    requests: list[Request]
-    under: Circumstance = field(default_factory=Circumstance)
-    weight: float = 0.0
-    against: list[Request] | None = None
-    before: int = 0
 
 
 def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
@@ -319,8 +305,8 @@ def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
     searched = _searched(requests, policy)
     own = compressed(searched.all())
     first, *others = policy.searched_under
-    cases = [_TriedTrace(own, first, policy.predicted if others else 1.0)]
-    cases += [_TriedTrace(own, under, (1 - policy.predicted) / len(others)) for under in others]
+    cases = [_TriedTrace(own, first, weight=policy.predicted if others else 1.0)]
+    cases += [_TriedTrace(own, under, weight=(1 - policy.predicted) / len(others)) for under in others]
     if len(requests.steps) < 2:
         return cases
     other = reordered(requests, _SEED)
@@ -332,9 +318,6 @@ def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
         cases.append(_TriedTrace(compressed(taken.all()), against=few.all()))
     cases.append(_TriedTrace(compressed(shortened(few, policy.shares).all())))
     return cases
-
-
-_Traced = TypeVar("_Traced", _TriedTrace, _Check)
 
 
 class _BlockSearch:
@@ -357,7 +340,7 @@ class _BlockSearch:
         cases: Sequence[_TriedTrace],
         settings: AllocatorSettings,
         policy: PrimingPolicy,
-        checks: Sequence[_Check],
+        checks: Sequence[_TriedTrace],
         pools: int = 0,
     ) -> None:
         self._pools = pools

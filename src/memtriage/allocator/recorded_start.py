@@ -214,12 +214,9 @@ def _old_blocks(
             old = OldBlock(block.address, block.size, block.requested, segment.stream, True, False)
             blocks.append(old)
     freed = opening[trace.kind[opening] != ALLOC]
-    blocks += _freed_blocks(trace, freed.tolist(), [*_taken(blocks), *occupied], start, settings)
+    taken = [*((block.address, block.size) for block in blocks), *occupied]
+    blocks += _freed_blocks(trace, freed.tolist(), taken, start, settings)
     return sorted(blocks, key=lambda block: block.address), occupied
-
-
-def _taken(blocks: Iterable[OldBlock]) -> Iterator[tuple[int, int]]:
-    return ((block.address, block.size) for block in blocks)
 
 
 def _freed_blocks(

@@ -44,12 +44,15 @@ def restore(simulator: Simulator, start: StartingState) -> dict[int, SimBlock]:
             small = region.size <= SMALL_SEGMENT
             arena = simulator.arena(region.pool, region.stream, small=small)
             segment = simulator.backing.new_segment(arena, region.address, region.size, None)
-            _lay_out(simulator, segment, _filled(_within(used, region.address, region.end), region), live)
+            pieces = _with_gaps(_within(used, region.address, region.end), region.address, region.end, FREE)
+            _lay_out(simulator, segment, list(pieces), live)
     for ranges in _virtual_ranges(simulator, start):
         first = ranges[0]
         arena = simulator.arena(first.pool, first.stream, small=first.page == SMALL_SEGMENT)
         size = simulator.backing.range_size(arena)
-        mapped = [part for region in ranges for part in _mapped_in(start, region)]
+        mapped = [
+            part for region in ranges for part in start.mapped if region.address <= part[0] < region.end
+        ]
         if mapped:
             segment = simulator.backing.new_segment(arena, first.address, size, arena.page)
             _lay_out(simulator, segment, _with_unmapped(used, mapped, segment), live)
@@ -70,16 +73,8 @@ def _virtual_ranges(simulator: Simulator, start: StartingState) -> Iterator[list
     return (ranges for known in groups.values() for ranges in known)
 
 
-def _mapped_in(start: StartingState, region: Region) -> Iterator[tuple[int, int]]:
-    return ((low, high) for low, high in start.mapped if region.address <= low < region.end)
-
-
 def _within(pieces: list[Piece], address: int, end: int) -> list[Piece]:
     return pieces[bisect_left(pieces, (address,)) : bisect_left(pieces, (end,))]
-
-
-def _filled(pieces: list[Piece], region: Region) -> list[Piece]:
-    return list(_with_gaps(pieces, region.address, region.end, FREE))
 
 
 def _with_unmapped(used: list[Piece], mapped: list[tuple[int, int]], segment: SimSegment) -> list[Piece]:

@@ -115,9 +115,16 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         """The size of the block that serves a request, before any slack (`round_size`)."""
         if size < MIN_BLOCK:
             return MIN_BLOCK
-        divisions = self._divisions(size)
+        interval = min(max((size // MIB).bit_length() - 1, 0), DIVISION_INTERVALS - 1)
+        divisions = self.roundup_power2_divisions[interval]
         if divisions > 1 and size > MIN_BLOCK * divisions:
-            return _next_division(size, divisions)
+            # Up to the next of the equal steps between two powers of two (`roundup_power2_next_division`),
+            # each at least half of `MIN_BLOCK`.
+            floor = 1 << (size.bit_length() - 1)
+            if size == floor:
+                return size
+            step = floor >> (divisions.bit_length() - 1)
+            return -(-size // step) * step
         return -(-size // MIN_BLOCK) * MIN_BLOCK
 
     def segment_size(self, rounded: int) -> int:
@@ -127,10 +134,6 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         if rounded < OWN_SEGMENT:
             return self.large_segment_size
         return -(-rounded // SEGMENT_STEP) * SEGMENT_STEP
-
-    def _divisions(self, size: int) -> int:
-        interval = min(max((size // MIB).bit_length() - 1, 0), DIVISION_INTERVALS - 1)
-        return self.roundup_power2_divisions[interval]
 
 
 def parse_conf(conf: str, torch_version: str | Version | None = None) -> AllocatorSettings:
@@ -147,7 +150,14 @@ def parse_conf(conf: str, torch_version: str | Version | None = None) -> Allocat
     version = parse_version(torch_version)
     pairs = dict(_pairs(conf))
     for key in pairs:
-        _check_key(key, version)
+        since = _SINCE.get(key)
+        if since is None:
+            known = ", ".join(sorted(one for one, first in _SINCE.items() if first <= version))
+            raise ConfError(f"unknown allocator setting {key!r}; torch {_dotted(version)} knows: {known}")
+        if since > version:
+            raise ConfError(
+                f"{key} needs torch {_dotted(since)} or newer, and torch {_dotted(version)} is meant"
+            )
     backend = pairs.get("backend", "native")
     if backend != "native":
         raise ConfError(f"backend:{backend} cannot be simulated: only the native allocator can")
@@ -187,18 +197,6 @@ def parse_version(version: str | Version | None) -> Version:
     return int(match[1]), int(match[2])
 
 
-def _next_division(size: int, divisions: int) -> int:
-    """`size` up to the next of the equal steps between two powers of two (`roundup_power2_next_division`).
-
-    It is larger than `MIN_BLOCK * divisions`, so that a step is at least half of `MIN_BLOCK`.
-    """
-    floor = 1 << (size.bit_length() - 1)
-    if size == floor:
-        return size
-    step = floor >> (divisions.bit_length() - 1)
-    return -(-size // step) * step
-
-
 def _pairs(conf: str) -> Iterator[tuple[str, str]]:
     """Keys and values; commas inside brackets belong to the value. White space means nothing."""
     text = re.sub(r"\s+", "", conf)
@@ -209,15 +207,6 @@ def _pairs(conf: str) -> Iterator[tuple[str, str]]:
         if value.count("[") != value.count("]"):
             raise ConfError(f"{key}: a bracket is not closed in {value!r}")
         yield key, value
-
-
-def _check_key(key: str, version: Version) -> None:
-    since = _SINCE.get(key)
-    if since is None:
-        known = ", ".join(sorted(one for one, first in _SINCE.items() if first <= version))
-        raise ConfError(f"unknown allocator setting {key!r}; torch {_dotted(version)} knows: {known}")
-    if since > version:
-        raise ConfError(f"{key} needs torch {_dotted(since)} or newer, and torch {_dotted(version)} is meant")
 
 
 def _dotted(version: Version) -> str:

@@ -27,8 +27,8 @@ of memory at the same instant. The rules are those of c10/cuda/CUDACachingAlloca
 - No free block fits: garbage collection (`garbage_collection_threshold`, only with a limit), then the
   driver, then freeing oversized blocks, then all wholly free segments, then one more try, then
   `OutOfMemory`.
-- Private pools are kept until `release_pool`. While a graph is captured (up to torch 2.11: in every private
-  pool) allocations recycle nothing and never flush.
+- Private pools are kept until `release_pool`. Up to torch 2.11 their allocations recycle nothing and never
+  flush, as while a graph is captured.
 
 Sizes are bytes. Known limitations: one device, one thread. There is no time: the caller says when the work of
 a stream is done (`stream_done`). Not simulated: a `MemPool` with another allocator,
@@ -115,7 +115,7 @@ class Simulator:
         self._waiting: dict[int, deque[SimBlock]] = {}
         self._done: dict[int, int] = {}
         self._pools: dict[tuple[int, int], SimPool] = {}
-        self._default = self.add_pool(DEFAULT_POOL)
+        self._default = self._pool(DEFAULT_POOL)
         self._small = self._default.small
         self._large = self._default.large
 
@@ -127,15 +127,15 @@ class Simulator:
         Args:
             size: bytes, at least 1 (torch never asks its allocator for 0).
             stream: handle of the stream it is for.
-            pool: a private pool becomes known with its first allocation; see `add_pool`.
+            pool: a private pool becomes known with its first allocation.
 
         Raises:
             OutOfMemory: nothing was handed out.
         """
         if size <= 0:
             raise ValueError(f"an allocation should be of at least 1 byte, not {size}")
-        if self._done:
-            self._process_before(pool)
+        if self._done and not self._pool(pool).capturing:
+            self.process_events()
         rounded = self.settings.round_size(size) if self._divides else (size + MIN_BLOCK - 1) & -MIN_BLOCK
         arena = None
         if pool is DEFAULT_POOL or pool == DEFAULT_POOL:
@@ -145,7 +145,9 @@ class Simulator:
         keys = arena.keys
         at = bisect_left(keys, rounded << SIZE_SHIFT)
         if not self._plain:
-            at = self._choose(arena, rounded, at)
+            if self._collects and not arena.small:
+                arena.pool.searches += 1
+            at = self._best(arena, rounded, at)
         if at < len(keys):
             del keys[at]
             block = arena.blocks.pop(at)
@@ -203,7 +205,12 @@ class Simulator:
         if self._hook is not None:
             self.backing.note("free_requested", block.address, block.requested, block.arena)
         if block.streams:
-            self._await(block)
+            streams, block.streams = block.streams or set(), None
+            block.state = AWAITING
+            block.events = len(streams)
+            self.awaiting += block.size
+            for stream in streams:
+                self._waiting.setdefault(stream, deque()).append(block)
         else:
             self._recycle(block)
 
@@ -305,27 +312,12 @@ class Simulator:
 
     # Pools and the cache.
 
-    def add_pool(
-        self, pool: tuple[int, int], *, capture: bool = False, splits: bool = True, expandable: bool = True
-    ) -> SimPool:
-        """Make a pool known before its first allocation.
-
-        Args:
-            pool: its id.
-            capture: a CUDA graph is captured into it: its allocations recycle nothing and never flush. Before
-                torch 2.12 that is so for every private pool.
-            splits: False for `MemPool(no_split=True)`.
-            expandable: False for a `MemPool` with an allocator of its own.
-
-        Raises:
-            ValueError: the pool is known already.
-        """
-        if pool in self._pools:
-            raise ValueError(f"pool {pool} is known already")
-        as_capture = pool != DEFAULT_POOL and self.settings.torch_version < USER_POOLS_PROCESS_EVENTS
-        made = SimPool(pool, capturing=capture or as_capture, splits=splits, expandable=expandable)
-        self._pools[pool] = made
-        return made
+    def _pool(self, pool: tuple[int, int]) -> SimPool:
+        known = self._pools.get(pool)
+        if known is None:
+            capturing = pool != DEFAULT_POOL and self.settings.torch_version < USER_POOLS_PROCESS_EVENTS
+            known = self._pools[pool] = SimPool(pool, capturing=capturing)
+        return known
 
     def release_pool(self, pool: tuple[int, int]) -> None:
         """Say that nobody uses a private pool any more (its graphs or its `MemPool` are gone).
@@ -352,7 +344,7 @@ class Simulator:
 
     def arena(self, pool: tuple[int, int], stream: int, *, small: bool) -> Arena:
         """The free blocks of a pool, size class and stream; made if there is none."""
-        known = self._pools.get(pool) or self.add_pool(pool)
+        known = self._pool(pool)
         arenas = known.small if small else known.large
         arena = arenas.get(stream)
         if arena is None:
@@ -434,12 +426,6 @@ class Simulator:
 
     # When no cached block simply fits.
 
-    def _choose(self, arena: Arena, rounded: int, at: int) -> int:
-        """As `_best`, and counted as a search."""
-        if self._collects and not arena.small:
-            arena.pool.searches += 1
-        return self._best(arena, rounded, at)
-
     def _best(self, arena: Arena, rounded: int, at: int) -> int:
         """The index of the free block to use, or their number for none: the whole of `get_free_block`."""
         blocks = arena.blocks
@@ -479,16 +465,3 @@ class Simulator:
             backing.note("oom", 0, rounded, arena)
             raise OutOfMemory(size, needed, self.allocated, self.reserved)
         return block
-
-    def _process_before(self, pool: tuple[int, int]) -> None:
-        known = self._pools.get(pool) or self.add_pool(pool)
-        if not known.capturing:
-            self.process_events()
-
-    def _await(self, block: SimBlock) -> None:
-        streams, block.streams = block.streams or set(), None
-        block.state = AWAITING
-        block.events = len(streams)
-        self.awaiting += block.size
-        for stream in streams:
-            self._waiting.setdefault(stream, deque()).append(block)

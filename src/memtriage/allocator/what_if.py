@@ -16,12 +16,11 @@ from typing import Final
 
 import msgspec
 
-from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.feed import GIVEN_BACK, Feed
 from memtriage.allocator.priming import Blocks, prime
 from memtriage.allocator.priming_search import BRIEF, PrimingChoice, choose
-from memtriage.allocator.recorded_start import StartingState, starting_state
+from memtriage.allocator.recorded_start import starting_state
 from memtriage.allocator.replay import recorded_settings
 from memtriage.allocator.requests import RequestLog, Requests
 from memtriage.allocator.restore import restore
@@ -234,7 +233,10 @@ def what_if(
     try:
         prime(simulator, primed)
         as_it_was = settings == recorded and not from_empty_cache
-        live = restore(simulator, start) if as_it_was else _allocate_again(simulator, start)
+        if as_it_was:
+            live = restore(simulator, start)
+        else:
+            live = {one.address: simulator.malloc(one.requested, one.stream) for one in start.blocks}
     except OutOfMemory:
         return _outcome(simulator, -1, 0, 0)
     feed = Feed(simulator, trace, segments, live)
@@ -302,10 +304,6 @@ def columns_of(recording: DeviceRecording) -> TraceColumns:
         device_free={},
         pool=pools,
     )
-
-
-def _allocate_again(simulator: Simulator, start: StartingState) -> dict[int, SimBlock]:
-    return {block.address: simulator.malloc(block.requested, block.stream) for block in start.blocks}
 
 
 def _outcome(simulator: Simulator, failed_at: int | None, recorded_ooms: int, met: int) -> WhatIfOutcome:

@@ -18,7 +18,6 @@ import lzma
 import os
 import pickle
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn, cast
@@ -79,22 +78,22 @@ def _load(path: Path) -> Any:
             if not head and stream is not file:
                 raise EOFError
             if len(head) < 2 or head[0] != _PROTO or head[1] not in _PROTOCOLS:
-                raise SnapshotError(f"no pickle of protocol 2 to 5 ({_looks_like(head)})")
+                looks = {b"": "the file is empty", b"PK": "it is a zip archive, perhaps a checkpoint"}
+                reason = looks.get(head, f"it begins with {head!r}")
+                raise SnapshotError(f"no pickle of protocol 2 to 5 ({reason})")
             size = os.fstat(file.fileno()).st_size
             with _memory_ceiling(size if stream is file else size * EXPANSION_RATIO):
                 return _Restricted(stream).load()
         except SnapshotError as error:
             raise SnapshotError(f"{path}: not a memory snapshot: {error}") from None
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            raise SnapshotError(f"{path}: truncated or damaged: {error or 'it ends too early'}") from None
         except (MemoryError, OverflowError):
             # The traceback holds what was built so far: drop it.
             raise SnapshotError(f"{path}: needs more memory than is free here, or is damaged") from None
-        except OSError:
-            raise
         except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+                raise
             # A damaged pickle's opcodes raise nearly anything: bad text, unhashable keys, a stack underflow.
-            reason = "it ends too early" if "truncated" in str(error) else str(error)
+            reason = "it ends too early" if "truncated" in str(error) else str(error) or "it ends too early"
             raise SnapshotError(f"{path}: truncated or damaged: {reason}") from None
 
 
@@ -177,14 +176,10 @@ def _decompressed(file: io.BufferedReader) -> io.BufferedReader:
     return file
 
 
-def _zstd(file: BinaryIO) -> BinaryIO:
-    return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-
-
 _DECOMPRESSORS: Final[Mapping[bytes, Callable[[BinaryIO], BinaryIO]]] = {
     MAGIC_GZIP: cast("Callable[[BinaryIO], BinaryIO]", gzip.open),
     MAGIC_XZ: cast("Callable[[BinaryIO], BinaryIO]", lzma.open),
-    MAGIC_ZSTD: _zstd,
+    MAGIC_ZSTD: lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
 }
 
 
@@ -209,14 +204,6 @@ def _memory_ceiling(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _looks_like(head: bytes) -> str:
-    if not head:
-        return "the file is empty"
-    if head == b"PK":
-        return "it is a zip archive, perhaps a checkpoint"
-    return f"it begins with {head!r}"
 
 
 def _outline(raw: Any, path: Path) -> dict[str, Any]:

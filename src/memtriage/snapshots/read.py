@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -28,7 +28,6 @@ from memtriage.model.recording import (
     DeviceRecording,
     Events,
     Figures,
-    Int16s,
     Int64s,
     Lives,
     OomEvent,
@@ -43,17 +42,18 @@ from memtriage.model.recording import (
 from memtriage.model.units import count, size
 from memtriage.observe.cuda import parse_segments
 from memtriage.snapshots.file import loaded
-from memtriage.snapshots.growth import MOST_STEPS, RECORDED_POLICY, SiteGrowth, growing_sites
-from memtriage.snapshots.labels import label_rows
-from memtriage.snapshots.owners import owners_of
+from memtriage.snapshots.leaks import FEWEST_STEPS, growing_sites
+from memtriage.snapshots.owners import alive_at, index_sites, label_rows, owned_bytes, owners_of, site_series
 from memtriage.snapshots.rules import judge
-from memtriage.snapshots.sites import alive_at, index_sites, owned_bytes, site_series
-from memtriage.snapshots.stacks import StackFacts, stack_facts
-from memtriage.snapshots.steps import find_steps, settled
-from memtriage.snapshots.stranding import POLICY
+from memtriage.snapshots.steps import StackFacts, find_steps, settled, stack_facts
+from memtriage.snapshots.stranding import FLOOR
 from memtriage.snapshots.view import DeviceView, Mask
 
+_COLUMNS: Final = ("born", "died", "gone", "address", "size", "requested", "stream", "stack")
+"""Of lives, those that a replay has."""
 _XPU: Final = re.compile(r"\b(?:c10|at)::xpu\b|c10/xpu/|torch/xpu/")
+_MOST_STEPS: Final = 240
+"""Steps looked at in a long recording, evenly spread."""
 _SITES: Final = 3
 _NEARLY_WHOLE: Final = 0.9
 """Part of a segment that must be stranded for a note."""
@@ -74,46 +74,43 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
     file = Path(path)
     table = StackTable()
     with loaded(file) as raw:
-        try:
-            _refuse_repetition(
-                [*(segment.get("blocks") for segment in raw["segments"]), *raw["device_traces"]]
-            )
+        with _refused(file, "its segments make no sense: ", TypeError, ValueError, AttributeError, KeyError):
+            # Three bytes of a file could repeat a million blocks.
+            lists = [*(segment.get("blocks") for segment in raw["segments"]), *raw["device_traces"]]
+            if len({id(each) for each in lists if each}) < sum(map(bool, lists)):
+                raise ValueError("the same blocks or events are in several segments or devices")
             segments, block_stacks = _segments(raw["segments"], table)
             file_notes = (*_overflow(raw.get("allocator_settings")), *_pinned_host(raw, table))
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            raise SnapshotError(
-                f"{file}: not a memory snapshot: its segments make no sense: {error!r}"
-            ) from None
-        try:
+        with _refused(file, "", SnapshotError):
             traces = [trace_columns(trace, table) for trace in raw["device_traces"]]
-        except SnapshotError as error:
-            raise SnapshotError(f"{file}: not a memory snapshot: {error}") from None
         named = _settings(raw.get("allocator_settings"))
         spans = named_spans(raw.get("external_annotations"))
-        backend = "xpu" if any(map(_of_xpu, table.frames)) else "cuda"
+        # The file does not name its kind of device.
+        names = (f"{each.get('filename')} {each.get('name')}" for frames in table.frames for each in frames)
+        backend = "xpu" if any(map(_XPU.search, names)) else "cuda"
         stacks, facts = table.stacks(), [stack_facts(frames) for frames in table.frames]
         # before the replay: the file's own objects are by far the largest thing in memory
         del raw
-    indices = sorted(
-        {segment.device for segment in segments} | {i for i, trace in enumerate(traces) if len(trace)}
-    )
-    try:
-        rules, simulated = recorded_settings(named), settings_of(named)
-    except ConfError as error:
-        raise SnapshotError(f"{file}: not a memory snapshot: its settings make no sense: {error}") from None
-    try:
+    indices = sorted({each.device for each in segments} | {i for i, trace in enumerate(traces) if len(trace)})
+    with _refused(file, "its settings make no sense: ", ConfError):
+        # What decides the sizes of the recorded blocks, and everything that was set, for the simulator.
+        recorded, simulated = recorded_settings(named), settings_of(named)
+    # Sums of damaged sizes overflow: whole ones are below 2**63 by far.
+    with _refused(file, "a size is out of range: ", OverflowError):
         devices = [
             _device(
                 f"{backend}:{index}",
                 traces[index] if index < len(traces) else trace_columns([], table),
                 [segment for segment in segments if segment.device == index],
                 {address: number for (device, address), number in block_stacks.items() if device == index},
-                _Shared(stacks, facts, spans, rules, simulated),
+                stacks,
+                facts,
+                spans,
+                recorded,
+                simulated,
             )
             for index in indices
         ]
-    except OverflowError as error:  # sums of damaged sizes: whole ones are below 2**63 by far
-        raise SnapshotError(f"{file}: not a memory snapshot: a size is out of range: {error}") from None
     return Recording(
         path=str(file),
         devices=tuple(devices),
@@ -124,16 +121,12 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
     )
 
 
-def _refuse_repetition(lists: Sequence[Any]) -> None:
-    """Refuse lists that are there several times: three bytes of a file could repeat a million blocks."""
-    filled = [id(each) for each in lists if each]
-    if len(set(filled)) < len(filled):
-        raise ValueError("the same blocks or events are in several segments or devices")
-
-
-def _of_xpu(frames: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a stack is of Intel's allocator: the file does not name its kind of device."""
-    return any(_XPU.search(f"{frame.get('filename')} {frame.get('name')}") for frame in frames)
+@contextmanager
+def _refused(file: Path, reason: str, *errors: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except errors as error:
+        raise SnapshotError(f"{file}: not a memory snapshot: {reason}{error}") from None
 
 
 def _overflow(settings: object) -> Iterator[str]:
@@ -176,48 +169,25 @@ def _settings(raw: object) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """What the devices of a recording have in common.
-
-    `settings` decide the sizes of the recorded blocks; `simulated` has everything that was set, for the
-    simulator.
-    """
-
-    stacks: tuple[Stack, ...]
-    facts: Sequence[StackFacts]
-    spans: Sequence[Annotation]
-    settings: AllocatorSettings
-    simulated: AllocatorSettings
-
-
 def _segments(
     raw: Sequence[Mapping[str, Any]], table: StackTable
 ) -> tuple[list[Segment], dict[tuple[int, int], int]]:
     """The segments, and the stack of each block that has one, by device and address."""
-    segments = sorted(
-        parse_segments([_without_frames(segment) for segment in raw]),
-        key=lambda segment: (segment.device, segment.address),
-    )
+    bare = [
+        {**segment, "blocks": [{**block, "frames": ()} for block in segment.get("blocks", ())]}
+        for segment in raw
+    ]
     numbers: dict[tuple[int, int], int] = {}
-    for raw_segment in raw:
-        position = int(raw_segment["address"])
-        for block in raw_segment.get("blocks", ()):
+    for segment in raw:
+        position = int(segment["address"])
+        for block in segment.get("blocks", ()):
             address = int(block.get("address", position))
             position = address + int(block["size"])
-            if frames := block.get("frames") or _latest_frames(block.get("history")):
-                numbers[int(raw_segment.get("device", 0)), address] = table.number(frames)
-    return segments, numbers
-
-
-def _latest_frames(history: object) -> Any:
-    """The frames of a block's latest allocation, where torch 2.0 wrote them."""
-    return history[0].get("frames") if isinstance(history, list) and history else None
-
-
-def _without_frames(raw: Mapping[str, Any]) -> dict[str, Any]:
-    blocks = [{**block, "frames": ()} for block in raw.get("blocks", ())]
-    return {**raw, "blocks": blocks}
+            history = block.get("history")  # where torch 2.0 wrote the frames, the latest first
+            latest = history[0].get("frames") if isinstance(history, list) and history else None
+            if frames := block.get("frames") or latest:
+                numbers[int(segment.get("device", 0)), address] = table.number(frames)
+    return sorted(parse_segments(bare), key=lambda segment: (segment.device, segment.address)), numbers
 
 
 def _device(
@@ -225,76 +195,76 @@ def _device(
     trace: TraceColumns,
     segments: Sequence[Segment],
     block_stacks: Mapping[int, int],
-    shared: _Shared,
+    stacks: Sequence[Stack],
+    facts: Sequence[StackFacts],
+    spans: Sequence[Annotation],
+    recorded: AllocatorSettings,
+    simulated: AllocatorSettings,
 ) -> DeviceRecording:
-    replayed = replay(trace, segments, shared.settings, block_stacks)
-    steps = find_steps(trace, shared.facts, shared.spans)
-    owners = owners_of(trace, replayed, shared.facts, steps.ends)
-    sites = index_sites(replayed, shared.stacks)
+    replayed = replay(trace, segments, recorded, block_stacks)
+    steps = find_steps(trace, facts, spans)
+    owners = owners_of(trace, replayed, facts, steps.ends)
+    sites = index_sites(replayed, stacks)
     view = DeviceView(
         device=name,
         trace=trace,
         replayed=replayed,
-        stacks=shared.stacks,
-        facts=shared.facts,
+        stacks=stacks,
+        facts=facts,
         sites=sites,
         owners=owners,
         steps=steps,
-        segments=_with_sites(segments, replayed, shared.stacks),
+        segments=_with_sites(segments, replayed, stacks),
         end=_figures(segments),
         ooms=_ooms(trace, replayed),
     )
-    growing: list[SiteGrowth] = []
+    exact_from_us = None
+    if len(trace) and (replayed.exact_from or (replayed.born < 0).any()):
+        exact_from_us = int(trace.time_us[min(replayed.exact_from, len(trace) - 1)])
+    growing = {}
     if steps.count:
-        marks = settled(trace, steps.ends)
-        growing = growing_sites(site_series(replayed, sites, marks, MOST_STEPS))
-    peak = _peak(view)
-    pools, pool_numbers = _numbered(replayed.pool)
+        growing = growing_sites(site_series(replayed, sites, settled(trace, steps.ends), _MOST_STEPS))
+    peak, pinned = _peak(view), _pinned(view)
+    pools = {DEFAULT_POOL: 0}
+    pool_numbers = np.array([pools.setdefault(pool, len(pools)) for pool in replayed.pool], np.int16)
     return DeviceRecording(
         device=name,
         events=Events(
             trace.time_us, trace.kind, trace.address, trace.size, trace.stream, trace.stack, replayed.life
         ),
-        lives=Lives(
-            born=replayed.born,
-            died=replayed.died,
-            gone=replayed.gone,
-            address=replayed.address,
-            size=replayed.size,
-            requested=replayed.requested,
-            stream=replayed.stream,
-            stack=replayed.stack,
-            owner=owners,
-            pool=pool_numbers,
-        ),
+        lives=Lives(**{name: getattr(replayed, name) for name in _COLUMNS}, owner=owners, pool=pool_numbers),
         timeline=replayed.timeline,
-        pools=pools,
+        pools=tuple(pools),
         start=replayed.start,
         end=view.end,
         segments=tuple(view.segments),
-        pinned=_pinned(view),
+        pinned=pinned,
         peak=peak,
         owners=owned_bytes(view.alive(), replayed.size, owners, sites),
         sites=_site_rows(view, peak, growing),
         steps=steps,
         ooms=tuple(view.ooms),
-        exact_from_us=_exact_from(trace, replayed),
-        notes=_notes(trace, replayed, steps) + _one_pin(_pinned(view)),
-        judged=steps.count >= RECORDED_POLICY.few and not _contradicts(replayed),
+        exact_from_us=exact_from_us,
+        notes=_notes(trace, replayed, steps) + _one_pin(pinned),
+        judged=steps.count >= FEWEST_STEPS and not _contradicts(replayed),
         labels=label_rows(trace, replayed, alive_at(replayed, peak.event), view.alive()),
-        findings=tuple(judge(view, growing, shared.simulated)),
+        findings=tuple(judge(view, growing, simulated)),
     )
+
+
+def _lives_at(replayed: ReplayedTrace) -> dict[int, int]:
+    """The life of each block that is there at the snapshot, by its address."""
+    there = np.flatnonzero(replayed.gone < 0)
+    return dict(zip(replayed.address[there].tolist(), there.tolist(), strict=True))
 
 
 def _with_sites(
     segments: Sequence[Segment], replayed: ReplayedTrace, stacks: Sequence[Stack]
 ) -> list[Segment]:
-    """The segments, with the site of each block in use."""
-    alive = np.flatnonzero(replayed.gone < 0)
-    numbers = dict(zip(replayed.address[alive].tolist(), replayed.stack[alive].tolist(), strict=True))
+    lives = _lives_at(replayed)
 
     def named(block: Block) -> Block:
-        number = numbers.get(block.address, 0)
+        number = replayed.stack[lives[block.address]] if block.address in lives else 0
         if block.state == "free" or not number:
             return block
         return msgspec.structs.replace(block, site=stacks[number].site)
@@ -310,14 +280,8 @@ def _figures(segments: Sequence[Segment]) -> Figures:
         [segment for segment in segments if segment.pool != DEFAULT_POOL]
     ).releasable
     return Figures(
+        **{**msgspec.structs.asdict(totals), "releasable": totals.releasable - private_free},
         allocated=totals.allocated,
-        reserved=totals.reserved,
-        requested=totals.requested,
-        rounding=totals.rounding,
-        releasable=totals.releasable - private_free,
-        stranded=totals.stranded,
-        awaiting=totals.awaiting,
-        private_pools=totals.private_pools,
         private_pools_free=private_free,
     )
 
@@ -344,46 +308,32 @@ def _peak(view: DeviceView) -> Peak:
     event = int(np.argmax(timeline.allocated)) if len(view.trace) else -1
     if event < 0 or timeline.allocated[event] <= start[0]:
         event = -1
-    alive = alive_at(view.replayed, event)
-    stranded = timeline.stranded
     return Peak(
         event=event,
         time_us=int(view.trace.time_us[max(event, 0)]) if len(view.trace) else 0,
         allocated=int(timeline.allocated[event]) if event >= 0 else start[0],
         reserved=int(timeline.reserved[event]) if event >= 0 else start[1],
-        stranded=max(0, int(stranded[event])) if event >= 0 else view.end.stranded,
-        owners=owned_bytes(alive, view.replayed.size, view.owners, view.sites),
+        stranded=max(0, int(timeline.stranded[event])) if event >= 0 else view.end.stranded,
+        owners=owned_bytes(alive_at(view.replayed, event), view.replayed.size, view.owners, view.sites),
     )
-
-
-def _numbered(pools: Sequence[tuple[int, int]]) -> tuple[tuple[tuple[int, int], ...], Int16s]:
-    numbers = {DEFAULT_POOL: 0}
-    column = np.array([numbers.setdefault(pool, len(numbers)) for pool in pools], np.int16)
-    return tuple(numbers), column
 
 
 def _pinned(view: DeviceView) -> tuple[PinnedSegment, ...]:
-    alive = np.flatnonzero(view.replayed.gone < 0)
-    owner_at = dict(zip(view.replayed.address[alive].tolist(), view.owners[alive].tolist(), strict=True))
+    lives = _lives_at(view.replayed)
+
+    def owner(address: int) -> str:
+        return OWNERS[view.owners[lives[address]]] if address in lives else "before the recording"
+
     return tuple(
-        PinnedSegment(
-            segment=segment.segment,
-            stranded=segment.stranded,
-            pins=segment.pins,
-            owners=tuple(
-                OWNERS[owner_at[pin.address]] if pin.address in owner_at else "before the recording"
-                for pin in segment.pins
-            ),
-        )
-        for segment in stranded_segments(view.segments)
+        PinnedSegment(each.segment, each.stranded, each.pins, tuple(owner(pin.address) for pin in each.pins))
+        for each in stranded_segments(view.segments)
     )
 
 
-def _site_rows(view: DeviceView, peak: Peak, growing: Sequence[SiteGrowth]) -> tuple[SiteRow, ...]:
+def _site_rows(view: DeviceView, peak: Peak, growing: Mapping[int, float]) -> tuple[SiteRow, ...]:
     replayed, sites, count = view.replayed, view.sites, len(view.sites.names)
     at_peak, at_end = alive_at(replayed, peak.event), view.alive()
     traced = replayed.born >= 0
-    rates = {growth.site: round(growth.rate) for growth in growing}
 
     def summed(lives: Mask) -> Int64s:
         totals = np.zeros(count, np.int64)
@@ -405,7 +355,7 @@ def _site_rows(view: DeviceView, peak: Peak, growing: Sequence[SiteGrowth]) -> t
             count_at_end=int(blocks[site]),
             allocations=int(allocations[site]),
             allocated=int(totals[site]),
-            per_step=rates.get(site, 0) if view.steps.count else None,
+            per_step=round(growing.get(site, 0)) if view.steps.count else None,
         )
         for site in np.unique(sites.of_life).tolist()
     ]
@@ -431,7 +381,7 @@ def _main_by_site(view: DeviceView, shown: Mask) -> dict[int, tuple[int, int]]:
 
 def _one_pin(pinned: Sequence[PinnedSegment]) -> tuple[str, ...]:
     """Name a segment that is stranded nearly whole: reported as fragmentation only if steps do not use it."""
-    if not pinned or pinned[0].stranded < max(POLICY.floor_bytes, _NEARLY_WHOLE * pinned[0].segment.size):
+    if not pinned or pinned[0].stranded < max(FLOOR, _NEARLY_WHOLE * pinned[0].segment.size):
         return ()
     worst = pinned[0]
     return (
@@ -443,15 +393,6 @@ def _one_pin(pinned: Sequence[PinnedSegment]) -> tuple[str, ...]:
 def _contradicts(replayed: ReplayedTrace) -> bool:
     timeline = replayed.timeline
     return bool((timeline.allocated > timeline.reserved).any())
-
-
-def _exact_from(trace: TraceColumns, replayed: ReplayedTrace) -> int | None:
-    """When the timeline becomes exact; None if it is exact throughout."""
-    if not len(trace):
-        return None
-    if not replayed.exact_from and not (replayed.born < 0).any():
-        return None
-    return int(trace.time_us[min(replayed.exact_from, len(trace) - 1)])
 
 
 def _notes(trace: TraceColumns, replayed: ReplayedTrace, steps: Steps) -> tuple[str, ...]:

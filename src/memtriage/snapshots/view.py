@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memtriage.allocator.replay import ReplayedTrace
 from memtriage.allocator.trace_columns import TraceColumns
+from memtriage.catalogue.catalogue import SPECIFIC
+from memtriage.catalogue.entry import Holder
 from memtriage.model.blocks import Segment
 from memtriage.model.code_origin import is_installed, is_python
+from memtriage.model.findings import Finding, FindingKind
 from memtriage.model.recording import NO_FRAMES, OWNERS, Bytes8, Figures, OomEvent, Stack, Steps
-from memtriage.model.units import size
-from memtriage.snapshots.owners import steps_survived
-from memtriage.snapshots.sites import SiteIndex
-from memtriage.snapshots.stacks import StackFacts, phase_codes
+from memtriage.model.units import count, size
+from memtriage.playbook.snapshots import ADVICE, SnapshotCause
+from memtriage.snapshots.owners import SiteIndex, steps_survived
+from memtriage.snapshots.steps import StackFacts, phase_codes
 
 Mask = NDArray[np.bool_]
 
@@ -81,6 +86,14 @@ class DeviceView:
             rows.append((self.sites.names[site], self.total(at_site), int(at_site.sum())))
         return sorted(rows, key=lambda row: (-row[1], row[0]))
 
+    def finding(
+        self, kind: FindingKind, cause: SnapshotCause, evidence: Sequence[str], **facts: Any
+    ) -> Finding:
+        """Make a finding, with what the playbook says of its cause unless `facts` say else."""
+        advice = ADVICE[cause]
+        told = {"mechanism": advice.why, "fix": advice.fix, "playbook": advice.entry, **facts}
+        return Finding(kind=kind, device=self.device, evidence=list(evidence), **told)
+
 
 def way_to(view: DeviceView, lives: Mask) -> str | None:
     """The program's own frames on the way to most of these lives, innermost first; None for less than two."""
@@ -104,12 +117,45 @@ def known_site(site: str) -> str | None:
 
 def listed(rows: Sequence[tuple[str, int, int]], most: int = 5) -> str:
     """Sites in words: `train.py:17 in forward (1.1 GiB in 96 blocks), ...`."""
-    shown = [f"{site} ({size(total)} in {count} {_blocks(count)})" for site, total, count in rows[:most]]
+    shown = [f"{site} ({size(total)} in {count(blocks, 'block')})" for site, total, blocks in rows[:most]]
     rest = rows[most:]
     if rest:
         shown.append(f"{len(rest)} more ({size(sum(total for _, total, _ in rest))})")
     return ", ".join(shown)
 
 
-def _blocks(count: int) -> str:
-    return "block" if count == 1 else "blocks"
+_FRAME: Final = re.compile(r"^(.*):\d+ in (\S+)$")
+
+
+def entry_of_stack(frames: Iterable[str]) -> Holder | None:
+    """Return the entry whose library function is innermost in a stack.
+
+    Args:
+        frames: `path/file.py:line in function`, innermost first.
+    """
+    for match in filter(None, map(_FRAME.match, frames)):
+        for entry in SPECIFIC:
+            if any(match[2] in site.functions and site.path in match[1] for site in entry.sites):
+                return entry
+    return None
+
+
+def known_bytes(view: DeviceView, lives: Mask) -> list[tuple[Holder, int]]:
+    """Return bytes of the marked lives by entry of the catalogue of known holders, biggest first.
+
+    A recording has no objects: a block that a library's function allocated may be kept by something else.
+    """
+    sums: dict[str, tuple[Holder, int]] = {}
+    for number, stack in enumerate(view.stacks):
+        if entry := entry_of_stack(stack.frames):
+            held = view.total(lives & (view.replayed.stack == number))
+            sums[entry.name] = entry, sums.get(entry.name, (entry, 0))[1] + held
+    return sorted((pair for pair in sums.values() if pair[1]), key=lambda pair: -pair[1])
+
+
+def known_words(known: Sequence[tuple[Holder, int]]) -> list[str]:
+    """Return a sentence of evidence; none where no entry is known."""
+    if not known:
+        return []
+    parts = ", ".join(f"{entry.name} {size(held)}" for entry, held in known)
+    return [f"known holders among them, by the functions that made them: {parts}"]

@@ -13,10 +13,10 @@ from tests.allocator.recordings import H200, UNDER_SETTINGS, columns, part, read
 
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import AllocatorEvent
-from memtriage.allocator.fidelity import compare
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
 from memtriage.model.recording import ALLOC, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE
+from support.fidelity import compare
 
 TORCH = "2.11"
 H200_MEMORY = 150_109_159_424
