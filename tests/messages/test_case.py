@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memtriage.messages.case import Case, other_processes, own_process, phase_of
-from memtriage.messages.grammar.message import Message, OomFields
+from memtriage.messages.case import phase_of, processes
+from memtriage.messages.grammar.message import Message
 from memtriage.model.explanation import Field
 from memtriage.model.position import TrainingPhase
 from support.message_cases import GIB, MIB
@@ -38,8 +38,8 @@ def message(*uses: int | None, **fields: Field) -> Message:
     ],
 )
 def test_which_process_is_this_one(listed: Message, own: int | None, others: int | None) -> None:
-    rest = other_processes(listed)
-    assert (own_process(listed), sum(use for _, use in rest)) == (own, others or 0)
+    rest = processes(listed)[1]
+    assert (processes(listed)[0], sum(use for _, use in rest)) == (own, others or 0)
     assert [use for _, use in rest] == sorted((use for _, use in rest), reverse=True)
 
 
@@ -69,16 +69,3 @@ def test_the_phase_that_a_traceback_shows(
     frames: list[tuple[str, str, int]], phase: TrainingPhase | None
 ) -> None:
     assert phase_of(frames) == phase
-
-
-def test_a_case_has_the_figures_of_its_message_and_its_labels() -> None:
-    case = Case(message(), ("does_not_fit", "fragmentation"))
-    assert case.label == "does_not_fit"
-    assert case.figures == OomFields(allocated=9 * GIB, reserved_unallocated=GIB)
-    assert [case.possible(label) for label in ("does_not_fit", "fragmentation", "unknown")] == [
-        True,
-        True,
-        False,
-    ]
-    assert not (case.expandable or case.traits or case.serving)
-    assert (case.phase, case.product, case.shapes) == (None, None, {})

@@ -2,58 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.messages.errors import is_out_of_memory, read_message
 from memtriage.messages.grammar.message import OomFields
+from support.message_texts import ERRORS
 
 MIB = 1024**2
 GIB = 1024**3
 RUNTIME = ("RuntimeError", "Exception", "BaseException", "object")
 
-TEXTS: dict[str, str] = json.loads((Path(__file__).parents[1] / "data" / "error_texts.json").read_text())
-FULL = TEXTS["full"]
-IN_CONTAINER = TEXTS["in_container"]
-HOLES = TEXTS["holes"]
-SPILLED = TEXTS["spilled"]
-GRAPHS = TEXTS["graphs"]
-CAPPED = TEXTS["capped"]
-XPU = TEXTS["xpu"]
-MPS = TEXTS["mps"]
-ASYNC = TEXTS["async"]
-CPU = TEXTS["cpu"]
-WINDOWS = TEXTS["windows"]
-NUMPY = TEXTS["numpy"]
-WORKER = TEXTS["worker"]
-SHM = TEXTS["shm"]
-BARE = TEXTS["bare"]
-CUBLAS = TEXTS["cublas"]
-
 
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            FULL,
-            IN_CONTAINER,
-            HOLES,
-            GRAPHS,
-            CAPPED,
-            XPU,
-            MPS,
-            ASYNC,
-            CPU,
-            WINDOWS,
-            WORKER,
-            SHM,
-            BARE,
-            CUBLAS,
-        ),
+        *ERRORS.values(),
         "Out of memory. Tried to allocate 2.00 GiB.",
         "HIP error: out of memory",
         "CUDA driver error: out of memory",
@@ -70,7 +35,6 @@ CUBLAS = TEXTS["cublas"]
         "unable to mmap 1048576 bytes from file </torch_1_2_3>: Cannot allocate memory (12)",
         "Unexpected bus error encountered in worker. Possibly insufficient shared memory (shm).",
         "unable to write to file </torch_739_144252761_4>: No space left on device (28)",
-        NUMPY,
     ],
 )
 def test_texts_of_a_failed_allocation(text: str) -> None:
@@ -128,7 +92,7 @@ def test_what_only_mentions_memory_is_not_it(names: tuple[str, ...], text: str) 
     ("text", "fields"),
     [
         pytest.param(
-            FULL,
+            ERRORS["full"],
             OomFields(
                 device="cuda:0",
                 requested=2104533975,
@@ -136,37 +100,11 @@ def test_what_only_mentions_memory_is_not_it(names: tuple[str, ...], text: str) 
                 free=1159641170,
                 allocated=80863496765,
                 reserved_unallocated=1964947538,
-                process_total=83848499036,
             ),
             id="full",
         ),
         pytest.param(
-            HOLES,
-            OomFields(
-                device="cuda:0",
-                requested=1825361101,
-                total=6442450944,
-                free=0,
-                allocated=3146063544,
-                reserved_unallocated=2469606195,
-            ),
-            id="2.1-capacty",
-        ),
-        pytest.param(
-            GRAPHS,
-            OomFields(
-                device="cuda:0",
-                requested=283115520,
-                total=23267985326,
-                free=268173312,
-                allocated=21560735826,
-                private_pools=343932928,
-                reserved_unallocated=59234058,
-            ),
-            id="private-pools-and-processes",
-        ),
-        pytest.param(
-            CAPPED,
+            ERRORS["capped"],
             OomFields(
                 device="cuda:0",
                 requested=79691776,
@@ -180,33 +118,20 @@ def test_what_only_mentions_memory_is_not_it(names: tuple[str, ...], text: str) 
             id="allowed",
         ),
         pytest.param(
-            XPU,
-            OomFields(
-                device="xpu:0", requested=8589934592, total=16224238961, allocated=0, reserved_unallocated=0
-            ),
-            id="xpu-without-free",
-        ),
-        pytest.param(
-            MPS,
+            ERRORS["mps"],
             OomFields(device="mps", requested=1095216660, allocated=13679470838, allowed=19466939269),
             id="mps",
         ),
         pytest.param(
-            ASYNC,
+            ERRORS["async"],
             OomFields(
                 device="cuda:0", requested=640 * MIB, total=12444667740, free=7465861, allocated=10125385400
             ),
             id="cudaMallocAsync",
         ),
-        pytest.param(CPU, OomFields(device="cpu", requested=116813856768), id="cpu"),
-        pytest.param(WINDOWS, OomFields(device="cpu", requested=GIB), id="windows"),
-        pytest.param(NUMPY, OomFields(device="host", requested=8 * 1024**5), id="numpy"),
+        pytest.param(ERRORS["cpu"], OomFields(device="cpu", requested=116813856768), id="cpu"),
         pytest.param("MemoryError", OomFields(device="host"), id="MemoryError"),
-        pytest.param("OSError: [Errno 12] Cannot allocate memory", OomFields(device="host"), id="ENOMEM"),
-        pytest.param(SHM, OomFields(device="host"), id="bus-error"),
-        pytest.param(WORKER, OomFields(device="host"), id="worker"),
-        pytest.param(BARE, OomFields(), id="bare"),
-        pytest.param("CUDA out of memory. Tried to allocate more than 1EB memory.", OomFields(), id="1EB"),
+        pytest.param(ERRORS["bare"], OomFields(), id="bare"),
         pytest.param("", OomFields(), id="nothing"),
     ],
 )
@@ -214,16 +139,10 @@ def test_the_figures_of_a_message(text: str, fields: OomFields) -> None:
     assert read_message(text) == fields
 
 
-@pytest.mark.parametrize("text", [IN_CONTAINER, SPILLED])
-def test_unknown_use_of_the_process_is_no_number(text: str) -> None:
-    assert "this process has" in text
-    assert read_message(text).process_total is None
-
-
 @settings(deadline=None)
-@given(st.integers(0, len(GRAPHS)))
+@given(st.integers(0, len(ERRORS["graphs"])))
 def test_a_cut_message_gives_the_same_figures_or_none(end: int) -> None:
-    whole, cut = read_message(GRAPHS), read_message(GRAPHS[:end])
+    whole, cut = read_message(ERRORS["graphs"]), read_message(ERRORS["graphs"][:end])
     for name in whole.__slots__:
         assert getattr(cut, name) in (None, getattr(whole, name))
 

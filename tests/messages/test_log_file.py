@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.messages import log_file
-from memtriage.messages.log_file import LogPolicy, LogReading, expandable_segments_on, read_log, read_text
+from memtriage.messages.log_file import LogReading, expandable_segments_on, read_log, read_text
 
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of "
@@ -44,8 +44,12 @@ def seen(reading: LogReading) -> list[tuple[int, str, int | None]]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a log of a few hundred KiB is read in pieces."""
-    pieces = LogPolicy(whole=1024, chunk=16 * 1024, margin=6 * 1024, before=2 * 1024, after=2 * 1024)
-    monkeypatch.setattr(log_file, "POLICY", pieces)
+    read_in_pieces(monkeypatch, _WHOLE=1024, _CHUNK=16 * 1024, _MARGIN=6 * 1024, _BEFORE=2048, _AFTER=2048)
+
+
+def read_in_pieces(patch: pytest.MonkeyPatch, **sizes: int) -> None:
+    for name, size in sizes.items():
+        patch.setattr(log_file, name, size)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -176,8 +180,7 @@ def test_a_log_read_in_pieces_has_what_it_has_as_a_whole(
         lines += [*others[:before], *(f"[rank{rank}]: {line}" for line in part)]
     text = ending.join(lines + others[:rest]) + ending * at_line_end
     with pytest.MonkeyPatch.context() as patch:
-        pieces = LogPolicy(whole=0, chunk=1024, margin=3 * 1024, before=1024, after=1024)
-        patch.setattr(log_file, "POLICY", pieces)
+        read_in_pieces(patch, _WHOLE=0, _CHUNK=1024, _MARGIN=3 * 1024, _BEFORE=1024, _AFTER=1024)
         reading = read_text(text)
     whole = read_text(text)
     assert seen(reading) == seen(whole)
@@ -228,10 +231,6 @@ def test_a_stream_that_gives_a_part_of_a_character_has_not_ended(size: int) -> N
     assert seen(read_log(Slow(text.encode("utf-16-le")))) == [(2, "cuda-v2", None)]
 
 
-def test_a_short_utf_16_text() -> None:
-    assert seen(read_log(io.BytesIO(FULL.encode("utf-16")))) == [(1, "cuda-v2", None)]
-
-
 @pytest.mark.usefixtures("small_chunks")
 def test_a_progress_bar_is_one_line_of_many_parts() -> None:
     bar = "\r".join(f"{i}%|####| {i}/100 [00:01<00:01, 12.3it/s]" for i in range(3000))
@@ -257,10 +256,6 @@ def test_any_bytes_are_read() -> None:
     assert "cuda-v2" in [each.message.family for each in reading.messages]
 
 
-def test_nothing() -> None:
-    assert read_text("") == LogReading()
-
-
 @pytest.mark.parametrize(
     ("text", "on"),
     [
@@ -273,10 +268,6 @@ def test_nothing() -> None:
         # An error's advice, told by the words before it or by those after it, some characters away.
         ("try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.", False),
         ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation", False),
-        (f"setting{' ' * 33}PYTORCH_ALLOC_CONF=expandable_segments:True", False),
-        (f"setting{' ' * 34}PYTORCH_ALLOC_CONF=expandable_segments:True", True),
-        (f"PYTORCH_ALLOC_CONF=expandable_segments:True{' ' * 32}to avoid", False),
-        (f"PYTORCH_ALLOC_CONF=expandable_segments:True{' ' * 33}to avoid", True),
         (f"{FULL}\nPYTORCH_HIP_ALLOC_CONF=expandable_segments:True", True),
     ],
 )

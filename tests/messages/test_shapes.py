@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.messages.errors import read_message
-from memtriage.messages.shapes import as_logits, factor, factor_request, kind_of, with_shifted
+from memtriage.messages.shapes import as_logits, factor, kind_of, with_shifted
+from support.message_texts import ERRORS
 
 MIB = 1024**2
 
-TEXTS: dict[str, str] = json.loads((Path(__file__).parents[1] / "data" / "error_texts.json").read_text())
-IN_CONTAINER = TEXTS["in_container"]
+
+def factored(nbytes: int, shapes: dict[str, int], itemsizes: Sequence[int] = (4, 2)) -> str | None:
+    product = factor(nbytes, shapes, itemsizes)
+    return None if product is None else product.text
 
 
 def test_the_logits_of_a_real_report() -> None:
-    asked = read_message(IN_CONTAINER).requested
+    asked = read_message(ERRORS["in_container"]).requested
     assert asked is not None
     shapes = {"hidden": 4096, "tokens": 30688, "vocabulary": 151936}
-    assert factor_request(asked, shapes) == "17.37 GiB = 30,688 x 151,936 x 4 bytes (tokens x vocabulary)"
+    assert factored(asked, shapes) == "17.37 GiB = 30,688 x 151,936 x 4 bytes (tokens x vocabulary)"
 
 
 SIZES = st.dictionaries(
@@ -37,7 +39,7 @@ def test_an_exact_product_is_always_found(shapes: dict[str, int], itemsize: int)
     nbytes = itemsize
     for count in shapes.values():
         nbytes *= count
-    found = factor_request(nbytes, shapes, [itemsize])
+    found = factored(nbytes, shapes, [itemsize])
     if nbytes in (2 * MIB, 20 * MIB):
         assert found is None
         return
@@ -62,12 +64,12 @@ def product_of(text: str) -> int:
     ],
 )
 def test_rounding_by_the_allocator(request_size: int, found: str | None) -> None:
-    assert factor_request(request_size, {"a": 3000, "b": 2000}, [4]) == found
+    assert factored(request_size, {"a": 3000, "b": 2000}, [4]) == found
 
 
 def test_scores_of_attention_use_the_length_twice() -> None:
     shapes = {"batch": 8, "heads": 16, "sequence": 4096}
-    assert factor_request(8 * 16 * 4096 * 4096 * 4, shapes) == (
+    assert factored(8 * 16 * 4096 * 4096 * 4, shapes) == (
         "8.00 GiB = 8 x 16 x 4,096 x 4,096 x 4 bytes (batch x heads x sequence x sequence)"
     )
 
@@ -113,7 +115,7 @@ def test_a_request_for_a_whole_segment_is_no_tensor_of_that_size(segment: int) -
 
 
 def test_elements_of_one_byte() -> None:
-    assert factor_request(33 * 35, {"a": 33, "b": 35}, [1]) == "1.13 KiB = 33 x 35 x 1 byte (a x b)"
+    assert factored(33 * 35, {"a": 33, "b": 35}, [1]) == "1.13 KiB = 33 x 35 x 1 byte (a x b)"
 
 
 def test_logits_of_an_unknown_number_of_tokens() -> None:
@@ -136,7 +138,7 @@ def test_logits_of_an_unknown_number_of_tokens() -> None:
     ],
 )
 def test_large_requests_are_rounded_up_to_2_mib(rows: int, request_size: int, known: bool) -> None:
-    assert (factor_request(request_size, {"a": rows, "b": 2048}) is not None) == known
+    assert (factored(request_size, {"a": rows, "b": 2048}) is not None) == known
 
 
 @pytest.mark.parametrize(

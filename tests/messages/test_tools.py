@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from memtriage import explain
+from support.message_texts import records
 
-MESSAGES: Final[list[dict[str, Any]]] = [
-    json.loads(line)
-    for line in (Path(__file__).parents[1] / "data" / "oom_messages_tools.jsonl").read_text().splitlines()
-]
+MESSAGES: Final = records("oom_messages_tools")
 TEXTS: Final = {message["id"]: message["text"] for message in MESSAGES}
-PUBLIC: Final[list[dict[str, Any]]] = [
-    json.loads(line)
-    for line in (Path(__file__).parents[1] / "data" / "oom_messages_2026b.jsonl").read_text().splitlines()
-]
+PUBLIC: Final = records("oom_messages_2026b")
 """Texts of public threads, with the answers that they allow and words that the first advice may not have."""
 OF_TRAINING: Final = ("micro-batch", "cross-entropy", "optimizer", "checkpointing")
 
@@ -118,21 +111,6 @@ def test_an_allocator_without_expandable_segments_is_not_advised_to_use_them() -
     assert not [fix for fix in explain(lacks).fixes if "expandable" in fix.action]
 
 
-def test_on_unified_memory_the_rest_is_no_other_process() -> None:
-    text = FULL.replace("79.00", "30.00")
-    assert "ending or moving" in explain(text).fixes[0].action
-    actions = [fix.action for fix in explain(f"NVIDIA GB10\n{text}").fixes]
-    assert "page cache" in actions[0] and not any("ending or moving" in action for action in actions)
-
-
-def test_the_share_that_fits_is_named() -> None:
-    text = (
-        "ValueError: Free memory on device (3.22/4.0 GiB) on startup is less than desired GPU memory "
-        "utilization (0.9, 3.6 GiB)."
-    )
-    assert any("at most 0.80" in fix.action for fix in explain(text).fixes)
-
-
 @pytest.mark.parametrize("name", ["wrapped", "wrapped-words", "k8s-partial", "k8s", "json-log"])
 def test_figures_survive_the_form_of_the_log(name: str) -> None:
     fields = explain(TEXTS[name]).fields
@@ -181,12 +159,6 @@ def test_a_second_report_of_one_failure_is_no_further_event(name: str) -> None:
     diagnosis = explain(TEXTS[name])
     assert {event.role for event in diagnosis.events} <= {"cause", "same"}
     assert not any("followed" in sentence for sentence in diagnosis.evidence)
-
-
-def test_a_second_killed_process_is_an_event_of_its_own() -> None:
-    line = "Killed process {} (python) total-vm:9kB, anon-rss:8kB, file-rss:0kB, shmem-rss:0kB"
-    diagnosis = explain("\n".join(f"Memory cgroup out of memory: {line.format(pid)}" for pid in (7, 8)))
-    assert [event.role for event in diagnosis.events] == ["cause", "followed"]
 
 
 def test_free_memory_that_the_text_does_not_name_is_not_called_zero() -> None:

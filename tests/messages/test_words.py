@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from memtriage import explain
 from memtriage.model.explanation import Explanation
+from support.message_texts import TEXTS
 from support.words import REJECTED
-
-DATA = Path(__file__).parents[1] / "data"
 
 
 def _sentences(explanation: Explanation) -> Iterator[str]:
@@ -25,12 +22,7 @@ def _sentences(explanation: Explanation) -> Iterator[str]:
 
 
 def test_explanations_are_in_plain_words() -> None:
-    texts = [
-        json.loads(line)["text"]
-        for path in sorted(DATA.glob("oom_messages*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    said = {sentence for text in texts for sentence in _sentences(explain(text))}
+    said = {sentence for text in TEXTS.values() for sentence in _sentences(explain(text))}
     assert len(said) > 200
     found = [
         f"{sentence!r}: {better}"

@@ -1,4 +1,1 @@
-"""What `memtriage explain` knows: from an error text or a whole log to what it proves, and to fixes.
-
-`run` reads the errors of its own script by the same rules.
-"""
+"""What `memtriage explain` knows: from an error text or a whole log to what it proves, and to fixes."""

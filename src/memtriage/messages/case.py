@@ -8,23 +8,22 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from memtriage.messages.forms import FORMS, MessageForm
-from memtriage.messages.grammar.message import NOT_TORCH, SUM_ERROR, Message, OomFields, figures
-from memtriage.messages.grammar.sizes import as_printed
+from memtriage.messages.errors import FrameState, phase_from_frames
+from memtriage.messages.forms import MessageForm, form_of
+from memtriage.messages.grammar.message import NOT_TORCH, SUM_ERROR, Message, OomFields, as_printed, figures
+from memtriage.messages.judge import TIGHT
 from memtriage.messages.shapes import Product
-from memtriage.messages.training_phase import FrameState, phase_from_frames
 from memtriage.model.explanation import Label
 from memtriage.model.position import TrainingPhase
 
 _LOADS: Final = re.compile(
-    r"_?load_(?:\w*_)?(?:weights?|models?|state_dicts?|checkpoints?|params?|parameters|pretrained\w*)|"
-    r"from_pretrained|materialize\w*"
+    r".*:_?load_(?:\w*_)?(?:weights?|models?|state_dicts?|checkpoints?|params?|parameters|pretrained\w*)|"
+    r".*:(?:from_pretrained|materialize\w*)|"
+    r".*/torch/(?:nn/(?!functional)|serialization\.py).*:(?!(?:forward|_?(?:wrapped_)?call_impl|__call__)$).*"
 )
-"""Functions that load weights, by name. An `__init__` or a `load` of the program's own can be anything."""
-_MAKES_WEIGHTS: Final = re.compile(r"/torch/(?:nn/(?!functional)|serialization\.py)")
-"""Modules of torch that make, load or move weights, whatever the function is called."""
+"""Files and functions that make, load or move weights, by the name or, in modules of torch, whatever it is.
+An `__init__` or a `load` of the program's own can be anything."""
 _NAMED: Final = 3
-_FORWARD: Final = re.compile(r"forward|_?(?:wrapped_)?call_impl|__call__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,20 @@ class Case:
     @property
     def form(self) -> MessageForm:
         """What is known of the message's form; nothing where other figures decided."""
-        form = FORMS.get((self.message.family, self.message.form), MessageForm())
+        form = form_of(self.message)
         return form if self.label in form.labels[:1] else MessageForm()
 
     @property
     def figures(self) -> OomFields:
         return figures(self.message)
+
+    @property
+    def gap(self) -> int | None:
+        """Bytes to free so that the request fits, with some of the device to spare; None where unknown."""
+        figures = self.figures
+        if figures.requested is None or figures.free is None or figures.total is None:
+            return None
+        return max(0, figures.requested - figures.free + int(TIGHT * figures.total))
 
     @property
     def torch(self) -> bool:
@@ -92,35 +99,22 @@ class Case:
         return label in self.labels
 
 
-def own_process(message: Message) -> int | None:
-    """Return what this process has on the device, context and libraries included.
+def processes(message: Message) -> tuple[int | None, list[tuple[int, int]]]:
+    """Return what this process has on the device, context included, and pid and bytes of each other one.
 
     Inside of a container its own process id differs from the host's, so that it appears as another one:
     the one that uses at least what the allocator reserved, and nearest to it.
     """
-    printed = message.number("this_process")
-    own = _own(message)
-    return own[1] if printed is None and own is not None else printed
-
-
-def other_processes(message: Message) -> list[tuple[int, int]]:
-    """Return the pid and the bytes on the device of each other process that the message lists."""
-    own = None if message.number("this_process") is not None else _own(message)
-    return [use for use in _uses(message) if use != own]
-
-
-def _own(message: Message) -> tuple[int, int] | None:
-    reserved = figures(message).reserved
-    enough = [] if reserved is None else [use for use in _uses(message) if use[1] >= reserved - SUM_ERROR]
-    return min(enough, key=lambda use: use[1], default=None)
-
-
-def _uses(message: Message) -> list[tuple[int, int]]:
-    """Return the pid and the bytes of the listed processes, the largest first."""
     listed = message.fields.get("processes")
     entries = listed if isinstance(listed, list) else []
     uses = [(entry.get("pid") or 0, use) for entry in entries if (use := entry.get("in_use")) is not None]
-    return sorted(uses, key=lambda use: -use[1])
+    uses.sort(key=lambda use: -use[1])
+    printed, reserved = message.number("this_process"), figures(message).reserved
+    if printed is None and reserved is not None:
+        enough = [use for use in uses if use[1] >= reserved - SUM_ERROR]
+        if own := min(enough, key=lambda use: use[1], default=None):
+            return own[1], [use for use in uses if use != own]
+    return printed, uses
 
 
 def named_processes(uses: Sequence[tuple[int, int]]) -> str:
@@ -137,13 +131,5 @@ def named_processes(uses: Sequence[tuple[int, int]]) -> str:
 def phase_of(frames: Sequence[tuple[str, str, int]]) -> TrainingPhase | None:
     """Which part of training a traceback shows; None where it does not say."""
     phase = phase_from_frames(frames, FrameState(training_begun=False))
-    if phase == "setup" and not any(_loads(file, name) for file, name, _ in frames[:3]):
-        return None
-    return phase
-
-
-def _loads(file: str, name: str) -> bool:
-    function = name.rpartition(".")[2]
-    if _LOADS.fullmatch(function):
-        return True
-    return _MAKES_WEIGHTS.search(file.replace("\\", "/")) is not None and not _FORWARD.fullmatch(function)
+    inner = [f"{file}:{name.rpartition('.')[2]}".replace("\\", "/") for file, name, _ in frames[:3]]
+    return phase if phase != "setup" or any(map(_LOADS.fullmatch, inner)) else None

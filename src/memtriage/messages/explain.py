@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from memtriage.messages.case import Case, phase_of
-from memtriage.messages.evidence import evidence
+from memtriage.messages.evidence import evidence, settle, stale_advice
 from memtriage.messages.fixes import fixes
 from memtriage.messages.grammar.find import FoundMessage
 from memtriage.messages.judge import judge
 from memtriage.messages.log_file import LogReading, read_text, serves
-from memtriage.messages.questions import settle, stale_advice
 from memtriage.messages.shapes import factor, with_shifted
 from memtriage.model.explanation import Explanation, Label, LogEvent, Role, Settle
 from memtriage.model.units import count, rank_list
@@ -32,16 +31,6 @@ _SHAPES: Final = frozenset({"params", "ranks", "layers"})
 """Sizes that are no dimension of a tensor; they serve to compute what a fix saves."""
 
 
-@dataclass(frozen=True, slots=True)
-class _JudgedMessage:
-    hit: FoundMessage
-    labels: tuple[Label, ...]
-
-    @property
-    def label(self) -> Label | None:
-        return self.labels[0] if self.labels else None
-
-
 def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:
     """Explain the first failure in an error text or a log, with fixes in order of cost. Sizes in bytes.
 
@@ -57,17 +46,26 @@ def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:
 
 def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None) -> Explanation:
     """Explain what was found in a log; see `explain`."""
-    judged = _known([_JudgedMessage(hit, judge(hit.message)) for hit in reading.messages])
+    judged = [replace(hit, labels=judge(hit.message)) for hit in reading.messages]
+    known = [each for each in judged if each.message.family != "mention"]
+    if any(each.label not in (None, "informational") for each in known):
+        judged = known
     cause = _cause(judged)
     if cause is None:
         return _nothing(judged, reading)
     case = _case(cause, judged, reading, shapes or {})
+    sure = _CONFIDENCE[len(case.labels)]
+    cut = bool(case.message.missing) and case.label not in _WHOLE_ANYWAY
+    told = evidence(case)
+    if mentioned := (case.message.family, case.message.form) == ("mention", ""):
+        quoted = _quoted(cause.excerpt)
+        told.insert(0, f"line {cause.line:,} reports a lack of memory, in an unknown form: {quoted}")
     return Explanation(
         diagnosis=case.label,
-        confidence=_confidence(case),
+        confidence=_MENTIONED if mentioned else round(sure * _CUT, 2) if cut else sure,
         also_possible=list(case.labels[1:]),
         fields=dict(case.message.fields),
-        evidence=[*_mentioned(cause), *evidence(case), *_course(judged, cause, reading)],
+        evidence=[*told, *_course(judged, cause, reading)],
         fixes=fixes(case),
         settle=settle(case),
         stale_advice=stale_advice(case),
@@ -75,25 +73,17 @@ def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None
     )
 
 
-def _mentioned(cause: _JudgedMessage) -> Iterator[str]:
-    if (cause.hit.message.family, cause.hit.message.form) == ("mention", ""):
-        quoted = _quoted(cause.hit.excerpt)
-        yield f"line {cause.hit.line:,} reports a lack of memory, in an unknown form: {quoted}"
-
-
 def _case(
-    cause: _JudgedMessage, judged: Sequence[_JudgedMessage], reading: LogReading, shapes: Mapping[str, int]
+    cause: FoundMessage, judged: Sequence[FoundMessage], reading: LogReading, shapes: Mapping[str, int]
 ) -> Case:
-    message = cause.hit.message
+    message = cause.message
     asked = message.number("requested")
     sizes = {name: count for name, count in shapes.items() if name not in _SHAPES}
-    frames, phase = cause.hit.frames, phase_of(cause.hit.frames)
-    engine = (
-        any(serves(file.replace("\\", "/")) for file, _, _ in frames)
-        if frames
-        else "engine" in reading.traits
-    )
-    weights = [each.hit.message.number("weights") for each in judged if each.hit.line < cause.hit.line]
+    frames, phase = cause.frames, phase_of(cause.frames)
+    engine = "engine" in reading.traits
+    if frames:
+        engine = any(serves(file.replace("\\", "/")) for file, _, _ in frames)
+    weights = [each.message.number("weights") for each in judged if each.line < cause.line]
     return Case(
         message=message,
         labels=cause.labels,
@@ -107,111 +97,82 @@ def _case(
     )
 
 
-def _confidence(case: Case) -> float:
-    if (case.message.family, case.message.form) == ("mention", ""):
-        return _MENTIONED
-    sure = _CONFIDENCE[len(case.labels)]
-    cut = bool(case.message.missing) and case.label not in _WHOLE_ANYWAY
-    return round(sure * _CUT, 2) if cut else sure
-
-
 # What came first
 
 
-def _known(judged: Sequence[_JudgedMessage]) -> list[_JudgedMessage]:
-    """The messages of a known form if one of them is a failure; else all messages."""
-    known = [each for each in judged if each.hit.message.family != "mention"]
-    failed = any(each.label not in (None, "informational") for each in known)
-    return known if failed else list(judged)
-
-
-def _cause(judged: Sequence[_JudgedMessage]) -> _JudgedMessage | None:
+def _cause(judged: Sequence[FoundMessage]) -> FoundMessage | None:
     """The first failure. If that is a kill without a reason, a later message that proves one comes first."""
     failures = [each for each in judged if each.label not in (None, "informational")]
     if not failures:
         return next((each for each in judged if each.label is not None), None)
     # SIGTERM was sent because something else failed, if anything did.
     sent = ("asked", "terminated")
-    failures = [each for each in failures if each.hit.message.form not in sent] or failures
+    failures = [each for each in failures if each.message.form not in sent] or failures
     first = failures[0]
     if first.label == "killed_unproven":
         proof = next((failure for failure in failures if failure.label == "host_memory_limit"), None)
         if proof is not None:
             return proof
-        # The container runtime's report of the kill says more than the bare exit code.
-        report = next((failure for failure in failures if failure.hit.message.form == "denied"), None)
-        if report is not None:
-            return report
         # A signal's bare name may be no event at all.
-        if not first.hit.message.facts:
+        if not first.message.facts:
             return next((failure for failure in failures if failure.label != "killed_unproven"), first)
-    if first.label == "unknown" and not first.hit.message.fields:
-        return next((failure for failure in failures[1:] if _tells_the_same(first.hit, failure.hit)), first)
+    if first.label == "unknown" and not first.message.fields:
+        # A later message of the same failure, with figures.
+        near = [each for each in failures if each.line - first.line <= _SAME_FAILURE_LINES]
+        same = [each for each in near if each.source == first.source and each.message.fields]
+        return next((each for each in same if each.message.device not in ("host", "cpu")), first)
     return first
 
 
-def _tells_the_same(earlier: FoundMessage, later: FoundMessage) -> bool:
-    """Whether a later message is the same failure, with figures."""
-    near = later.line - earlier.line <= _SAME_FAILURE_LINES
-    return (
-        near
-        and later.source == earlier.source
-        and bool(later.message.fields)
-        and later.message.device not in ("host", "cpu")
-    )
-
-
-def _role(each: _JudgedMessage, cause: _JudgedMessage) -> Role:
+def _role(each: FoundMessage, cause: FoundMessage) -> Role:
     if each is cause:
         return "cause"
     if each.label == "informational":
         return "context"
     killed = each.label == "killed_unproven" and cause.label == "host_memory_limit"
-    same = killed or each.hit.line < cause.hit.line or _says_again(each, cause)
+    same = killed or each.line < cause.line or _says_again(each, cause)
     return "same" if same else "followed"
 
 
-def _says_again(each: _JudgedMessage, cause: _JudgedMessage) -> bool:
+def _says_again(each: FoundMessage, cause: FoundMessage) -> bool:
     """Whether a message of the host repeats the cause: several layers report one kill."""
-    first, later = cause.hit, each.hit
-    ours, theirs = first.message, later.message
+    ours, theirs = cause.message, each.message
     whose = [(ours.facts.get(name), theirs.facts.get(name)) for name in _WHOSE]
     return (
         each.label == cause.label
         and ours.device == theirs.device == "host"
-        and later.source == first.source
-        and later.line - first.line <= _SAME_FAILURE_LINES
+        and each.source == cause.source
+        and each.line - cause.line <= _SAME_FAILURE_LINES
         and all(None in pair or pair[0] == pair[1] for pair in whose)
     )
 
 
-def _events(judged: Sequence[_JudgedMessage], cause: _JudgedMessage | None) -> list[LogEvent]:
+def _events(judged: Sequence[FoundMessage], cause: FoundMessage | None) -> list[LogEvent]:
     """Return the events in order, like ones joined; the first failure is always alone."""
     groups: dict[tuple[object, ...], LogEvent] = {}
     for each in judged:
-        hit = each.hit
         role: Role = "followed" if cause is None else _role(each, cause)
-        key = (role, hit.message.family, hit.message.form, each.label)
+        key = (role, each.message.family, each.message.form, each.label)
         event = groups.setdefault(
             key,
             LogEvent(
-                family=hit.message.family,
+                family=each.message.family,
                 diagnosis=each.label,
                 role=role,
-                line=hit.line,
-                source=hit.source.name if hit.source is not None else None,
-                device=hit.message.device,
+                line=each.line,
+                source=each.source,
+                device=each.message.device,
                 count=0,
-                text=hit.excerpt,
+                text=each.excerpt,
             ),
         )
         event.count += 1
-        if hit.rank is not None and hit.rank not in event.ranks:
-            event.ranks = sorted([*event.ranks, hit.rank])
+        if each.rank is not None and each.rank not in event.ranks:
+            event.ranks = sorted([*event.ranks, each.rank])
     return sorted(groups.values(), key=lambda event: event.line)
 
 
-def _course(judged: Sequence[_JudgedMessage], cause: _JudgedMessage, reading: LogReading) -> Iterator[str]:
+def _course(judged: Sequence[FoundMessage], cause: FoundMessage, reading: LogReading) -> Iterator[str]:
     """What a log says about the order of events; nothing for a text with a single event."""
     others = [
         each
@@ -220,8 +181,8 @@ def _course(judged: Sequence[_JudgedMessage], cause: _JudgedMessage, reading: Lo
     ]
     if not others and reading.lines <= _SAME_FAILURE_LINES:
         return
-    who = f", {cause.hit.source.name}" if cause.hit.source is not None else ""
-    where = f"line {cause.hit.line:,}{who}"
+    who = f", {cause.source}" if cause.source is not None else ""
+    where = f"line {cause.line:,}{who}"
     yield f"the first of {count(1 + len(others), 'event')} in {count(reading.lines, 'line')}: {where}"
     after = [other for other in others if _role(other, cause) == "followed"]
     yield from _followers(after)
@@ -229,13 +190,12 @@ def _course(judged: Sequence[_JudgedMessage], cause: _JudgedMessage, reading: Lo
         yield f"{reading.unread:,} more messages were counted, not read"
 
 
-def _followers(after: Sequence[_JudgedMessage]) -> Iterator[str]:
+def _followers(after: Sequence[FoundMessage]) -> Iterator[str]:
     kinds: dict[str, list[FoundMessage]] = {}
     for judged in after:
-        form = judged.hit.message.form
-        named = judged.label is None or form == "terminated"
-        kind = form if named else str(judged.label).replace("_", " ")
-        kinds.setdefault(kind, []).append(judged.hit)
+        named = judged.label is None or judged.message.form == "terminated"
+        kind = judged.message.form if named else str(judged.label).replace("_", " ")
+        kinds.setdefault(kind, []).append(judged)
     for kind, hits in kinds.items():
         ranks = sorted({each.rank for each in hits if each.rank is not None})
         who = f" on {'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}" if ranks else ""
@@ -246,7 +206,7 @@ def _quoted(line: str) -> str:
     return textwrap.shorten(line, _QUOTED, placeholder=" ...")
 
 
-def _nothing(judged: Sequence[_JudgedMessage], reading: LogReading) -> Explanation:
+def _nothing(judged: Sequence[FoundMessage], reading: LogReading) -> Explanation:
     """A text without any failure of memory."""
     evidence = [f"no message about memory in {count(reading.lines, 'line')}"]
     question = Settle(fact="what ended the program", command="memtriage run train.py")

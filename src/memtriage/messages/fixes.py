@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from memtriage.messages.case import Case, named_processes, other_processes, own_process
-from memtriage.messages.grammar.message import NOT_TORCH
-from memtriage.messages.grammar.sizes import as_printed
-from memtriage.messages.judge import POLICY, holes_are_large
-from memtriage.messages.shapes import kind_of, kinds_of
+from memtriage.messages.case import Case, named_processes, processes
+from memtriage.messages.grammar.message import NOT_TORCH, as_printed
+from memtriage.messages.judge import BASELINE, LIVE, holes_are_large
+from memtriage.messages.shapes import kind_of
 from memtriage.model.explanation import Fix
 from memtriage.model.units import GIB, MIB
 from memtriage.playbook.entries import ACTIONS
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """An action of the playbook for this case: why it helps here, and the bytes where these can be told.
 
     `named` continues the action with what it is about in this case: a process, a figure.
@@ -31,60 +29,76 @@ class _Choice:
 
 def fixes(case: Case) -> list[Fix]:
     """Return what can help, the cheapest first. Empty where nothing ran out."""
-    chosen: dict[str, _Choice] = {}
-    for choice in _choices(case):
-        chosen.setdefault(choice.key, choice)
-    return [_fix(choice) for choice in chosen.values()]
-
-
-def _fix(choice: _Choice) -> Fix:
-    entry, rung = ACTIONS[choice.key]
-    return Fix(
-        playbook=entry.name,
-        action=f"{rung.action}: {choice.named}" if choice.named else rung.action,
-        why=choice.why,
-        math=rung.maths,
-        costs=rung.costs,
-        saves_bytes=choice.saves if choice.saves else None,
-    )
+    chosen: dict[str, Fix] = {}
+    for key, why, saves, named in _choices(case):
+        entry, rung = ACTIONS[key]
+        action = f"{rung.action}: {named}" if named else rung.action
+        fix = Fix(playbook=entry.name, action=action, why=why, math=rung.maths, costs=rung.costs)
+        fix.saves_bytes = saves or None
+        chosen.setdefault(key, fix)
+    return list(chosen.values())
 
 
 def _choices(case: Case) -> Iterator[_Choice]:
+    figures = case.figures
     match case.label:
         case "unknown" if case.torch:
             yield from _without_figures(case)
         case _ if known := _by_form(case):
             yield from known
-        case "does_not_fit":
+        case "does_not_fit" if case.message.family != "allocation":
             yield from _does_not_fit(case)
+        case "unknown" | "does_not_fit":
+            yield from _other_runtime(case)
         case "fragmentation":
-            yield from _fragmentation(case)
+            if case.serving:
+                yield from _ladder(case, None)
+            yield from _expandable(case)
+            if case.generates:
+                yield from _ladder(case, None)
+                return
+            if not case.serving:
+                yield _Choice("bucket", "changing shapes leave holes that later requests do not fit")
+            if case.possible("private_pools"):
+                yield _fewer_graphs(case)
+            if case.possible("does_not_fit"):
+                yield from _ladder(case, case.gap)
         case "other_process_or_outside_allocator":
             yield from _outside(case)
-            if _still_missing(case):
-                yield from _ladder(case, _gap(case))
+        case "allocator_limit" if case.message.family == "mps":
+            yield _Choice("metal-limit", "the limit is PyTorch's own, a multiple of what Metal recommends")
+            if case.possible("does_not_fit"):
+                yield from _ladder(case, None) if case.generates else _activations(case, "")
         case "allocator_limit":
-            yield from _capped(case)
+            room = figures.total - figures.allowed if figures.total and figures.allowed else None
+            more = ", the device has more" if room else ""
+            yield _Choice("raise-cap", f"the cap is {as_printed(figures.allowed or 0)}{more}", room)
         case "driver_refused_though_free":
-            yield from _refused(case)
+            if case.possible("allocator_limit"):
+                yield _Choice("raise-cap", "the process is also close to its cap")
+            yield _Choice("check-driver", "the driver refused although the device has free memory")
+            if case.message.family in NOT_TORCH:
+                yield _Choice("less-on-device", "smaller buffers may succeed")
+            else:
+                piece = f"one piece of {as_printed(figures.requested or 0)} was refused"
+                yield _Choice("split-request", f"{piece}; smaller ones may succeed")
+                if case.possible("fragmentation"):
+                    yield from _expandable(case)
         case "system_memory_fallback":
-            if (case.figures.requested or 0) >= POLICY.live * (case.figures.total or 1):
+            total, live = figures.total, figures.allocated
+            if (figures.requested or 0) >= LIVE * (total or 1):
                 yield from _one_tensor(case)
             yield _Choice(
                 "no-fallback", "the card is over-full, and the driver hides it by using the host's memory"
             )
-            yield from _ladder(case, _spilled(case))
+            spilled = None
+            if figures.requested is not None and live is not None and total is not None:
+                spilled = live + figures.requested - total
+            yield from _ladder(case, spilled)
         case "absurd_request":
             yield _Choice("find-size", "the size is garbage; no memory setting can help")
         case "private_pools":
-            figures = case.figures
-            yield _Choice(
-                "fewer-graphs",
-                f"{as_printed(figures.private_pools or 0)} is free in CUDA graphs' pools: more than needed",
-                figures.private_pools,
-            )
-        case "unknown":
-            yield from _other_runtime(case)
+            yield _fewer_graphs(case)
         case "host_memory_limit":
             yield from _host_full(case)
         case "host_alloc_failed":
@@ -101,11 +115,11 @@ def _without_figures(case: Case) -> Iterator[_Choice]:
         if case.message.family == "cuda-driver":
             yield _Choice("no-expandable", "its calls of the driver fail on some devices, whatever is free")
         yield _Choice("page-cache", "device and host share one memory: files that were read count, too")
-    known = _by_form(case)
-    yield from known
-    if not known and case.trains_nothing:
+    if known := _by_form(case):
+        yield from known
+    elif case.trains_nothing:
         yield from _ladder(case, None)
-    elif not known:
+    else:
         yield _Choice("watch", "the text has too few figures to find the cause")
 
 
@@ -129,76 +143,43 @@ def _other_runtime(case: Case) -> Iterator[_Choice]:
 
 
 def _does_not_fit(case: Case) -> Iterator[_Choice]:
-    if case.message.family == "allocation":
-        yield from _other_runtime(case)
-        return
-    yield from _cheaper_answers(case)
+    """Yield what cannot be ruled out and costs nothing, then a smaller step."""
     figures = case.figures
-    if case.message.form == "buffer" or (figures.requested or 0) > (figures.total or figures.requested or 0):
-        yield from _one_tensor(case)
-    yield from _ladder(case, _gap(case))
-    if case.possible("fragmentation"):
-        yield from _fewer_holes(case)
-
-
-def _cheaper_answers(case: Case) -> Iterator[_Choice]:
-    """What cannot be ruled out and costs nothing goes before a smaller step."""
     if case.possible("unknown"):
         yield _Choice("watch", "figures are cut off: confirm the cause first")
     if case.possible("driver_refused_though_free") and case.message.family != "mps":
         yield _Choice("check-driver", "the free memory barely covers the request")
     ways: list[_Choice] = []
-    others = other_processes(case.message)
-    if case.possible("fragmentation") and holes_are_large(case.figures):
+    _, others = processes(case.message)
+    if case.possible("fragmentation") and holes_are_large(figures):
         ways += _fewer_holes(case)
+    missing, held = max(1, (figures.requested or 0) - (figures.free or 0)), sum(use for _, use in others)
     if case.possible("other_process_or_outside_allocator"):
         ways += _outside(case)
-    elif (held := sum(use for _, use in others)) >= _missing(case):
-        reason = f"other processes hold {as_printed(held)}, and {as_printed(_missing(case))} is missing"
+    elif held >= missing:
+        reason = f"other processes hold {as_printed(held)}, and {as_printed(missing)} is missing"
         ways.append(_Choice("free-device", reason, held, named_processes(others)))
     if case.possible("private_pools"):
-        pools = case.figures.private_pools
-        ways.append(
-            _Choice("fewer-graphs", f"{as_printed(pools or 0)} is free in pools of CUDA graphs", pools)
-        )
+        ways.append(_fewer_graphs(case))
     yield from sorted(ways, key=lambda way: -(way.saves or 0))
+    if case.message.form == "buffer" or (figures.requested or 0) > (figures.total or figures.requested or 0):
+        yield from _one_tensor(case)
+    yield from _ladder(case, case.gap)
+    if case.possible("fragmentation"):
+        yield from _fewer_holes(case)
 
 
-def _still_missing(case: Case) -> int:
-    """Return bytes by which the request exceeds all that is not live; 0 also where that is unknown."""
-    figures = case.figures
-    parts = (figures.requested, figures.free, figures.reserved_unallocated, figures.outside)
-    asked, free, holes, outside = (part or 0 for part in parts)
-    return 0 if None in parts else max(0, asked - free - holes - outside)
-
-
-def _missing(case: Case) -> int:
-    """Return bytes by which the request exceeds what is free; at least 1."""
-    figures = case.figures
-    return max(1, (figures.requested or 0) - (figures.free or 0))
-
-
-def _gap(case: Case) -> int | None:
-    figures = case.figures
-    if figures.requested is None or figures.free is None or figures.total is None:
-        return None
-    return max(0, figures.requested - figures.free + int(POLICY.tight * figures.total))
-
-
-def _spilled(case: Case) -> int | None:
-    figures = case.figures
-    if figures.requested is None or figures.allocated is None or figures.total is None:
-        return None
-    return figures.allocated + figures.requested - figures.total
+def _fewer_graphs(case: Case) -> _Choice:
+    pools = case.figures.private_pools
+    reason = f"{as_printed(pools or 0)} is free in pools of CUDA graphs: more than needed"
+    return _Choice("fewer-graphs", reason, pools)
 
 
 def _one_tensor(case: Case) -> Iterator[_Choice]:
     """The one request is too large by itself: what makes that tensor smaller comes first."""
     if case.product is None:
-        yield _Choice(
-            "find-size",
-            "one tensor takes the whole device: see which sizes it is the product of (`--shapes`)",
-        )
+        reason = "one tensor takes the whole device: see which sizes it is the product of (`--shapes`)"
+        yield _Choice("find-size", reason)
 
 
 def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
@@ -209,7 +190,7 @@ def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
         yield _Choice("fewer-weights", "weights are most of what a program that only runs a model keeps")
         return
     if case.serving:
-        if case.weights is not None and total is not None and case.weights >= POLICY.live * total:
+        if case.weights is not None and total is not None and case.weights >= LIVE * total:
             why = f"the weights alone take {as_printed(case.weights)} of {as_printed(total)}"
             yield _Choice("fewer-weights", why)
             return
@@ -228,20 +209,18 @@ def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
         )
     if product is not None and product.is_scores:
         yield _Choice("attention", "the request is attention scores, which need not be materialized", asked)
-    match case.phase:
-        case "optimizer":
-            yield _Choice("fused-step", f"the peak is the optimizer's step, not activations{needs}")
-        case "evaluation":
-            yield _Choice("no-grad", "it is an evaluation: with gradients on, every activation is kept")
-            yield _Choice("keep-reduced", "outputs kept on the device from batch to batch add up")
-            yield from _activations(case, needs)
-            return
-        case "setup":
-            yield from _weights(case, f"weights alone do not fit{needs}")
-            return
-        case _:
-            yield from _activations(case, needs)
-    yield from _weights(case, "weights, gradients and optimizer state do not shrink with the batch")
+    if case.phase == "setup":
+        yield from _weights(case, f"weights alone do not fit{needs}")
+        return
+    if case.phase == "evaluation":
+        yield _Choice("no-grad", "it is an evaluation: with gradients on, every activation is kept")
+        yield _Choice("keep-reduced", "outputs kept on the device from batch to batch add up")
+    if case.phase == "optimizer":
+        yield _Choice("fused-step", f"the peak is the optimizer's step, not activations{needs}")
+    else:
+        yield from _activations(case, needs)
+    if case.phase != "evaluation":
+        yield from _weights(case, "weights, gradients and optimizer state do not shrink with the batch")
 
 
 def _second_copy(case: Case) -> bool:
@@ -251,7 +230,7 @@ def _second_copy(case: Case) -> bool:
 
 
 def _activations(case: Case, needs: str) -> Iterator[_Choice]:
-    sizes = kinds_of(case.shapes)
+    sizes = {kind_of(name): count for name, count in case.shapes.items()}
     product, asked = case.product, case.figures.requested
     batch = sizes.get("batch", 1 if "batch of one" in case.traits else 0)
     # A request that has the batch in it is halved with it; how much else goes is not in the text.
@@ -259,42 +238,22 @@ def _activations(case: Case, needs: str) -> Iterator[_Choice]:
     halved = asked // 2 if asked is not None and in_request else None
     if batch != 1:
         yield _Choice("micro-batch", f"activations grow with the micro-batch{needs}", halved)
-    if product is None or not product.is_logits:
-        yield _Choice(
-            "fused-loss", "with a large vocabulary the loss is often the peak: 12 to 14 B per logit"
-        )
+    yield _Choice("fused-loss", "with a large vocabulary the loss is often the peak: 12 to 14 B per logit")
     if product is None or product.itemsize > 2:
         yield _Choice("bf16", "halves activations that are fp32")
-    yield _Choice(
-        "checkpointing", "keeps only the inputs of blocks and recomputes the rest", _checkpointed(sizes)
-    )
-    if product is None or not product.is_scores:
-        yield _Choice(
-            "attention", "keeps no attention scores in memory, if attention still materializes them"
-        )
+    parts = [sizes.get(name) or 0 for name in ("sequence", "batch", "hidden")]
+    # `L s b h 32` at 16 bits (M7), less one layer; without scores, which efficient attention spares.
+    saves = 32 * max(0, sizes.get("layers", 0) - 1) * math.prod(parts)
+    yield _Choice("checkpointing", "keeps only the inputs of blocks and recomputes the rest", saves)
+    yield _Choice("attention", "keeps no attention scores in memory, if attention still materializes them")
     yield _Choice("shorter", "activations grow with the length; this changes the task")
-
-
-def _checkpointed(sizes: dict[str, int]) -> int | None:
-    """`L s b h 32` at 16 bits (M7), less one layer; without scores, which efficient attention spares."""
-    parts = [sizes.get(name) for name in ("layers", "sequence", "batch", "hidden")]
-    if not all(parts):
-        return None
-    layers, *rest = (part for part in parts if part is not None)
-    nbytes = 32 * (layers - 1)
-    for part in rest:
-        nbytes *= part
-    return nbytes
 
 
 def _weights(case: Case, why: str) -> Iterator[_Choice]:
     params, ranks = case.shapes.get("params"), case.shapes.get("ranks")
     if case.phase != "setup" and not _second_copy(case):
-        yield _Choice(
-            "optimizer-8bit",
-            f"{why}: 2 B of state per parameter instead of 8",
-            6 * params if params else None,
-        )
+        saved = 6 * params if params else None
+        yield _Choice("optimizer-8bit", f"{why}: 2 B of state per parameter instead of 8", saved)
     if ranks != 1:
         sharded = 8 * params * (ranks - 1) // ranks if params and ranks else None
         yield _Choice("shard", f"{why}; each of several GPUs holds a share", sharded)
@@ -321,31 +280,11 @@ def _fewer_holes(case: Case) -> Iterator[_Choice]:
         yield _Choice("bucket", "holes come from changing shapes; expandable segments are on already")
 
 
-def _fragmentation(case: Case) -> Iterator[_Choice]:
-    if case.serving:
-        yield from _ladder(case, None)
-    yield from _expandable(case)
-    if case.generates:
-        yield from _ladder(case, None)
-        return
-    if not case.serving:
-        yield _Choice("bucket", "changing shapes leave holes that later requests do not fit")
-    if case.possible("private_pools"):
-        pools = case.figures.private_pools
-        yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} is free in pools of CUDA graphs", pools)
-    if case.possible("does_not_fit"):
-        yield from _ladder(case, _gap(case))
-
-
 def _outside(case: Case) -> Iterator[_Choice]:
-    others = other_processes(case.message)
     figures = case.figures
     if case.message.family == "mps":
         other = case.message.number("other") or 0
-        yield _Choice(
-            "free-device",
-            f"{as_printed(other)} of this process's Metal memory do not belong to PyTorch",
-        )
+        yield _Choice("free-device", f"{as_printed(other)} of this process's Metal memory is not PyTorch's")
         yield _Choice("metal-limit", "the limit includes them")
         return
     if case.message.family == "vllm":
@@ -359,9 +298,9 @@ def _outside(case: Case) -> Iterator[_Choice]:
             "page-cache", "device and host share one memory: programs and cached files take from it"
         )
         return
-    outside = figures.outside
-    own, reserved = own_process(case.message), figures.reserved
-    if outside is not None and own is not None and reserved is not None and own - reserved > outside / 2:
+    own, others = processes(case.message)
+    reserved, outside = figures.reserved or 0, figures.outside
+    if outside is not None and own is not None and own - reserved > outside / 2:
         yield _Choice(
             "watch",
             f"this process itself has {as_printed(own - reserved)} outside its allocator (libraries, NCCL, "
@@ -371,40 +310,11 @@ def _outside(case: Case) -> Iterator[_Choice]:
         reason = (
             f"{as_printed(outside)} is outside this process's allocator" if outside else "most is outside"
         )
-        if missing := _still_missing(case):
-            reason += f"; even if all of it is freed, {as_printed(missing)} is missing"
-        spare = None if outside is None else max(0, outside - POLICY.baseline)
+        spare = None if outside is None else max(0, outside - BASELINE)
         held = sum(use for _, use in others)
         yield _Choice("free-device", reason, held or spare, named_processes(others))
     if figures.device is None or figures.device == "cuda:0":
         yield _Choice("own-context", "on GPU 0 these bytes may be contexts of this job's own ranks")
-    if case.possible("fragmentation"):
-        yield from _expandable(case)
-
-
-def _capped(case: Case) -> Iterator[_Choice]:
-    figures = case.figures
-    if case.message.family == "mps":
-        yield _Choice("metal-limit", "the limit is PyTorch's own, a multiple of what Metal recommends")
-        if case.possible("does_not_fit"):
-            yield from _ladder(case, None) if case.generates else _activations(case, "")
-        return
-    room = figures.total - figures.allowed if figures.total and figures.allowed else None
-    more = ", the device has more" if room else ""
-    yield _Choice("raise-cap", f"the cap is {as_printed(figures.allowed or 0)}{more}", room)
-
-
-def _refused(case: Case) -> Iterator[_Choice]:
-    if case.possible("allocator_limit"):
-        yield _Choice("raise-cap", "the process is also close to its cap")
-    yield _Choice("check-driver", "the driver refused although the device has free memory")
-    if case.message.family in NOT_TORCH:
-        yield _Choice("less-on-device", "smaller buffers may succeed")
-        return
-    yield _Choice(
-        "split-request",
-        f"one piece of {as_printed(case.figures.requested or 0)} was refused; smaller ones may succeed",
-    )
     if case.possible("fragmentation"):
         yield from _expandable(case)
 
@@ -417,7 +327,6 @@ _ONE_TENSOR = 64 * MIB
 
 
 def _host_full(case: Case) -> Iterator[_Choice]:
-    """The host's memory, or a limit on it, was used up."""
     message = case.message
     victim = str(message.facts.get("comm", "python"))
     used, task = message.number("node_used"), message.number("task_used")
@@ -437,7 +346,6 @@ def _host_full(case: Case) -> Iterator[_Choice]:
 
 
 def _host_refused(case: Case) -> Iterator[_Choice]:
-    """The host refused an allocation."""
     asked = case.message.number("requested")
     if case.message.form == "worker":
         yield _Choice("fewer-workers", "the failed allocation was in a worker")

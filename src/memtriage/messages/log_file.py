@@ -1,10 +1,10 @@
 """Read a log of any length and find every message about memory in it.
 
 A log has mostly other lines. Every message has at least one of a few short words, which are searched with
-`bytes.find` (a gigabyte per second); the grammar only reads the lines around a hit.
+`bytes.find` (a gigabyte per second). Of a long log, the grammar only reads the lines around these words.
 
-Known limits, by `LogPolicy`: in a log longer than `whole`, a message is not found if line breaks split all of
-these words in it; only the first `of_a_kind` messages of one kind are read, the others are counted.
+Known limits: in a log longer than `_WHOLE`, a message is not found if line breaks split all of these words in
+it; only the first `_OF_A_KIND` messages of one kind are read, the others are counted.
 """
 
 from __future__ import annotations
@@ -13,161 +13,58 @@ import codecs
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final, Protocol
+from itertools import chain
+from typing import BinaryIO, Final
 
 from memtriage.messages.grammar.allocation import first_that_speaks
 from memtriage.messages.grammar.find import FoundMessage, find
-from memtriage.messages.grammar.lines import LogLine, read_line, read_pieces
+from memtriage.messages.grammar.lines import LogLine, read_lines
 from memtriage.model.units import MIB
 
-
-@dataclass(frozen=True, slots=True)
-class LogPolicy:
-    """How a log is read.
-
-    Attributes:
-        whole: the grammar reads every line of a text of up to this many bytes.
-        chunk: bytes of a longer text that are searched at once.
-        margin: bytes of the previous chunk that are kept: the longest line, and the text before a hit.
-        before: bytes read before a hit: its traceback.
-        after: bytes read after a hit: the rest of a wrapped message.
-        wrapped_lines: a message may begin up to this many lines before its hit.
-        of_a_kind: messages of one kind that are read; the others are counted.
-        reports: the same for reports, which are long, such as an allocator's table.
-        sample: bytes at the beginning from which the encoding is inferred.
-        least_sample: a shorter sample says nothing.
-        zeros: a sample is UTF-16 if this part of it is zeros: half of it, less for text that is not Latin.
-    """
-
-    whole: int = 256 * 1024
-    chunk: int = 4 * MIB
-    margin: int = 64 * 1024
-    before: int = 16 * 1024
-    after: int = 4 * 1024
-    wrapped_lines: int = 12
-    of_a_kind: int = 256
-    reports: int = 16
-    sample: int = 512
-    least_sample: int = 8
-    zeros: float = 0.3
-
-
-POLICY: Final = LogPolicy()
+_WHOLE = 256 * 1024
+"""Bytes of a text up to which the grammar reads every line."""
+_CHUNK = 4 * MIB
+_MARGIN = 64 * 1024
+"""Bytes of the previous chunk that are kept: the longest line, and the text before a hit."""
+_BEFORE, _AFTER = 16 * 1024, 4 * 1024
+"""Bytes read before a hit, its traceback, and after it, the rest of a wrapped message."""
+_OF_A_KIND, _REPORTS_OF_A_KIND = 256, 16
+_SAMPLE, _LEAST_SAMPLE, _ZEROS = 512, 8, 0.3
+"""Bytes at the beginning that tell the encoding; with this share of zeros, less than the half that other text
+than Latin has, they are UTF-16."""
 
 _MEMORY: Final = b"memory"
-_DENSE: Final = 20_000
-"""Hits in one chunk from which on it is faster to search for each of a stem's rarer words (3 ms each) than to
-look at the lines with the stem (2 us each)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stem:
-    """A short word that many messages have, in lower case.
-
-    Attributes:
-        word: the stem.
-        kinds: the rarer words, or parts of words, with it that messages have; each message has one of them.
-        confirm: what else the line must have; None for nothing.
-    """
-
-    word: bytes
-    kinds: tuple[bytes, ...]
-    confirm: re.Pattern[bytes] | None
-
-
-def _stem(word: bytes, *kinds: bytes, confirm: bytes = b"") -> _Stem:
-    return _Stem(word, kinds or (word,), re.compile(confirm) if confirm else None)
-
-
 _CODE: Final = rb"(?:code|status)s?\W{0,4}(?:was )?(?:-9|137|-15|143)(?!\d)"
-
-_FAILURES: Final = (
-    _stem(
-        b"memory",
-        b"out of memory",
-        b"to allocate",
-        b"by pytorch",
-        b"outofmemory",
-        b"out_of_me",
-        b"t allocate memory",
-        b"memoryerror",
-        b"memoryallocation",
-        b"multicast memory",
-        b"illegal memory",
-        b"memory limit",
-        b"shared memory",
-        b"low on ",
-        b"memory pressure",
-        b"memory on the node",
-        b"not enough memory",
-        b"memory for the cache",
-        b"startup is less",
-        b"in kv cache",
-        b"see_memory_usage",
-        b"model weights take",
-        b"loading took",
-        b"cache flushes",
-        b"enough memory",
-        b"nsufficient memory",
-        b"more system memory",
-    ),
-    _stem(b"oom when"),
-    _stem(b"allocat", b"failed to alloc", b"attempting to alloc", b"error allocating", b"allocation of size"),
-    _stem(b"paging file"),
-    _stem(b"error 1455"),
-    _stem(b"curesult error"),
-    _stem(b"nv_err_no_memory"),
-    _stem(b"cache flushes"),
-    _stem(b"regular vae"),
-    _stem(b"oomd"),
-    _stem(b"badness"),
-    _stem(b"available ram"),
-    _stem(b"no space left"),
-    _stem(b"failed writing file"),
-    _stem(b"resource_tracker"),
-    _stem(b"preempted by"),
-    _stem(b"retract requests"),
-    _stem(b"out of resource"),
-    _stem(b"cuda error"),
-    _stem(b"triton error"),
-    _stem(b"larger than buffer"),
-    _stem(b"/dev/shm/"),
-    _stem(b"kill", b"killed", b"sigkill", b"oom-kill", b"oom_kill"),
-    _stem(b"exit", b"exited unexp", b"exitcode", b"exit code", b"exit status", confirm=b"unexp|" + _CODE),
-    _stem(b"return code", confirm=_CODE),
-    _stem(b"_failed", b"alloc_failed", b"allocation_failed"),
-    _stem(b"out_of_", b"out_of_resources", b"out_of_device", b"out_of_host"),
-    _stem(b"to cuda ", b"to cuda calloc", b"to cuda malloc"),
-    _stem(b"_not_init"),
-    _stem(b"bad_alloc"),
-    _stem(b"internal assert"),
-    _stem(b"driver error"),
-    _stem(b"invalid buffer"),
-    _stem(b"bus error"),
-    _stem(b"</torch_"),
+_WORDS: Final = (
+    b"oom when|failed to alloc|attempting to alloc|error allocating|allocation of size|paging file|"
+    b"error 1455|curesult error|nv_err_no_memory|cache flushes|regular vae|oomd|badness|available ram|"
+    b"no space left|failed writing file|resource_tracker|preempted by|retract requests|out of resource|"
+    b"cuda error|triton error|larger than buffer|/dev/shm/|_not_init|bad_alloc|internal assert|"
+    b"driver error|invalid buffer|bus error|</torch_|alloc_failed|allocation_failed|out_of_resources|"
+    b"out_of_device|out_of_host|to cuda calloc|to cuda malloc|startup is less|model weights take|"
+    b"loading took|low on "
 )
-_AFTERMATH: Final = (
-    _stem(b"watchdog"),
-    _stem(b"timed out"),
-    _stem(b"remote process"),
-    _stem(b"connection closed"),
-    _stem(b"by peer"),
-    _stem(b"sigterm"),
-    _stem(b"childfailed"),
+_FAILURES: Final[Mapping[bytes, re.Pattern[bytes] | None]] = {
+    **dict.fromkeys(_WORDS.split(b"|")),
+    _MEMORY: re.compile(
+        rb"out of memory|by pytorch|outofmemory|out_of_me|t allocate memory|memoryerror|memoryallocation|"
+        rb"(?:multicast|illegal|shared|enough|nsufficient|more system) memory|"
+        rb"memory (?:limit|pressure|on the node|for the cache)|see_memory_usage|to allocate|in kv cache"
+    ),
+    b"kill": re.compile(rb"killed|sigkill|oom[-_]kill"),
+    b"exit": re.compile(rb"exited unexp|" + _CODE),
+    b"return code": re.compile(_CODE),
+}
+"""Short words that messages have, in lower case, and what else a line with one has; messages of one kind have
+it in common."""
+_AFTERMATH: Final = dict.fromkeys(
+    b"watchdog|timed out|remote process|connection closed|by peer|sigterm|childfailed".split(b"|")
 )
 """Looked for from the first failure on, and near the end of a log without one."""
-
-_REPORTS: Final = frozenset(
-    {
-        b"see_memory_usage",
-        b"loading took",
-        b"cache flushes",
-        b"model weights take",
-        *(stem.word for stem in _AFTERMATH),
-    }
-)
+_REPORTS: Final = {b"see_memory_usage", b"loading took", b"cache flushes", b"model weights take", *_AFTERMATH}
+"""Long texts and what is said again and again: few are read."""
 
 _EXPANDABLE_ON: Final = re.compile(
     rb"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[\])]?\s{0,3}[=:]\s{0,3}['\"]?[\w:.,\[\]-]{0,200}?expandable_segments:True"
@@ -196,12 +93,6 @@ _TRAITS: Final = {
     }.items()
 }
 """What a log shows besides its messages, by words that stand for it."""
-_HINT_BEFORE: Final = b"setting"
-_HINT_AFTER: Final = b"toavoid"
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -237,23 +128,28 @@ def read_log(stream: BinaryIO) -> LogReading:
     Raises:
         OSError: the stream cannot be read.
     """
-    first = stream.read(POLICY.chunk)
-    source: _Readable = stream
-    if encoding := _wide_encoding(first):
-        source, first = _Recoded(stream, encoding, first), b""
-        first = source.read(POLICY.chunk)
-    while len(first) <= POLICY.whole and (more := source.read(POLICY.chunk)):
-        first += more
-    if len(first) > POLICY.whole:
-        return _Search(source).run(first)
-    lines = list(_lines(first, 1))
+    chunks, text = _chunks(stream), b""
+    for chunk in chunks:
+        text += chunk
+        if len(text) > _WHOLE:
+            return _Search().run(chain([text], chunks))
+    lines = list(read_lines(text.decode("utf-8", "replace")))
     return LogReading(
         messages=find(lines),
-        lines=lines[-1].number if first else 0,
-        expandable=expandable_segments_on(first),
-        traits=_traits(first),
+        lines=lines[-1].number if text else 0,
+        expandable=expandable_segments_on(text),
+        traits=_traits(text),
         speaks=first_that_speaks(lines),
     )
+
+
+def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the pieces of a stream; of UTF-16, as PowerShell writes logs, as UTF-8."""
+    first = stream.read(_CHUNK)
+    encoding = _wide_encoding(first)
+    decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
+    for raw in chain([first], iter(lambda: stream.read(_CHUNK), b"")):
+        yield decoder.decode(raw).encode("utf-8", "replace") if decoder else raw
 
 
 def _traits(raw: bytes) -> set[str]:
@@ -272,177 +168,104 @@ def expandable_segments_on(raw: bytes) -> bool:
     for setting in _EXPANDABLE_ON.finditer(raw):
         before = b"".join(raw[max(0, setting.start() - 40) : setting.start()].split())
         after = b"".join(raw[setting.end() : setting.end() + 40].split())
-        if not before.endswith(_HINT_BEFORE) and not after.startswith(_HINT_AFTER):
+        if not before.endswith(b"setting") and not after.startswith(b"toavoid"):
             return True
     return False
 
 
 def _wide_encoding(head: bytes) -> str | None:
-    """UTF-16, as PowerShell writes logs; None for all else."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    sample = head[: POLICY.sample]
+    sample = head[:_SAMPLE]
     zeros = sample.count(0)
-    if len(sample) < POLICY.least_sample or zeros < len(sample) * POLICY.zeros:
+    if len(sample) < _LEAST_SAMPLE or zeros < len(sample) * _ZEROS:
         return None
     return "utf-16-le" if sample[1::2].count(0) > sample[::2].count(0) else "utf-16-be"
 
 
-class _Recoded:
-    """A stream of UTF-16 as UTF-8."""
-
-    def __init__(self, stream: BinaryIO, encoding: str, head: bytes) -> None:
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
-        self._head = head
-
-    def read(self, size: int, /) -> bytes:
-        while True:
-            raw, self._head = self._head or self._stream.read(size), b""
-            text = self._decoder.decode(raw, final=not raw).encode("utf-8", "replace")
-            if text or not raw:
-                return text
-
-
 class _Search:
-    """A search through a long log.
+    """A search through a long log, of which the lines around the words of messages are kept."""
 
-    Attributes:
-        reading: what was found so far.
-    """
-
-    def __init__(self, stream: _Readable) -> None:
-        self._stream = stream
+    def __init__(self) -> None:
         self._buffer = b""
-        self._first_line = 1  # number of the line on which the buffer begins
         self._searched = 0  # offset in the buffer up to which it was searched
-        self._read_to = 0  # number of the last line that the grammar has read
-        self._read_end = 0  # offset in the buffer at which that reading ended
+        self._kept = 0  # offset up to which lines were kept or passed over
+        self._number = 1  # number of the line at that offset
         self._kinds: Counter[bytes] = Counter()
-        self.reading = LogReading()
+        self._lines: list[LogLine] = []
+        self._reading = LogReading()
 
-    def run(self, chunk: bytes) -> LogReading:
-        while True:
+    def run(self, chunks: Iterable[bytes]) -> LogReading:
+        for chunk in chunks:
             self._buffer += chunk
-            self._search(at_end=not chunk)
-            if not chunk:
-                self.reading.lines = self._first_line - 1 + self._buffer.count(b"\n")
-                self.reading.lines += not self._buffer.endswith(b"\n")
-                return self.reading
-            chunk = self._stream.read(POLICY.chunk)
+            self._reading.lines += chunk.count(b"\n")
+            # A chunk behind, so that the last of them is known to be the last when it is searched.
+            self._search(self._line_start(len(self._buffer) - _CHUNK - _MARGIN), at_end=False)
+            self._drop(self._line_start(self._searched - _MARGIN))
+        self._search(len(self._buffer), at_end=True)
+        self._reading.lines += not self._buffer.endswith(b"\n")
+        self._reading.messages = find(self._lines)
+        self._reading.speaks = first_that_speaks(self._lines)
+        return self._reading
 
-    def _search(self, *, at_end: bool) -> None:
-        # A chunk behind, so that the last of them is known to be the last when it is searched.
-        before = len(self._buffer) - POLICY.chunk - POLICY.margin
-        limit = len(self._buffer) if at_end else self._line_start(before)
-        if limit <= self._searched and not at_end:
+    def _search(self, end: int, *, at_end: bool) -> None:
+        if end <= self._searched:
             return
-        if not self.reading.expandable:
-            self.reading.expandable = expandable_segments_on(self._buffer[self._searched : limit])
-        cluster: list[int] = []
-        for hit in self._hits(self._searched, limit, at_end=at_end):
-            if cluster and hit - cluster[-1] > 2 * POLICY.after:
-                self._read_around(cluster)
-                cluster = []
-            cluster.append(hit)
-        if cluster:
-            self._read_around(cluster)
-        if not at_end:
-            keep = self._line_start(max(0, limit - POLICY.margin))
-            self._first_line += self._buffer.count(b"\n", 0, keep)
-            self._buffer = self._buffer[keep:]
-            self._searched = limit - keep
-            self._read_end -= keep
+        piece = self._buffer[self._searched : end]
+        self._reading.expandable = self._reading.expandable or expandable_segments_on(piece)
+        text = piece.lower()
+        hits = {at for word in _FAILURES for at in self._hits(text, word, _FAILURES[word])}
+        if hits or self._lines or at_end:
+            hits.update(at for word in _AFTERMATH for at in self._hits(text, word, None))
+        if not self._kinds[_MEMORY] and (first := text.find(_MEMORY)) >= 0:
+            self._kinds[_MEMORY] += 1
+            hits.add(first)
+        for at in sorted(hits):
+            self._keep_around(self._searched + at)
+        self._searched = end
+
+    def _drop(self, end: int) -> None:
+        if end > self._kept:
+            self._number += self._buffer.count(b"\n", self._kept, end)
+            self._kept = end
+        self._buffer = self._buffer[end:]
+        self._searched -= end
+        self._kept -= end
 
     def _line_start(self, at: int) -> int:
         """Where the line of an offset begins; the offset itself inside of an overlong line."""
         if at <= 0:
             return 0
-        line = max(
-            self._buffer.rfind(b"\n", max(0, at - POLICY.margin), at),
-            self._buffer.rfind(b"\r", max(0, at - POLICY.margin), at),
-        )
-        if line < 0:
-            return at if at > POLICY.margin else 0
-        return line + 1
+        earliest = max(0, at - _MARGIN)
+        line = max(self._buffer.rfind(end, earliest, at) for end in (b"\n", b"\r")) + 1
+        return line or (at if earliest else 0)
 
-    def _hits(self, start: int, end: int, *, at_end: bool) -> list[int]:
-        """Offsets of lines that may belong to messages, one a line and in order."""
-        text = self._buffer[start:end].lower()
-        if self.reading.speaks is None and (at := text.find(_MEMORY)) >= 0:
-            self.reading.speaks = first_that_speaks([self._line_of(start + at)])
-        hits = {at for stem in _FAILURES for at in self._confirmed(text, stem)}
-        if hits or self.reading.messages or at_end:
-            hits.update(at for stem in _AFTERMATH for at in self._confirmed(text, stem))
-        return sorted(start + at for at in hits)
+    def _hits(self, text: bytes, word: bytes, pattern: re.Pattern[bytes] | None) -> Iterator[int]:
+        """Offsets of lines with a word, one a line, as long as there are few of its kind."""
+        at = text.find(word)
+        while at >= 0:
+            begin = text.rfind(b"\n", max(0, at - _AFTER), at) + 1 or max(0, at - _AFTER)
+            end = text.find(b"\n", at, at + _AFTER)
+            end = min(at + _AFTER, len(text)) if end < 0 else end
+            match = pattern.search(text, begin, end) if pattern is not None else None
+            if match is not None or pattern is None:
+                kind = match[0] if match is not None else word
+                self._kinds[kind] += 1
+                if self._kinds[kind] <= (_REPORTS_OF_A_KIND if kind in _REPORTS else _OF_A_KIND):
+                    yield at
+                else:
+                    self._reading.unread += 1
+            at = text.find(word, end)
 
-    def _line_of(self, at: int) -> LogLine:
-        """The line of an offset in the buffer."""
-        begin = max(self._line_start(at), at - POLICY.after)
-        end = self._buffer.find(b"\n", at, at + POLICY.after)
-        raw = self._buffer[begin : end if end >= 0 else at + POLICY.after]
-        return read_line(
-            self._first_line + self._buffer.count(b"\n", 0, begin), raw.decode("utf-8", "replace")
-        )
-
-    def _confirmed(self, text: bytes, stem: _Stem) -> Iterator[int]:
-        """Offsets of lines with one of a stem's words, one a line, as long as there are few of its kind."""
-        if (first := text.find(stem.word)) < 0:
+    def _keep_around(self, hit: int) -> None:
+        begin = max(self._line_start(hit - _BEFORE), self._kept)
+        end = self._buffer.find(b"\n", hit + _AFTER, hit + _AFTER + _MARGIN) + 1
+        end = end or min(len(self._buffer), hit + 2 * _AFTER)
+        if begin >= end:
             return
-        dense = len(stem.kinds) > 1 and text.count(stem.word, first) >= _DENSE
-        counted = False
-        for word in stem.kinds if dense else (stem.word,):
-            at = text.find(word)
-            while at >= 0:
-                if self._is_enough(word):
-                    if not counted:  # a line has several of these words
-                        self.reading.unread += text.count(word, at)
-                        counted = True
-                    break
-                begin = text.rfind(b"\n", max(0, at - POLICY.after), at) + 1 or max(0, at - POLICY.after)
-                end = text.find(b"\n", at, at + POLICY.after)
-                end = min(at + POLICY.after, len(text)) if end < 0 else end
-                kind = word if dense else self._kind(stem, text[begin:end])
-                if kind is not None and (stem.confirm is None or stem.confirm.search(text, begin, end)):
-                    if self._is_enough(kind):
-                        self.reading.unread += 1
-                    else:
-                        self._kinds[kind] += 1
-                        yield at
-                at = text.find(word, end)
-
-    @staticmethod
-    def _kind(stem: _Stem, line: bytes) -> bytes | None:
-        for kind in stem.kinds:
-            if kind in line:
-                return kind
-        return None
-
-    def _is_enough(self, kind: bytes) -> bool:
-        return self._kinds[kind] >= (POLICY.reports if kind in _REPORTS else POLICY.of_a_kind)
-
-    def _read_around(self, hits: list[int]) -> None:
-        """Read the lines around some hits that are close together."""
-        begin = self._line_start(hits[0] - POLICY.before)
-        last = self._buffer.find(b"\n", hits[-1] + POLICY.after, hits[-1] + POLICY.after + POLICY.margin)
-        end = min(len(self._buffer), hits[-1] + 2 * POLICY.after) if last < 0 else last
-        number = self._first_line + self._buffer.count(b"\n", 0, begin)
-        hit_line = number + self._buffer.count(b"\n", begin, hits[0])
-        first = max(hit_line - POLICY.wrapped_lines, self._read_to + 1)
-        if hit_line <= self._read_to and hits[0] >= self._read_end:  # further on in an overlong line
-            begin, number, first = max(begin, self._read_end), hit_line, hit_line
-        lines = list(_lines(self._buffer[begin:end], number))
-        self.reading.messages += find(lines, first)
-        self.reading.traits |= _traits(self._buffer[begin:end])
-        self.reading.speaks = self.reading.speaks or first_that_speaks(lines)
-        self._read_to, self._read_end = lines[-1].number, end
-
-
-def _lines(raw: bytes, first: int) -> Iterator[LogLine]:
-    """Lines of a piece of a log. A carriage return, as of progress bars, begins a line of the same number."""
-    text = raw.decode("utf-8", "replace")
-    if text.endswith("\n"):
-        text = text[:-1]
-    for number, line in enumerate(text.split("\n"), first):
-        for part in line.rstrip("\r").split("\r") if "\r" in line else (line,):
-            yield from read_pieces(number, part)
+        self._number += self._buffer.count(b"\n", self._kept, begin)
+        piece = self._buffer[begin:end]
+        self._lines += read_lines(piece.decode("utf-8", "replace"), self._number)
+        self._reading.traits |= _traits(piece)
+        self._number += piece.count(b"\n")
+        self._kept = end

@@ -9,7 +9,7 @@ from itertools import combinations_with_replacement
 from math import prod
 from typing import Final
 
-from memtriage.messages.grammar.sizes import as_printed, printed_unit
+from memtriage.messages.grammar.message import as_printed, printed_unit
 from memtriage.model.units import MIB
 
 
@@ -70,11 +70,6 @@ def kind_of(name: str) -> str:
     return next((kind for kind, names in _KINDS.items() if plain in names), plain)
 
 
-def kinds_of(shapes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes under the names `batch`, `sequence`, `vocabulary`, `hidden`, where theirs mean those."""
-    return {kind_of(name): count for name, count in shapes.items()}
-
-
 def with_shifted(shapes: Mapping[str, int]) -> dict[str, int]:
     """The sizes, each sequence also without its last position: next-token logits are one shorter."""
     sizes: dict[str, int] = {}
@@ -96,6 +91,9 @@ def factor(nbytes: int, shapes: Mapping[str, int], itemsizes: Sequence[int] = (4
         shapes: sizes by name (batch, sequence, vocabulary, hidden, heads, ...); sizes below 2 say nothing.
         itemsizes: bytes of an element to try, the likeliest first. The fewer, the fewer chance matches
             among powers of two.
+
+    >>> factor(18650895483, {"tokens": 30688, "vocabulary": 151936}).text
+    '17.37 GiB = 30,688 x 151,936 x 4 bytes (tokens x vocabulary)'
     """
     known = [(name, count) for name, count in shapes.items() if count > 1]
     for length in range(1, _MOST_FACTORS + 1):
@@ -121,7 +119,7 @@ def as_logits(nbytes: int, shapes: Mapping[str, int]) -> str | None:
     >>> as_logits(18650895483, {"batch": 8, "vocab": 151936})
     '17.37 GiB would be 30,688 x 151,936 x 4 bytes: fp32 logits of 30,688 tokens (batch 8 x 3,836)'
     """
-    kinds = kinds_of(shapes)
+    kinds = {kind_of(name): count for name, count in shapes.items()}
     vocabulary, batch = kinds.get("vocabulary", 0), kinds.get("batch", 1)
     if vocabulary < 2 or nbytes <= 2 * _LARGE_REQUEST:
         return None
@@ -133,16 +131,6 @@ def as_logits(nbytes: int, shapes: Mapping[str, int]) -> str | None:
             equation = f"{tokens:,} x {vocabulary:,} x {_FP32} bytes"
             return f"{as_printed(nbytes)} would be {equation}: fp32 logits of {tokens:,} tokens{each}"
     return None
-
-
-def factor_request(nbytes: int, shapes: Mapping[str, int], itemsizes: Sequence[int] = (4, 2)) -> str | None:
-    """Name a request as a product of known sizes, in words; see `factor`.
-
-    >>> factor_request(18650895483, {"tokens": 30688, "vocabulary": 151936})
-    '17.37 GiB = 30,688 x 151,936 x 4 bytes (tokens x vocabulary)'
-    """
-    product = factor(nbytes, shapes, itemsizes)
-    return None if product is None else product.text
 
 
 _MOST_FACTORS: Final = 4

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.messages.grammar.find import find
-from memtriage.messages.grammar.lines import read_lines
-from memtriage.messages.grammar.message import figures
-from memtriage.messages.grammar.sizes import as_printed, printed_unit
+from memtriage.messages.grammar.message import as_printed, figures, printed_unit
+from support.message_texts import records
 
-RECORDS: list[dict[str, Any]] = [
-    json.loads(line)
-    for line in (Path(__file__).parents[2] / "data" / "oom_messages.jsonl").read_text().splitlines()
-]
+RECORDS = records("oom_messages")
 """Real messages, with the sizes that a reader takes from each."""
 
 
@@ -267,13 +261,6 @@ def test_the_rank_is_that_of_the_tag_or_of_the_message(line: str, rank: int | No
     assert found.rank == rank
 
 
-def test_the_line_of_a_message_is_kept_up_to_400_characters() -> None:
-    message = "CUDA error: out of memory "
-    (whole,) = find(f"  {message}{'x' * (400 - len(message))}  ")
-    (cut,) = find(f"{message}{'x' * (401 - len(message))}")
-    assert (len(whole.excerpt), cut.excerpt) == (400, f"{whole.excerpt}...")
-
-
 def test_a_traceback_is_read_for_what_ran_out_and_up_to_its_beginning() -> None:
     frames = [f'  File "f{number}.py", line {number}, in f' for number in range(401)]
     (failed,) = find("\n".join([*frames, "CUDA error: out of memory"]))
@@ -314,18 +301,3 @@ def test_consequences_of_one_kind_are_one_and_a_mention_gives_way_to_a_failure_a
     mentioned, report = "gizmo: out of memory", "MA 1.00 GB Max_MA 2.00 GB CA 3.00 GB Max_CA 4 GB"
     assert families(report, mentioned) == [("deepspeed-mem", ""), ("mention", "")]
     assert families(mentioned, "CUDA error: out of memory") == [("cuda-runtime", "")]
-
-
-@pytest.mark.parametrize(("between", "count"), [(600, 1), (601, 2)])
-def test_reports_far_from_each_other_are_two(between: int, count: int) -> None:
-    line = "DataLoader worker (pid 7) is killed by signal: Killed."
-    assert len(told(f"{line}{'x' * between}{line}")) == count
-
-
-def test_what_is_looked_for_begins_with_a_line_and_its_traceback_before_it() -> None:
-    lines = read_lines(
-        ["CUDA error: out of memory", '  File "a.py", line 3, in f', "CUDA error: out of memory"]
-    )
-    (found,) = find(lines, begin=3)
-    assert (found.line, found.frames) == (3, (("a.py", "f", 3),))
-    assert find(lines, begin=4) == []

@@ -9,10 +9,22 @@ from memtriage.messages.grammar.message import Message, OomFields, figures
 MIB = 1024**2
 
 
-def test_a_message_has_nothing_that_it_was_not_given() -> None:
-    message = Message("cuda-v2")
-    assert (message.form, message.fields, message.facts, message.device) == ("", {}, {}, None)
-    assert (message.missing, message.ran_out, message.length) == ((), True, 0)
+@pytest.mark.parametrize(
+    ("message", "ran_out"),
+    [
+        (Message("cuda-v2"), True),
+        (Message("shm"), True),
+        (Message("shm", form="gone"), False),
+        (Message("engine", form="pool"), True),
+        (Message("engine", form="report"), False),
+        (Message("allocation", form="failed"), True),
+        (Message("allocation", form="survived"), False),
+        (Message("launcher", form="killed"), False),
+        (Message("mention"), False),
+    ],
+)
+def test_some_families_and_forms_do_not_mean_that_memory_ran_out(message: Message, ran_out: bool) -> None:
+    assert message.ran_out == ran_out
 
 
 def test_a_number_is_a_size_and_no_list() -> None:
@@ -45,7 +57,7 @@ def test_a_number_is_a_size_and_no_list() -> None:
                 },
                 device="cuda:3",
             ),
-            OomFields("cuda:3", 1, 100, 2, 30, 4, 5, 60, 70),
+            OomFields("cuda:3", 1, 100, 2, 30, 4, 5, 60),
         ),
         # Releases from 1.4 on print what is reserved with the allocated bytes in it, older ones without them.
         (

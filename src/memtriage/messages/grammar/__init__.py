@@ -1,4 +1,1 @@
-"""How messages about memory are worded: one file per group of families.
-
-`find.find` reads all of them from a text.
-"""
+"""How messages about memory are worded, one file per group of families; `find.find` reads all of them."""

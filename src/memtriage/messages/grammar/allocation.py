@@ -3,8 +3,6 @@
 Their messages have no common form, but say the same things: that memory ran out, how much was requested, and
 perhaps what was used, free, or the limit. A line that says the first and has the size of the request is read
 as such a message, whoever wrote it. Figures of other lines do not count: they may be from another message.
-
-A line that was wrapped between the words and the size is read with the next one.
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from math import prod
 from typing import Final
 
 from memtriage.messages.grammar.lines import LogLine
-from memtriage.messages.grammar.message import Grammar, Message
-from memtriage.messages.grammar.sizes import exact_bytes, to_bytes
+from memtriage.messages.grammar.message import Grammar, Message, to_bytes
 from memtriage.model.explanation import Field
 
 _NUMBER: Final = r"(?<![\d.])(\d[\d,]{0,30}(?:\.\d{1,9})?)"
@@ -103,7 +100,7 @@ def _read(start: re.Match[str], text: str) -> Message | None:
     after = whole[end : end + _SOON].split("\n", _LINES_AFTER + 1)[1 : _LINES_AFTER + 1]
     length = end - start.start()
     if _ON_CHIP.search(line):
-        return Message("not-memory", form="on-chip shared memory", ran_out=False, length=length)
+        return Message("not-memory", form="on-chip shared memory", length=length)
     fields, facts = _figures(line)
     if not fields and not facts and after and (asked := _wrapped(line, after[0])):
         fields, length = {"requested": asked}, length + len(after[0])
@@ -117,7 +114,6 @@ def _read(start: re.Match[str], text: str) -> Message | None:
         fields=fields,
         facts=facts,
         device=next((name for name, words in _DEVICES if words.search(line)), None),
-        ran_out=not survived,
         length=length,
     )
 
@@ -162,7 +158,7 @@ def _figures(line: str) -> tuple[dict[str, Field], dict[str, str | int]]:
 
 def _size(match: re.Match[str], group: int) -> int | None:
     number, unit = match[group], match[group + 1]
-    return exact_bytes(number) if unit is None and "." not in number else to_bytes(number, unit or "B")
+    return to_bytes(number, unit or ("B" if "." in number else ""))
 
 
 GRAMMARS: Final = (Grammar(_RAN_OUT, _read, tight=False),)
@@ -185,7 +181,7 @@ def _read_mention(start: re.Match[str], text: str) -> Message:
     end = start.string.index("\n", start.end())
     line = start.string[start.string.rfind("\n", 0, start.start()) + 1 : end]
     form = "survived" if _SURVIVED.search(line) else ""
-    return Message("mention", form=form, ran_out=False, length=end - start.start())
+    return Message("mention", form=form, length=end - start.start())
 
 
 MENTION: Final = Grammar(_WORDS, _read_mention, tight=False)

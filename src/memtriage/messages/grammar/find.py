@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from typing import Final
 
-from memtriage.messages.grammar import accelerators, aftermath, allocation, devices, engines, host
-from memtriage.messages.grammar.lines import LineSource, LogLine, read_lines
+from memtriage.messages.grammar import accelerators, allocation, devices, host
+from memtriage.messages.grammar.lines import LogLine, read_lines
 from memtriage.messages.grammar.message import ALLOCATORS, Grammar, Message
-from memtriage.model.explanation import Field
+from memtriage.model.explanation import Label
 
 _GRAMMARS: Final = (
     *accelerators.GRAMMARS,
     *devices.GRAMMARS,
     *host.GRAMMARS,
-    *engines.GRAMMARS,
-    *aftermath.GRAMMARS,
+    *devices.ENGINES,
     *allocation.GRAMMARS,
 )
 _TIGHT: Final = tuple(grammar for grammar in _GRAMMARS if grammar.tight)
@@ -37,7 +36,6 @@ _BEFORE: Final = 40
 _TRACEBACK_LINES: Final = 400
 
 _FRAME: Final = re.compile(r'^\s*File "([^"]{1,300})", line (\d{1,7}), in (\S{1,100})')
-_WORDS_IN_MIDDLE: Final = frozenset({"Triedtoallocate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +48,47 @@ class FoundMessage:
         source: who wrote it; None without a tag.
         excerpt: that line, shortened.
         frames: (file, function, line) of the traceback above it, innermost first.
+        labels: what it proves, then what it cannot rule out; empty until it is judged.
     """
 
     message: Message
     line: int
-    source: LineSource | None
+    source: str | None
     excerpt: str
     frames: tuple[tuple[str, str, int], ...] = ()
+    labels: tuple[Label, ...] = ()
+
+    @property
+    def label(self) -> Label | None:
+        return self.labels[0] if self.labels else None
 
     @property
     def rank(self) -> int | None:
         """The rank that wrote it, by the line's tag or by the message itself."""
-        if self.source is not None and self.source.rank is not None:
-            return self.source.rank
-        rank = self.message.facts.get("rank", self.message.facts.get("local_rank"))
-        return rank if isinstance(rank, int) else None
+        if self.source is not None and self.source.startswith("rank "):
+            return int(self.source.removeprefix("rank "))
+        return self.message.number("rank" if "rank" in self.message.facts else "local_rank")
 
 
 class _Text:
-    """The lines of one source, from one on, as one text, and the line of each of its characters."""
+    """The lines of one source as one text, and the line of each of its characters."""
 
-    def __init__(self, lines: Sequence[LogLine], skip: int, *, tight: bool) -> None:
-        pieces = ["".join(line.text.split()) if tight else f"{line.text}\n" for line in lines[skip:]]
+    def __init__(self, lines: Sequence[LogLine], *, tight: bool) -> None:
+        pieces = ["".join(line.text.split()) if tight else f"{line.text}\n" for line in lines]
         self.text = "".join(pieces)
+        self._lines = lines
         self._starts = [0, *accumulate(len(piece) for piece in pieces)]
         self._tight = tight
-        self._skip = skip
-        self._last = len(lines) - 1
 
     def line_at(self, position: int) -> int:
         """Index of the line that has the character at a position."""
-        return min(bisect_right(self._starts, position) - 1 + self._skip, self._last)
+        return min(bisect_right(self._starts, position), len(self._lines)) - 1
 
-    def excerpt(self, lines: Sequence[LogLine], position: int) -> str:
-        """Return the line that has the character at a position, shortened to what begins there."""
+    def found(self, position: int, message: Message) -> FoundMessage:
+        """Add to a message where it begins, and the line there, shortened."""
         at = self.line_at(position)
-        text = lines[at].text
-        before = position - self._starts[at - self._skip]
+        line = self._lines[at]
+        text, before = line.text, position - self._starts[at]
         if self._tight:  # the white space of the line does not count
             before = next(
                 islice((place for place, char in enumerate(text) if not char.isspace()), before, None), 0
@@ -94,37 +96,32 @@ class _Text:
         if before > _EXCERPT // 2:
             text = f"...{text[before - _BEFORE :]}"
         text = text.strip()
-        return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+        excerpt = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+        frames = _frames_above(self._lines, at) if message.ran_out else ()
+        return FoundMessage(message, line.number, line.source, excerpt, frames)
 
 
-def find(text: str | Sequence[LogLine], begin: int = 0) -> list[FoundMessage]:
+def find(text: str | Sequence[LogLine]) -> list[FoundMessage]:
     """Return every message in a text or in lines of a log, in order of their lines.
 
     Lines with another tag in between do not matter: each source's lines are read by themselves. A line
     without a tag goes on with the line before it, unless a message begins on it.
-
-    Args:
-        text: the text, or its lines.
-        begin: number of the first line on which messages are looked for; those before it are only read for
-            tracebacks.
     """
-    lines = read_lines(text.splitlines()) if isinstance(text, str) else text
-    hits = [hit for stream in _streams(lines, begin) for hit in _find_in(stream, begin)]
+    lines = list(read_lines(text)) if isinstance(text, str) else text
+    hits = [hit for stream in _streams(lines) for hit in _find_in(stream)]
     if any(hit.message.ran_out for hit in hits):
         hits = [hit for hit in hits if hit.message.family != "mention"]
     return sorted(hits, key=lambda hit: hit.line)
 
 
-def _streams(lines: Sequence[LogLine], begin: int) -> list[list[LogLine]]:
-    streams: dict[LineSource | None, list[LogLine]] = {}
-    current: LineSource | None = None
+def _streams(lines: Sequence[LogLine]) -> list[list[LogLine]]:
+    streams: dict[str | None, list[LogLine]] = {}
+    current: str | None = None
     before = ""
     for line in lines:
         if line.source is not None:
             current = line.source
-        elif current is not None and (
-            not line.bare or (line.number >= begin and _begins_message(before, line.text))
-        ):
+        elif current is not None and (not line.bare or _begins_message(before, line.text)):
             current = None
         streams.setdefault(current, []).append(line)
         before = line.text
@@ -139,7 +136,7 @@ def _begins_message(before: str, text: str) -> bool:
         start
         for grammar in _TIGHT
         for start in grammar.start.finditer(joined)
-        if start.end() > boundary and start[0] not in _WORDS_IN_MIDDLE
+        if start.end() > boundary and start[0] != "Triedtoallocate"
     ]
     if starts:
         return min(start.start() for start in starts) >= boundary
@@ -147,50 +144,25 @@ def _begins_message(before: str, text: str) -> bool:
     return any(grammar.start.search(text) for grammar in _LOOSE if grammar not in allocation.GRAMMARS)
 
 
-def _find_in(lines: Sequence[LogLine], begin: int) -> list[FoundMessage]:
-    """Yield the messages of one source."""
-    skip = next((index for index, line in enumerate(lines) if line.number >= begin), len(lines))
-    if skip == len(lines):
-        return []
-    tight = _Text(lines, skip, tight=True)
+def _find_in(lines: Sequence[LogLine]) -> list[FoundMessage]:
+    tight, loose = _Text(lines, tight=True), _Text(lines, tight=False)
     spans = _read_all(tight.text, _TIGHT)
     if not any(message.family in ALLOCATORS for _, _, message in spans):
         spans += _read_all(tight.text, (accelerators.HEADLESS,))
-    messages: list[FoundMessage] = []
+    found = [tight.found(start, message) for start, _, message in spans]
     covered: set[int] = set()
-    for start, end, message in spans:
-        first, last = tight.line_at(start), tight.line_at(max(start, end - 1))
-        covered.update(range(first, last + 1))
-        messages.append(_found(message, lines, first, tight.excerpt(lines, start)))
-    loose = _Text(lines, skip, tight=False)
-    for start, message in _loose_at(loose, _LOOSE, covered):
-        messages.append(_found(message, lines, loose.line_at(start), loose.excerpt(lines, start)))
-        covered.add(loose.line_at(start))
-    mentions = _loose_at(loose, (allocation.MENTION,), covered)
-    return messages + [
-        _found(message, lines, loose.line_at(start), loose.excerpt(lines, start))
-        for start, message in mentions
-    ]
-
-
-def _loose_at(text: _Text, grammars: Sequence[Grammar], covered: set[int]) -> list[tuple[int, Message]]:
-    """Messages of lines that are no part of another, and where each one begins."""
-    # A match may begin with the line break before it.
-    starts = [
-        (start + (text.text[start] == "\n"), message) for start, _, message in _read_all(text.text, grammars)
-    ]
-    return [(start, message) for start, message in starts if text.line_at(start) not in covered]
-
-
-def _found(message: Message, lines: Sequence[LogLine], at: int, excerpt: str) -> FoundMessage:
-    line = lines[at]
-    return FoundMessage(
-        message,
-        line.number,
-        line.source,
-        excerpt,
-        _frames_above(lines, at) if message.ran_out else (),
-    )
+    for start, end, _ in spans:
+        covered.update(range(tight.line_at(start), tight.line_at(max(start, end - 1)) + 1))
+    for grammars in (_LOOSE, (allocation.MENTION,)):
+        # A match may begin with the line break before it.
+        begins = [
+            (start + (loose.text[start] == "\n"), message)
+            for start, _, message in _read_all(loose.text, grammars)
+        ]
+        begins = [(start, message) for start, message in begins if loose.line_at(start) not in covered]
+        found += [loose.found(start, message) for start, message in begins]
+        covered.update(loose.line_at(start) for start, _ in begins)
+    return found
 
 
 def _read_all(text: str, grammars: Sequence[Grammar]) -> list[tuple[int, int, Message]]:
@@ -226,16 +198,18 @@ def _as_one(first: Message, second: Message) -> Message | None:
     differ = (first.form and second.form and first.form != second.form) or (
         first.device and second.device and first.device != second.device
     )
-    if differ or first.family != second.family:
+    if differ or first.family != second.family or first.ran_out != second.ran_out:
         return None
     if first.family == "aftermath":
         return first if first.form == second.form else None
     if any(name in second.facts and second.facts[name] != value for name, value in first.facts.items()):
         return None
-    if any(
-        name in second.fields and _differ(second.fields[name], value) for name, value in first.fields.items()
-    ):
-        return None
+    for name in first.fields.keys() & second.fields.keys():
+        one, other = first.fields[name], second.fields[name]
+        # One layer prints MiB and the next the bytes.
+        alike = isinstance(one, int) and isinstance(other, int) and abs(one - other) <= _SAME_SIZE
+        if one != other and not alike:
+            return None
     missing = tuple(name for name in first.missing if name not in second.fields)
     return replace(
         first,
@@ -244,15 +218,7 @@ def _as_one(first: Message, second: Message) -> Message | None:
         facts={**first.facts, **second.facts},
         device=first.device or second.device,
         missing=missing,
-        ran_out=first.ran_out or second.ran_out,
     )
-
-
-def _differ(first: Field, second: Field) -> bool:
-    """Whether two figures contradict each other: one layer prints MiB and the next the bytes."""
-    if isinstance(first, int) and isinstance(second, int):
-        return abs(first - second) > _SAME_SIZE
-    return first != second
 
 
 def _frames_above(lines: Sequence[LogLine], at: int) -> tuple[tuple[str, str, int], ...]:

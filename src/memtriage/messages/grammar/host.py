@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from memtriage.messages.grammar.message import Family, Grammar, Message, plain
-from memtriage.messages.grammar.sizes import SIZE, exact_bytes, first_size, to_bytes
+from memtriage.messages.grammar.message import SIZE, Grammar, Message, plain, to_bytes
 from memtriage.model.explanation import Field
 
 # Allocators of the process
@@ -25,7 +24,7 @@ def _read_cpu(start: re.Match[str], text: str) -> Message:
     text = text[:1200]
     asked, end = _CPU_SIZE.search(text), _CPU_END.search(text)
     # Exact, also where a negative count wrapped around to almost 2**64.
-    size = exact_bytes(asked[1]) if asked and asked[1] else None
+    size = to_bytes(asked[1]) if asked and asked[1] else None
     return Message(
         family="cpu-alloc",
         fields={"requested": size} if asked else {},
@@ -62,7 +61,7 @@ def _read_python(start: re.Match[str], text: str) -> Message:
         form = "fork"
     elif not form and "Cannotallocate" in start[0]:
         form = "errno"
-    family: Family = "cpu-alloc" if "bad_alloc" in start[0] else "python-alloc"
+    family = "cpu-alloc" if "bad_alloc" in start[0] else "python-alloc"
     return Message(family, form, {"requested": to_bytes(*size)} if size else {}, device="host")
 
 
@@ -72,10 +71,7 @@ _KERNEL_START: Final = re.compile(
     r"oom-kill:constraint=|invokedoom-killer|(?:Memorycgroupo|O)utofmemory:Kill(?:ed)?process\d|"
     r"Killedprocess\d{1,10}(?:,UID\d{1,10},)?\(|oom_reaper:reapedprocess"
 )
-_KERNEL_SIZES: Final = {
-    name: re.compile(rf"{name.replace('_', '-')}:(\d[\d,]{{0,30}})(kB)")
-    for name in ("total_vm", "anon_rss", "file_rss", "shmem_rss")
-}
+_KERNEL_SIZES: Final = re.compile(r"(total-vm|anon-rss|file-rss|shmem-rss):(\d[\d,]{0,30})kB")
 _KILLED: Final = re.compile(r"Kill(?:ed)?process(?P<pid>\d{1,10})(?:,UID\d{1,10},)?\((?P<comm>[^)]{1,32})\)")
 _TASK: Final = re.compile(r"task=(?P<comm>[^,\s]{1,32}),pid=(?P<pid>\d{1,10})")
 _CONSTRAINT: Final = re.compile(r"constraint=(CONSTRAINT_[A-Z_]{1,20})")
@@ -92,42 +88,20 @@ def _read_kernel(start: re.Match[str], text: str) -> Message:
     return Message(
         "kernel-oom",
         form="cgroup" if "CONSTRAINT_MEMCG" in text or "Memorycgroup" in text else "",
-        fields={n: first_size(size, text) for n, size in _KERNEL_SIZES.items() if size.search(text)},
+        fields={name.replace("-", "_"): to_bytes(size, "kB") for name, size in _KERNEL_SIZES.findall(text)},
         facts=facts,
         device="host",
         length=max((end.end() for end in _KERNEL_END.finditer(text)), default=0),
     )
 
 
-_SLURM: Final = re.compile(
-    r"Detected\d{1,6}oom[-_]kill(?:event)?(?:\(s\)|s)?(?:in(?:StepId=|step)(?P<job>[\d_+]{1,20})\."
-    r"\w{1,20}?(?=cgroup|\.|$|Some))?|"
-    r"task\d{1,6}:OutOfMemory|(?<![A-Z])OUT_OF_ME(?:MORY|\+)|Exceeded(?:job|step)memorylimit|(?:[Jj]ob|[Ss]tep)[\d._]{0,30}exceededmemorylimit|"
-    r"srun:error:\S{1,60}?OutOfMemory"
-)
-
-
-def _read_slurm(start: re.Match[str], text: str) -> Message:
-    return Message("slurm", facts={"job": start["job"]} if start["job"] else {}, device="host")
-
-
 _K8S: Final = re.compile(
-    r'"?OOMKilled"?[:=]"?false|OOMKill(?:ed|ing)|(?i:oom-?kill(?:ed|ing))|nodewaslowonresource:memory|'
+    r'OOMKill(?:ed|ing)(?!"?[:=]"?false)|(?i:oom-?kill(?:ed|ing))(?!"?[:=]"?false)|nodewaslowonresource:memory|'
     r"MemoryPressure.{0,40}?[Ee]vict|[Cc]ontainer.{0,60}?exceeded(?:its?)?.{0,20}?memorylimit"
 )
 
 
-_INSPECTED: Final = 600
-"""Characters of a container's state around its OOMKilled."""
-_KILLED_CODE: Final = re.compile(r'[Ee]xit_?[Cc]ode"?[:=]"?137')
-
-
-def _read_k8s(start: re.Match[str], text: str) -> Message | None:
-    if start[0].endswith("false"):
-        around = start.string[max(0, start.start() - _INSPECTED) : start.end() + _INSPECTED]
-        if _KILLED_CODE.search(around) is None:
-            return None  # an inspected container that nobody killed
-        return Message("k8s", form="denied", device="host", ran_out=False)
+def _read_k8s(start: re.Match[str], text: str) -> Message:
     form = "" if "OOMKill" in start[0] or "xceeded" in start[0] else "eviction"
     if form and start[0].lower().startswith("oom"):
         form = "told"
@@ -194,24 +168,22 @@ _LOADER: Final = re.compile(
     r"(?:killedbysignal:(?P<signal>Killed|Terminated|Buserror|Aborted|Segmentationfault|[A-Z]\w{2,30})|"
     r"exitedunexpectedly)\.?"
 )
-_UNPROVEN: Final = {"Killed": "killed", "Terminated": "terminated", None: "exited"}
 
 
 def _read_loader(start: re.Match[str], text: str) -> Message:
     facts: dict[str, str | int] = {"pid": int(start["pid"])} if start["pid"] else {}
     if start["signal"] == "Buserror":
         return Message("shm", facts=facts, device="host")
-    form = _UNPROVEN.get(start["signal"])
+    form = {"Killed": "killed", "Terminated": "terminated", None: "exited"}.get(start["signal"])
     if form is None:
-        return Message("not-memory", form="signal", facts=facts, ran_out=False)
-    return Message("dataloader-killed", form=form, facts=facts, device="host", ran_out=False)
+        return Message("not-memory", form="signal", facts=facts)
+    return Message("dataloader-killed", form=form, facts=facts, device="host")
 
 
 _LAUNCHER: Final = re.compile(
-    r"exit[ _-]?(?:code|status)?s?(?: was)?\s*[:=]?\s*(?P<code>-9|137|-15|143)(?![\d%]|\.\d)|"
-    r"return(?:ed)?(?: non-zero exit| exit)? (?:code|status)\s*[:=]?\s*"
-    r"(?P<returned>-9|137|-15|143)(?![\d%]|\.\d)|"
-    r"exited with (?:code|status) (?P<exited>-9|137|-15|143)(?![\d%]|\.\d)|"
+    r"(?:exit[ _-]?(?:code|status)?s?(?: was)?\"?\s*[:=]?|exited with (?:code|status)|"
+    r"return(?:ed)?(?: non-zero exit| exit)? (?:code|status)\s*[:=]?)\s*"
+    r"(?P<code>-9|137|-15|143)(?![\d%]|\.\d)|"
     r"[Ss]ignal:? (?P<signal>9|15)\b|SIG(?P<name>KILL|TERM)\b(?!.{0,30}(?:handler|when mem))|"
     r"\[\d+\] +[+-]? *\d+ (?P<job>killed|terminated)(?= {2,})|"
     r"signal: (?P<process>killed|terminated)\b|"
@@ -222,27 +194,11 @@ _LAUNCHER: Final = re.compile(
     re.IGNORECASE,
 )
 _ELASTIC: Final = re.compile(
-    r"failed\(exitcode:(?P<code>-9|-15)\)(?:local_rank:(?P<rank>\d{1,5}))?(?:\(pid:(?P<pid>\d{1,10})\))?|"
-    r"[Ss]ignal(?P<signal>9|15)\(SIG(?:KILL|TERM)\)receivedbyPID(?P<victim>\d{1,10})"
+    r"failed\(exitcode:(?P<code>-9|-15)\)(?:local_rank:\d{1,5})?(?:\(pid:\d{1,10}\))?|"
+    r"[Ss]ignal(?P<signal>9|15)\(SIG(?:KILL|TERM)\)receivedbyPID\d{1,10}(?P<name>(?!))?"
 )
-
-
-def _read_elastic(start: re.Match[str], text: str) -> Message:
-    facts: dict[str, str | int] = {
-        name: int(figure)
-        for name, figure in (
-            ("exitcode", start["code"]),
-            ("pid", start["pid"] or start["victim"]),
-            ("local_rank", start["rank"]),
-        )
-        if figure
-    }
-    form = "terminated" if (start["code"] or start["signal"]).endswith("15") else "killed"
-    return Message("launcher", form=form, facts=facts, device="host", ran_out=False)
-
-
 _LOCAL_RANK: Final = re.compile(r"local_rank:? ?(\d{1,5})")
-_PID: Final = re.compile(r"(?:pid:? ?|by PID |process )(\d{1,10})", re.IGNORECASE)
+_PID: Final = re.compile(r"(?:pid:? ?|by ?PID ?|process )(\d{1,10})", re.IGNORECASE)
 _TERMINATED: Final = frozenset({"-15", "143", "15", "term", "terminated"})
 
 
@@ -254,16 +210,15 @@ def _read_launcher(start: re.Match[str], text: str) -> Message | None:
         r"(?i)closing signal|sending", start.string[max(0, start.start() - 80) : start.start()]
     ):
         return None  # a launcher that ends the others: see the aftermath
-    code = start["code"] or start["returned"] or start["exited"]
-    facts: dict[str, str | int] = {"exitcode": int(code)} if code else {}
-    if code is None and start["name"] is None:
+    facts: dict[str, str | int] = {"exitcode": int(start["code"])} if start["code"] else {}
+    if start["code"] is None and start["name"] is None:
         facts["signal"] = "SIGTERM" if word in _TERMINATED else "SIGKILL"
     for name, pattern in (("pid", _PID), ("local_rank", _LOCAL_RANK)):
         if match := pattern.search(line):
             facts[name] = int(match[1])
     # The signal's name alone: a program that notes that it was asked to end.
     form = "killed" if word not in _TERMINATED else "terminated" if facts else "asked"
-    return Message("launcher", form=form, facts=facts, device="host", ran_out=False)
+    return Message("launcher", form=form, facts=facts, device="host")
 
 
 # Shared memory
@@ -281,21 +236,17 @@ _SHM: Final = re.compile(
 
 
 def _read_shm(start: re.Match[str], text: str) -> Message:
-    report, errno = start[0], start["errno"]
-    size = start["extended"] or start["segment"]
+    size, errno = start["extended"] or start["segment"], start["errno"]
+    opening = start[0] if "unabletoopen" in start[0] and errno is None else ""
     # The object is gone (a clean-up race), or descriptors ran out: neither is memory.
-    if start["how"] == "attachingto" or errno == "2" or (errno is None and _opening(report, "Nosuchfile")):
+    if start["how"] == "attachingto" or errno == "2" or "Nosuchfile" in opening:
         form = "gone"
-    elif errno == "24" or (errno is None and _opening(report, "Toomanyopen")):
+    elif errno == "24" or "Toomanyopen" in opening:
         form = "descriptors"
     else:
-        form = "opening" if errno is None and _opening(report) else ""
-    fields: dict[str, Field] = {"requested": exact_bytes(size)} if size and not form else {}
-    return Message("shm", form=form, fields=fields, device="host", ran_out=not form)
-
-
-def _opening(report: str, reason: str = "") -> bool:
-    return "unabletoopen" in report and reason in report
+        form = "opening" if opening else ""
+    fields: dict[str, Field] = {"requested": to_bytes(size)} if size and not form else {}
+    return Message("shm", form=form, fields=fields, device="host")
 
 
 # Disks
@@ -317,14 +268,21 @@ def _read_disk(start: re.Match[str], text: str) -> Message:
     names_disk = (
         start[0] != "Nospaceleftondevice" or "StorageFull" in around or text[len(start[0]) :].startswith(":'")
     )
-    return Message("not-memory", form="disk" if names_disk else "no space", ran_out=False)
+    return Message("not-memory", form="disk" if names_disk else "no space")
 
 
 GRAMMARS: Final = (
     Grammar(_CPU_START, _read_cpu),
     Grammar(_PYTHON, _read_python),
     Grammar(_KERNEL_START, _read_kernel),
-    Grammar(_SLURM, _read_slurm),
+    plain(
+        "slurm",
+        r"Detected\d{1,6}oom[-_]kill(?:event)?(?:\(s\)|s)?(?:in(?:StepId=|step)(?P<job>[\d_+]{1,20})\."
+        r"\w{1,20}?(?=cgroup|\.|$|Some))?|"
+        r"task\d{1,6}:OutOfMemory|(?<![A-Z])OUT_OF_ME(?:MORY|\+)|Exceeded(?:job|step)memorylimit|(?:[Jj]ob|[Ss]tep)[\d._]{0,30}exceededmemorylimit|"
+        r"srun:error:\S{1,60}?OutOfMemory",
+        device="host",
+    ),
     Grammar(_K8S, _read_k8s),
     Grammar(_RAY, _read_ray),
     Grammar(_OOMD, _read_oomd),
@@ -341,9 +299,8 @@ GRAMMARS: Final = (
         "python",
         r"resource_tracker:Thereappeartobe\d{1,9}leaked\w{1,20}?objects|resource_tracker\.py:\d{1,6}:UserWarning",
         form="resource tracker",
-        ran_out=False,
     ),
-    Grammar(_ELASTIC, _read_elastic),
+    Grammar(_ELASTIC, _read_launcher),
     plain(
         "python-alloc",
         r"(?:^|\n)(?:[\w.]{1,60}\.)?_?(?:Array)?MemoryError(?=\s|:)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,39 +39,26 @@ _TAGS: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class LineSource:
-    """Who wrote a line, by its tag.
-
-    Attributes:
-        name: the tag in words: `rank 3`, `pid 548`, `pod train-3`.
-        rank: the rank, where the tag is one.
-    """
-
-    name: str
-    rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LogLine:
     """A line of a log.
 
     Attributes:
         number: counted from 1.
         text: what is left of it.
-        source: who wrote it; None without a tag.
+        source: who wrote it, by its tag: `rank 3`, `pid 548`, `pod train-3`; None without one.
         bare: nothing had been put in front of it.
     """
 
     number: int
     text: str
-    source: LineSource | None
+    source: str | None
     bare: bool
 
 
 def read_line(number: int, raw: str) -> LogLine:
-    """Take a line apart. What is longer than is read together is cut: see `read_pieces`."""
+    """Take a line apart. What is longer than is read together is cut: see `read_lines`."""
     text = _CONTROLS.sub("", _ESCAPES.sub("", raw[:_LONGEST])).rstrip()
-    source: LineSource | None = None
+    source: str | None = None
     at = 0
     for _ in range(8):  # a prefix has fewer parts
         prefix = _TIMES.match(text, at)
@@ -79,34 +66,33 @@ def read_line(number: int, raw: str) -> LogLine:
             prefix = _TAGS.match(text, at)
             if prefix is None:
                 break
-            source = _more_telling(source, _source(prefix))
+            named = _source(prefix)
+            if source is None or (named.startswith("rank ") and not source.startswith("rank ")):
+                source = named
         at = prefix.end()
     return LogLine(number, text[at:], source, bare=at == 0)
 
 
-def read_pieces(number: int, raw: str) -> Iterator[LogLine]:
-    """Take a line of any length apart: as several lines of the same number if it is longer than is read."""
-    while len(raw) > _LONGEST:
-        at = raw.rfind(" ", _LONGEST - _CUT, _LONGEST) + 1 or _LONGEST
-        yield read_line(number, raw[:at])
-        raw = raw[at:]
-    yield read_line(number, raw)
+def read_lines(text: str, first: int = 1) -> Iterator[LogLine]:
+    """Take the lines of a text apart, numbered from the first.
+
+    A carriage return, as of progress bars, begins a line of the same number, and so does each piece of a line
+    that is longer than is read.
+    """
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), first):
+        for part in line.rstrip("\r").split("\r"):
+            while len(part) > _LONGEST:
+                at = part.rfind(" ", _LONGEST - _CUT, _LONGEST) + 1 or _LONGEST
+                yield read_line(number, part[:at])
+                part = part[at:]
+            yield read_line(number, part)
 
 
-def read_lines(texts: Iterable[str], first: int = 1) -> list[LogLine]:
-    """Take lines apart; `first` is the number of the first."""
-    return [line for number, raw in enumerate(texts, first) for line in read_pieces(number, raw)]
-
-
-def _source(tag: re.Match[str]) -> LineSource:
+def _source(tag: re.Match[str]) -> str:
     parts = tag.groupdict()
     for name in ("torch", "word", "mpi", "srun", "tp"):
         if parts[name] is not None:
-            return LineSource(f"rank {int(parts[name])}", int(parts[name]))
+            return f"rank {int(parts[name])}"
     if parts["pid"] is not None:
-        return LineSource(f"{parts['ray'] or 'process'} {parts['pid']}".replace("  ", " "))
-    return LineSource(f"pod {parts['pod']}" if parts["pod"] else parts["compose"])
-
-
-def _more_telling(first: LineSource | None, second: LineSource) -> LineSource:
-    return first if first is not None and (first.rank is not None or second.rank is None) else second
+        return f"{parts['ray'] or 'process'} {parts['pid']}".replace("  ", " ")
+    return f"pod {parts['pod']}" if parts["pod"] else str(parts["compose"])

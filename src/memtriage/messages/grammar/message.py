@@ -1,68 +1,42 @@
-"""A message about memory as it was read, and the figures that rules use."""
+"""A message about memory as it was read, the figures that rules use, and sizes as messages print them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Final
 
 from memtriage.model.explanation import Field
 from memtriage.model.units import MIB
 
-Family = Literal[
-    "cuda-v1",
-    "cuda-v2",
-    "cuda-async",
-    "hip-v2",
-    "xpu-v1",
-    "xpu-v2",
-    "npu-v1",
-    "npu-v2",
-    "mps",
-    "cuda-runtime",
-    "cuda-driver",
-    "xpu-runtime",
-    "nvml-assert",
-    "alloc-assert",
-    "cublas",
-    "cudnn",
-    "nccl",
-    "tensorrt",
-    "allocation",
-    "cpu-alloc",
-    "python-alloc",
-    "kernel-oom",
-    "slurm",
-    "k8s",
-    "ray",
-    "oomd",
-    "notebook",
-    "launcher",
-    "dataloader-killed",
-    "shm",
-    "vllm",
-    "engine",
-    "deepspeed-mem",
-    "python",
-    "not-memory",
-    "aftermath",
-    "mention",
-]
-"""Who wrote the message. `npu-v1` and `npu-v2` are PyTorch's allocators for devices outside its own tree,
-`allocation` any other runtime's failed allocation with figures, `aftermath` what other processes say when one
-has died, `mention` a line that says that memory ran out in no known form."""
-
-ALLOCATORS: Final[frozenset[Family]] = frozenset(
+ALLOCATORS: Final = frozenset(
     {"cuda-v1", "cuda-v2", "cuda-async", "hip-v2", "xpu-v1", "xpu-v2", "npu-v1", "npu-v2"}
 )
 """PyTorch's device allocators, whose messages have figures of the same meaning."""
-NOT_TORCH: Final[frozenset[Family]] = frozenset({"allocation", "engine", "vllm", "tensorrt", "mention"})
+NOT_TORCH: Final = frozenset({"allocation", "engine", "vllm", "tensorrt", "mention"})
 """Messages of programs that PyTorch's settings and advice for training do not concern."""
 
 SUM_ERROR: Final = 64 * MIB
 """Sums of a message's figures say nothing below this: each GiB figure is up to 5 MiB off, and free is read a
 moment later than the rest."""
+
+# The look-behind and the bounds keep a long run of digits from costing quadratic time.
+NUMBER: Final = r"(?<!\d)(?<!\d\.)\d[\d,]{0,30}(?:\.\d{0,9})?"
+SIZE: Final = rf"({NUMBER})(bytes?|[KMGTPE]i?B)"
+"""Two groups: number and unit. KB, MB and GB are powers of 1024 too wherever these messages use them."""
+
+_UNITS: Final = {unit: 1024**power for power, unit in enumerate(("b", "k", "m", "g", "t", "p", "e"))}
+_UNLIMITED: Final = 2**63
+"""Figures from here on are a driver's "unknown" (2**64 bytes) or an unset limit."""
+
+_NO_FAILURE: Final = re.compile(
+    "not-memory|alloc-assert|dataloader-killed|launcher|aftermath|deepspeed-mem|mention|tactic|hidden|"
+    "not initialized|gone|descriptors|opening|resource tracker|survived|preempted|weights|report|"
+    "breakdown"
+)
+"""Families and forms whose words alone do not mean that memory ran out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +44,36 @@ class Message:
     """One message.
 
     Attributes:
-        family: its grammar.
+        family: who wrote it; docs/explain.md lists them. `npu-v1` and `npu-v2` are PyTorch's allocators for
+            devices outside its own tree, `allocation` any other runtime's failed allocation with figures,
+            `aftermath` what other processes say when one has died, `mention` a line that says that memory ran
+            out in no known form.
         form: which of the family's wordings, where rules depend on it.
         fields: its sizes in bytes, under the names that the message itself uses; None where the text names a
             figure but does not have it (cut off, or printed as a number that means "unknown").
         facts: what else it tells: pids, signals, limits, steps.
         device: `cuda:N` (of HIP too), `xpu:N`, `mps`, `cpu` for the CPU allocator, `host`; None if untold.
         missing: figures that this form of the message should have had.
-        ran_out: it says, or can only mean, that memory ran out, where it was written.
         length: characters that it takes of the text that was read; at least those of its start.
     """
 
-    family: Family
+    family: str
     form: str = ""
     fields: Mapping[str, Field] = field(default_factory=dict)
     facts: Mapping[str, str | int] = field(default_factory=dict)
     device: str | None = None
     missing: tuple[str, ...] = ()
-    ran_out: bool = True
     length: int = 0
 
     def number(self, name: str) -> int | None:
-        """The size of that name; None if there is none."""
-        value = self.fields.get(name)
+        """The size, or the number among the facts, of that name; None if there is none."""
+        value = self.fields.get(name, self.facts.get(name))
         return value if isinstance(value, int) else None
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether it says, or can only mean, that memory ran out, where it was written."""
+        return not any(map(_NO_FAILURE.fullmatch, (self.family, self.form)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +95,27 @@ class Grammar:
 
 
 def plain(
-    family: Family,
+    family: str,
     pattern: str,
     *,
     form: str = "",
     device: str | None = None,
-    ran_out: bool = True,
     tight: bool = True,
+    unit: str = "",
 ) -> Grammar:
-    """Make the grammar of a message without figures."""
-    message = Message(family, form=form, device=device, ran_out=ran_out)
-    return Grammar(re.compile(pattern), lambda *_: message, tight)
+    """Make the grammar of a fixed wording.
+
+    What the pattern names is a fact. With a unit it is a size in it, or in one of its own.
+    """
+
+    def read(start: re.Match[str], text: str) -> Message:
+        named = {name: found for name, found in start.groupdict().items() if found}
+        sizes = {name: re.findall(rf"({NUMBER})(\w*)", found)[0] for name, found in named.items() if unit}
+        fields = {name: to_bytes(number, own or unit) for name, (number, own) in sizes.items()}
+        facts = {name: int(found) if found.isdigit() else found for name, found in named.items() if not unit}
+        return Message(family, form, fields, facts, device=device)
+
+    return Grammar(re.compile(pattern), read, tight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +133,6 @@ class OomFields:
         reserved_unallocated: reserved by the allocator, but free.
         private_pools: the free memory in private pools (CUDA graphs).
         allowed: the cap set for this process (`set_per_process_memory_fraction`).
-        process_total: of this process on the device, context and libraries included.
     """
 
     device: str | None = None
@@ -154,7 +143,6 @@ class OomFields:
     reserved_unallocated: int | None = None
     private_pools: int | None = None
     allowed: int | None = None
-    process_total: int | None = None
 
     @property
     def reserved(self) -> int | None:
@@ -177,21 +165,43 @@ def figures(message: Message) -> OomFields:
 
     Releases up to 1.3 print `cached` without the allocated bytes, from 1.4 on `reserved` with them.
     """
-    allocated, unallocated = message.number("allocated"), message.number("reserved_unallocated")
+    names = ("requested", "total", "free", "allocated", "reserved_unallocated", "private_pools", "allowed")
+    known = OomFields(message.device, *map(message.number, names))
     reserved, cached = message.number("reserved"), message.number("cached")
     if cached is not None:
-        unallocated = cached
-    elif reserved is not None and allocated is not None:
-        unallocated = max(0, reserved - allocated)
-    allowed = message.number("allowed")
-    return OomFields(
-        device=message.device,
-        requested=message.number("requested"),
-        total=message.number("total"),
-        free=message.number("free"),
-        allocated=allocated,
-        reserved_unallocated=unallocated,
-        private_pools=message.number("private_pools"),
-        allowed=message.number("max_allowed") if allowed is None else allowed,
-        process_total=message.number("this_process"),
-    )
+        known = replace(known, reserved_unallocated=cached)
+    elif reserved is not None and known.allocated is not None:
+        known = replace(known, reserved_unallocated=max(0, reserved - known.allocated))
+    return known if known.allowed is not None else replace(known, allowed=message.number("max_allowed"))
+
+
+def to_bytes(number: str, unit: str = "") -> int | None:
+    """Bytes of a printed size, to the nearest; None for a number that means "unknown".
+
+    Without a unit it is a count in full: "unknown" only where it is more than 64 bits can hold.
+
+    >>> to_bytes("2.87", "GiB"), to_bytes("153,700,88", "kB"), to_bytes("17179869184.00", "GiB")
+    (3081639035, 15738970112, None)
+    """
+    # Exact: as a float, a figure in GiB could be rounded to the other neighbor.
+    exact = Decimal(number.replace(",", "")) * _UNITS[unit[:1].lower() or "b"]
+    return None if exact >= (_UNLIMITED if unit else 2**64) else int(exact.to_integral_value())
+
+
+def as_printed(nbytes: int) -> str:
+    """Bytes as torch prints them (`format_size`): the step to the next unit is above 1024, not at it.
+
+    >>> as_printed(3081639035), as_printed(1024**3), as_printed(0)
+    ('2.87 GiB', '1024.00 MiB', '0 bytes')
+    """
+    unit = printed_unit(nbytes)
+    name = {1: "bytes", 1024: "KiB", 1024**2: "MiB", 1024**3: "GiB"}[unit]
+    return f"{nbytes} {name}" if unit == 1 else f"{nbytes / unit:.2f} {name}"
+
+
+def printed_unit(nbytes: int) -> int:
+    """Bytes of the unit that torch prints a size in."""
+    for unit in (1024, 1024**2):
+        if abs(nbytes) <= 1024 * unit:
+            return unit if abs(nbytes) > 1024 else 1
+    return 1024**3

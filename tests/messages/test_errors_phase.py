@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memtriage.messages.training_phase import FrameState, phase_from_frames
+from memtriage.messages.errors import FrameState, phase_from_frames
 from memtriage.model.position import TrainingPhase
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
