@@ -164,29 +164,6 @@ def test_a_change_that_breaks_the_program_is_passed_over(activations_fixed):
     assert "not under autocast" in passed(plan)["bf16 autocast"].why
 
 
-def test_shorter_inputs_are_taken_on_request_only():
-    def build(device, seq_len=4096):
-        model = nn.Linear(256, 256, dtype=torch.bfloat16).to(device)
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            out = model(torch.randn(64, seq_len, 256, dtype=torch.bfloat16, device=device))
-            (out * out).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
-
-    budget = int((needs(build) - 128 * MIB) / (1 - MARGIN))
-    plan = memtriage.plan(build, budget)
-    assert not plan.fits
-    assert passed(plan)["shorter inputs"].outcome == "on request"
-    asked = memtriage.plan(build, budget, allow=["shorter inputs"])
-    assert asked.fits
-    assert asked.steps[-1].action == "inputs of length 3072 instead of 4096"
-    assert asked.steps[-1].maths == "different"
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

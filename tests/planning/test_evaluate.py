@@ -4,10 +4,9 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from memtriage.planning.changes import Change
-from memtriage.planning.evaluate import FINENESS, SMALLEST, Evaluator, Work, drop_before_training
+from memtriage.planning.evaluate import FINENESS, Evaluator, Work
 from memtriage.planning.facts import UNKNOWN
 from memtriage.prediction.gpu_kinds import machine
-from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent, Marker
 from memtriage.prediction.script import Script
 
 
@@ -63,20 +62,6 @@ def test_what_a_program_needs_is_the_least_limit_that_it_runs_in():
     assert 80 << 20 < peak.allocated <= needed
     assert needed + (60 << 20) < peak.reserved
     assert evaluated(needed).fits and not evaluated(needed - 2 * FINENESS).fits
-
-
-def test_what_is_freed_before_training_takes_the_least():
-    kept, freed, later = 0, 1, 2
-    events = [(kept, 4096), (freed, 8192), (freed, FREE), (later, 1024), (later, FREE)]
-    recording = AllocationTrace(
-        events=[LifetimeEvent(block, size) for block, size in events],
-        markers=[Marker(0, "forward", -1), Marker(3, "forward", 0)],
-    )
-    drop_before_training(recording)
-    assert [(event.block, event.size) for event in recording.events] == [
-        (kept, 4096), (freed, SMALLEST), (freed, FREE), (later, 1024), (later, FREE),
-    ]  # fmt: skip
-    assert SMALLEST == 1
 
 
 def linear(device):
@@ -161,15 +146,3 @@ def test_options_of_the_allocator_that_were_not_given_are_those_that_a_trace_fin
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     found = Evaluator(linear, machine("h200"), (2, 11), None, 1, 1 << 40)
     assert (found.conf(), found.traces) == ("expandable_segments:True", 1)
-
-
-def test_what_is_loaded_in_its_changed_form_needs_no_room_for_what_is_dropped():
-    def build(device):
-        whole = torch.empty(256 << 20, dtype=torch.uint8, device=device)
-        model, optimizer, step = linear(device)
-        del whole
-        return model, optimizer, step
-
-    evaluator = Evaluator(build, machine("h200"), (2, 11), "", 1, 1 << 40)
-    plain, loaded = evaluator.of(()).peak, evaluator.of((change("loaded", loads=True),)).peak
-    assert plain.reserved >= 256 << 20 and loaded.reserved < 128 << 20

@@ -43,6 +43,23 @@ def test_a_straight_line_takes_few_traces() -> None:
         assert len(found.needs) <= 6
 
 
+def test_sizes_known_from_another_budget_are_not_tried_again() -> None:
+    tried: list[int] = []
+
+    def needs(size: int) -> int:
+        tried.append(size)
+        return 1000 + 10 * size
+
+    small = largest(needs, 1, 1000 + 10 * 24)
+    tried.clear()
+    large = largest(needs, 1, 1000 + 10 * 5000, known=small.needs)
+    assert (large.below, large.above) == (5000, 5001)
+    assert not small.needs.keys() & set(tried)
+    tried.clear()
+    assert largest(needs, 1, 1000 + 10 * 24, known=large.needs).below == 24
+    assert not tried
+
+
 def test_nothing_fits() -> None:
     found = largest(lambda n: 100 + n, 8, 100)
     assert (found.below, found.above) == (0, 1)

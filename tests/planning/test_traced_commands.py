@@ -114,6 +114,8 @@ def test_a_configuration_is_trained_as_asked(tmp_path: Path) -> None:
         for optimizer in ("sgd", "adamw")
     }
     assert owners["adamw"]["optimizer state"] > owners["sgd"].get("optimizer state", 0)
+    with pytest.raises(ValueError, match="--horizon needs batches that differ"):
+        predict({"hf_config": str(file), "training": {"ddp": 1}}, horizon=9)
 
 
 @pytest.mark.parametrize(("lengths", "shapes"), [([8, 16, 8], 2), ([[8], [16]], 2), ({"8": 3}, 1), (None, 1)])

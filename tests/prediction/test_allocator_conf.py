@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.api import plan_program
+import memtriage
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import BuildError
 
@@ -95,6 +95,6 @@ def test_settings_that_torch_refuses_are_named(monkeypatch):
 
 def test_a_plan_starts_from_them(monkeypatch):
     monkeypatch.setenv(NAMES[0], EXPANDABLE)
-    plan = plan_program(training, "8GiB", allocator_conf=None)
-    assert plan.before.reserved == plan_program(training, "8GiB", allocator_conf=EXPANDABLE).before.reserved
+    plan = memtriage.plan(training, "8GiB", allocator_conf=None)
+    assert plan.before.reserved == memtriage.plan(training, "8GiB", allocator_conf=EXPANDABLE).before.reserved
     assert any(EXPANDABLE in note for note in plan.notes)

@@ -154,6 +154,56 @@ def test_the_step_is_that_of_the_trainer_itself(config, tmp_path):
         assert ours.by_owner[owner] == real.by_owner[owner]
 
 
+VISION = {"hidden_size": 64, "intermediate_size": 128, "patch_size": 14}
+QWEN_VL = {
+    "model_type": "qwen2_5_vl",
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    **TEXT,
+    "num_key_value_heads": 4,
+    "image_token_id": 990,
+    "video_token_id": 991,
+    "vision_start_token_id": 992,
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+    "vision_config": {**VISION, "depth": 2, "num_heads": 4, "out_hidden_size": 64},
+}
+"""Images of any size: 224 pixels, as ImageNet's."""
+LLAVA = {
+    "model_type": "llava",
+    "architectures": ["LlavaForConditionalGeneration"],
+    "image_token_index": 990,
+    "text_config": {"model_type": "llama", **TEXT},
+    "vision_config": {
+        "model_type": "clip_vision_model", **VISION,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56,
+    },
+}  # fmt: skip
+IMAGES = [
+    # Patches of 14 x 14 pixels, three colors and two frames; four patches are a token.
+    (QWEN_VL, f"pixel_values {2 * 16 * 16}x{3 * 2 * 14 * 14} float32, image_grid_thw 2x3", 16 * 16 // 4),
+    (LLAVA, "pixel_values 2x3x56x56 float32", (56 // 14) ** 2),
+]
+
+
+@pytest.mark.parametrize(("content", "shapes", "tokens"), IMAGES)
+def test_each_sample_has_an_image_as_its_processor_makes_it(content, shapes, tokens, config):
+    """The model itself compares the tokens of images with their features."""
+    pytest.importorskip("PIL")
+    file = config(content)
+    fits = build_from_config(file, TrainingArguments(batch=2, seq=tokens + 1))
+    context = predict_program(fits, explain=True).context
+    assert shapes in context[f"input of {content['architectures'][0]}"]
+    with pytest.raises(BuildError, match=f"seq={tokens}; an image takes {tokens} tokens: expected more"):
+        predict_program(build_from_config(file, TrainingArguments(batch=2, seq=tokens)))
+
+
+def test_a_processor_that_cannot_be_read_is_one_line(config, tmp_path):
+    file = config(LLAVA)
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(BuildError, match="no image can be made for LlavaForConditionalGeneration: ") as error:
+        predict_program(build_from_config(file, TrainingArguments(**SMALL)))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -187,6 +237,11 @@ def test_a_configuration_that_is_not_there(tmp_path):
         ({"gradient_accumulation": -1}, "gradient_accumulation=-1"),
         ({"precision": "fp8"}, "precision='fp8'; expected one of fp32"),
         ({"optimizer": "magic"}, "optimizer='magic'; expected one of adamw"),
+        ({"method": "dora"}, "method='dora'; expected one of full, lora, qlora"),
+        ({"task": "ppo"}, "task='ppo'; expected one of causal, sft, dpo, grpo"),
+        ({"lora_targets": "all-linear"}, "for adapters; expected method lora or qlora"),
+        ({"ddp": 2, "fsdp": 2}, "use only one of ddp and fsdp"),
+        ({"method": "lora", "lora_r": 0}, "lora_r=0; expected at least 1"),
     ],
 )
 def test_training_arguments_are_checked(arguments, said):

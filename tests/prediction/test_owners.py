@@ -51,7 +51,6 @@ def traced():
 @pytest.mark.parametrize(
     ("event", "owned"),
     [
-        (1, [("weight", "parameter"), ("input", "kept")]),
         (
             3,
             [
@@ -59,15 +58,6 @@ def traced():
                 ("input", "kept"),
                 ("saved", "activation"),
                 ("of_the_moment", "temporary"),
-            ],
-        ),
-        (
-            5,
-            [
-                ("weight", "parameter"),
-                ("input", "kept"),
-                ("saved", "activation"),
-                ("logits", "activation"),
             ],
         ),
         (
@@ -98,25 +88,6 @@ def traced():
                 ("weight", "parameter"),
                 ("input", "kept"),
                 ("logits", "activation"),
-                ("gradient", "gradient"),
-                ("state", "optimizer state"),
-            ],
-        ),
-        (
-            18,
-            [
-                ("weight", "parameter"),
-                ("input", "kept"),
-                ("gradient", "gradient"),
-                ("state", "optimizer state"),
-                ("saved_again", "activation"),
-            ],
-        ),
-        (
-            19,
-            [
-                ("weight", "parameter"),
-                ("input", "kept"),
                 ("gradient", "gradient"),
                 ("state", "optimizer state"),
             ],

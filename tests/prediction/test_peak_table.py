@@ -1,5 +1,7 @@
 """The instant of the peak by owner and module."""
 
+import sys
+import types
 from pathlib import Path
 
 import msgspec
@@ -186,6 +188,16 @@ def test_what_the_figures_depend_on_is_told(build):
     assert context["input of Net"] == f"{BATCH}x{WIDTH} float32"
     assert context["torch"] == torch.__version__
     assert "L4" in context["GPU"]
+
+
+def test_packages_that_are_not_installed_have_the_version_that_they_name(build, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", types.ModuleType("timm"))
+    copied = types.ModuleType("diffusers")
+    copied.__version__ = "0.1.copied"
+    monkeypatch.setitem(sys.modules, "diffusers", copied)
+    context = predict_program(build(), explain=True).context
+    assert context["diffusers"] == "0.1.copied"
+    assert "timm" not in context
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+import memtriage
 from memtriage.model.units import size
-from memtriage.planning.api import plan_program
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.script import Script
@@ -536,7 +536,7 @@ _SETTINGS = {"expandable segments", "primed memory"}
 
 
 def test_a_script_is_planned_with_what_needs_no_change_of_it(script):
-    plan = plan_program(Script(script(ONE), ["1000"]), "860MiB")
+    plan = memtriage.plan(Script(script(ONE), ["1000"]), "860MiB")
     assert plan.traces == 1
     assert not plan.fits
     assert any("planned as it is" in note for note in plan.notes)

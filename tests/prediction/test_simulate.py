@@ -4,7 +4,7 @@ import pytest
 
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.settings import AllocatorSettings
-from memtriage.prediction.simulate import LiveReplay, Replay, StepCounters, phase_at, replay, step_starts
+from memtriage.prediction.simulate import LiveReplay, Replay, StepCounters, phase_at, replay
 from support.traced import recorded
 
 MIB = 1 << 20
@@ -62,12 +62,12 @@ def test_what_a_step_begins_with_may_be_its_peak():
 
 def test_phases_and_steps_begin_where_they_are_marked():
     recording, _ = recorded(TRAINING)
-    assert step_starts(recording, 2) == recording.starts(2) == [2, 9]
+    assert recording.starts(2) == [2, 9]
     assert [phase_at(recording, event) for event in range(len(recording.events))] == [
         *["build"] * 2, *["forward"] * 3, *["backward"] * 2, *["optimizer"] * 2, "forward", "backward",
     ]  # fmt: skip
     with pytest.raises(KeyError):
-        step_starts(recording, 3)
+        recording.starts(3)
 
 
 def test_a_limit_is_kept_by_emptying_the_cache_or_not_at_all():

@@ -36,6 +36,7 @@ KNOWN = {
     "a maximum": (lambda device, hidden: torch.tensor([2, 9, 4], device=device).max().item(), 9),
     "a changed view": (lambda device, hidden: changed_view(device), [[0, 0], [7, 7]]),
     "what a mask leaves": (lambda device, hidden: left_by_a_mask(device), (3,)),
+    "the sum of nothing": (lambda device, hidden: hidden[:0].long().sum().item(), 0),
     "what differs": (lambda device, hidden: torch.tensor([3, 3, 5], device=device).unique().tolist(), [3, 5]),
     "a copied batch": (lambda device, hidden: torch.tensor([4, 2]).to(device).cpu().tolist(), [4, 2]),
     "whether all is finite": (lambda device, hidden: bool(torch.isfinite(hidden).all()), True),
@@ -145,7 +146,7 @@ def test_values_are_known_by_storage_until_it_is_gone():
         (torch.zeros(FLOAT_LIMIT + 1), False),
         (torch.zeros(FLOAT_LIMIT + 1, dtype=torch.int8), True),
         (torch.zeros(INTEGER_LIMIT + 1, dtype=torch.bool), False),
-        (torch.zeros(0), False),
+        (torch.zeros(0), True),  # without a value, nothing is unknown
         (torch.zeros(4)[1:], False),
         (torch.zeros(1).expand(4), False),
     ],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from memtriage.allocator.settings import parse_conf, parse_version
 from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep, SizedProgram
@@ -30,7 +30,7 @@ _AS_IT_IS: Final = (
 )
 
 
-def plan_program(
+def plan(
     build: Build | TracedProgram,
     budget: int | str,
     *,
@@ -40,7 +40,27 @@ def plan_program(
     world_size: int = 1,
     allow: Iterable[str] = (),
 ) -> Plan:
-    """See `memtriage.plan`."""
+    """Find the cheapest set of changes with which a training step fits a budget. Sizes in bytes.
+
+    Every candidate is predicted as by `predict`: the build function is run many times, each time with other
+    changes.
+
+    Args:
+        build: returns `(model, optimizer, step)`; `step()` runs one optimizer step. Smaller micro-batches are
+            tried where `build` or `step` has a keyword for the batch, such as `micro_batch=16`.
+        budget: bytes that the process may use of the device, including those outside the allocator; or text
+            such as `80GiB`. 5 % of it stay free.
+        allocator_conf, gpu, torch_version: as in `predict`.
+        world_size: GPUs of the job; with several, FSDP2 is tried, too. The budget is per GPU.
+        allow: rungs that are only tried if named here: `LoRA`, because it changes the task.
+
+    Raises:
+        ValueError: an argument is out of range, or the program itself cannot be predicted; the text says what
+            to change. A change that makes the program fail is passed over.
+
+    Limits: those of `predict`. 8-bit and offloaded optimizers are simulated by the states that they keep on
+    the device. Speed is judged by counting operations, not by time.
+    """
     begun = time.perf_counter()
     size = parse_size(budget, "budget")
     kind = machine(gpu)
@@ -203,46 +223,3 @@ def _notes(
         if asked:
             notes.append(f"on request there are also: {', '.join(asked)}")
     return notes
-
-
-def plan(
-    build: Callable[..., Any],
-    budget: int | str,
-    *,
-    allocator_conf: str = "",
-    gpu: str = "h200",
-    torch_version: str | None = None,
-    world_size: int = 1,
-    allow: Iterable[str] = (),
-) -> Plan:
-    """Find the cheapest set of changes with which a training step fits a budget. Sizes in bytes.
-
-    Every candidate is predicted as by `predict`: the build function is run many times, each time with other
-    changes.
-
-    Args:
-        build: returns `(model, optimizer, step)`; `step()` runs one optimizer step. Smaller micro-batches are
-            tried where `build` or `step` has a keyword for the batch, such as `micro_batch=16`.
-        budget: bytes that the process may use of the device, including those outside the allocator; or text
-            such as `80GiB`. 5 % of it stay free.
-        allocator_conf, gpu, torch_version: as in `predict`.
-        world_size: GPUs of the job; with several, FSDP2 is tried, too. The budget is per GPU.
-        allow: rungs that are only tried if named here: `torch.compile` and `activation budget`, because each
-            candidate is compiled; `LoRA`, `QLoRA` and `shorter inputs`, because they change the task.
-
-    Raises:
-        ValueError: an argument is out of range, or the program itself cannot be predicted; the text says what
-            to change. A change that makes the program fail is passed over.
-
-    Limits: those of `predict`. 8-bit and offloaded optimizers are simulated by the states that they keep on
-    the device. Speed is judged by counting operations, not by time.
-    """
-    return plan_program(
-        build,
-        budget,
-        allocator_conf=allocator_conf,
-        gpu=gpu,
-        torch_version=torch_version,
-        world_size=world_size,
-        allow=allow,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from memtriage.allocator.settings import join_conf
 from memtriage.model.explanation import Maths
@@ -38,7 +38,6 @@ class Change:
         work_factor: a step of the changed program is this many times what is simulated of it.
         displaces: rungs whose place it takes.
         outermost: its edit comes after all others.
-        loads: weights come to the device in their changed form: what `build` made and dropped does not.
     """
 
     rung: str
@@ -57,7 +56,6 @@ class Change:
     work_factor: float = 1.0
     displaces: frozenset[str] = frozenset()
     outermost: bool = False
-    loads: bool = False
 
     @property
     def traced(self) -> bool:
@@ -66,10 +64,6 @@ class Change:
 
 
 Changes = tuple[Change, ...]
-
-
-OTHER_TASK: Final = "it changes the task"
-"""Why a rung is tried only when asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from memtriage.planning.changes import Changes, changed, conf_of
 from memtriage.planning.facts import UNKNOWN, Facts, Observer
 from memtriage.prediction.build import Build, Built
 from memtriage.prediction.gpu_kinds import GpuKind
-from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent
 from memtriage.prediction.owners import owners_at
 from memtriage.prediction.requests import requests_of
 from memtriage.prediction.sandbox.child import report_progress
@@ -28,7 +27,6 @@ from memtriage.prediction.watch import TracedProgram
 
 KEPT_TRACES: Final = 3
 """Traces that stay for another allocator setting: the last ones serve, and each may take tens of MB."""
-SMALLEST: Final = 1
 FINENESS: Final = 2 << 20
 """`needs` is accurate to this many bytes: segments are multiples of it."""
 
@@ -50,17 +48,54 @@ class Evaluated:
     uncounted: frozenset[str]
 
 
-def drop_before_training(recording: AllocationTrace) -> None:
-    """Takes out of a recording what is allocated while building and freed before the first step.
+def planned_peak(
+    trace: Trace, settings: AllocatorSettings, kind: GpuKind, blocks: Blocks = ()
+) -> PlannedPeak:
+    """The peak of a traced program.
 
-    Events keep their places: what is taken out has the smallest size that there is.
+    Args:
+        trace: the program.
+        settings: the allocator's.
+        kind: the GPU.
+        blocks: sizes of those that the allocator is primed with, in bytes.
     """
-    begin = next(marker.event for marker in recording.markers if marker.step >= 0)
-    building = recording.events[:begin]
-    gone = {event.block for event in building if event.size == FREE}
-    for position, event in enumerate(building):
-        if event.size != FREE and event.block in gone:
-            recording.events[position] = LifetimeEvent(event.block, SMALLEST)
+    counters = replay(trace.recording, settings, kind.memory, trace.steps, primed=blocks)
+    highest = max(counters, key=lambda counter: counter.peak_allocated)
+    reserved = max(counter.peak_reserved for counter in counters)
+    needed = _needed(trace, settings, kind, blocks, highest.peak_allocated, reserved)
+    return PlannedPeak(
+        allocated=highest.peak_allocated,
+        reserved=reserved,
+        needs=needed + kind.outside,
+        phase=phase_at(trace.recording, highest.peak_event),
+        by_owner=owners_at(trace, highest),
+    )
+
+
+def _needed(
+    trace: Trace, settings: AllocatorSettings, kind: GpuKind, blocks: Blocks, lowest: int, highest: int
+) -> int:
+    """The least limit, between what is allocated and what is reserved without one."""
+    # It may be more than was reserved without a limit: an empty_cache() lowered that.
+    while not _runs(trace, settings, kind, blocks, highest):
+        lowest, highest = highest, highest + highest // 8
+    while highest - lowest > FINENESS:
+        middle = (lowest + highest) // 2
+        if _runs(trace, settings, kind, blocks, middle):
+            highest = middle
+        else:
+            lowest = middle
+    return highest
+
+
+def _runs(trace: Trace, settings: AllocatorSettings, kind: GpuKind, blocks: Blocks, limit: int) -> bool:
+    # Where memory does not suffice for the blocks, a program is not primed.
+    primed = blocks if sum(blocks) <= limit else ()
+    try:
+        replay(trace.recording, settings, kind.memory, trace.steps, limit, primed)
+    except OutOfMemory:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,48 +181,10 @@ class Evaluator:
             if any(change.primed for change in changes) and not settings.expandable_segments:
                 requests = requests_of(traced_set.trace, self._kind.memory)
                 blocks = choose(requests, settings, BRIEF).blocks
-            self._known[key] = self._evaluate(traced_set, settings, blocks)
+            peak = planned_peak(traced_set.trace, settings, self._kind, blocks)
+            fits = _runs(traced_set.trace, settings, self._kind, blocks, self._limit)
+            self._known[key] = Evaluated(peak, fits, traced_set.work, traced_set.uncounted)
         return self._known[key]
-
-    def _evaluate(self, traced_set: _Traced, settings: AllocatorSettings, blocks: Blocks) -> Evaluated:
-        recording = traced_set.trace.recording
-        counters = replay(recording, settings, self._kind.memory, traced_set.trace.steps, primed=blocks)
-        highest = max(counters, key=lambda counter: counter.peak_allocated)
-        reserved = max(counter.peak_reserved for counter in counters)
-        peak = PlannedPeak(
-            allocated=highest.peak_allocated,
-            reserved=reserved,
-            needs=self._needed(traced_set.trace, settings, blocks, highest.peak_allocated, reserved)
-            + self._kind.outside,
-            phase=phase_at(recording, highest.peak_event),
-            by_owner=owners_at(traced_set.trace, highest),
-        )
-        fits = self._runs(traced_set.trace, settings, blocks, self._limit)
-        return Evaluated(peak, fits, traced_set.work, traced_set.uncounted)
-
-    def _needed(
-        self, trace: Trace, settings: AllocatorSettings, blocks: Blocks, lowest: int, highest: int
-    ) -> int:
-        """The least limit, between what is allocated and what is reserved without one."""
-        # It may be more than was reserved without a limit: an empty_cache() lowered that.
-        while not self._runs(trace, settings, blocks, highest):
-            lowest, highest = highest, highest + highest // 8
-        while highest - lowest > FINENESS:
-            middle = (lowest + highest) // 2
-            if self._runs(trace, settings, blocks, middle):
-                highest = middle
-            else:
-                lowest = middle
-        return highest
-
-    def _runs(self, trace: Trace, settings: AllocatorSettings, blocks: Blocks, limit: int) -> bool:
-        # Where memory does not suffice for the blocks, a program is not primed.
-        primed = blocks if sum(blocks) <= limit else ()
-        try:
-            replay(trace.recording, settings, self._kind.memory, trace.steps, limit, primed)
-        except OutOfMemory:
-            return False
-        return True
 
     def _traced(self, changes: Changes, observer: Observer | None = None) -> _Traced:
         """The trace of a program; changes of allocator settings alone need no other."""
@@ -205,8 +202,6 @@ class Evaluator:
         recorded = trace(
             program, self._kind, self._version, self._steps, self._world_size, allocator_conf=self._conf
         )
-        if any(change.loads for change in changes):
-            drop_before_training(recorded.recording)
         self.traces += 1
         self.notes.update(dict.fromkeys(recorded.notes))
         factor = 1.0

@@ -6,13 +6,11 @@ from memtriage.planning.changes import Rung
 from memtriage.planning.rungs import settings, sharding
 from memtriage.planning.rungs.adapters import LORA
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING
-from memtriage.planning.rungs.compiling import ACTIVATION_BUDGET, COMPILE
-from memtriage.planning.rungs.knobs import MICRO_BATCH, SHORTER
+from memtriage.planning.rungs.knobs import MICRO_BATCH
 from memtriage.planning.rungs.loss import CHUNKED_LOSS
 from memtriage.planning.rungs.optimizer_state import EIGHT_BIT, OFFLOAD
 from memtriage.planning.rungs.optimizer_step import OPTIMIZER_STEP
 from memtriage.planning.rungs.precision import AUTOCAST, WHOLE
-from memtriage.planning.rungs.quantized import QLORA
 from memtriage.planning.rungs.settings import ATTENTION, SET_TO_NONE
 
 
@@ -31,14 +29,10 @@ def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
         MICRO_BATCH,
         AUTOCAST,
         CHUNKED_LOSS,
-        COMPILE,
-        ACTIVATION_BUDGET,
         CHECKPOINTING,
         EIGHT_BIT,
         sharding.rung(world_size),
         WHOLE,
         OFFLOAD,
         LORA,
-        QLORA,
-        SHORTER,
     )

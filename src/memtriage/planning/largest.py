@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 MOST_TRIED: Final = 40
@@ -27,7 +28,13 @@ class SizeBounds:
     above: int | None = None
 
 
-def largest(measure: Callable[[int], int], start: int, budget: int, unit: int = 1) -> SizeBounds:
+def largest(
+    measure: Callable[[int], int],
+    start: int,
+    budget: int,
+    unit: int = 1,
+    known: Mapping[int, int] = MappingProxyType({}),
+) -> SizeBounds:
     """Find the largest multiple of a unit whose needs are within a budget, and the next one, which is not.
 
     Memory is piecewise linear in the size, so the next size to try is where the line through the two known
@@ -35,18 +42,19 @@ def largest(measure: Callable[[int], int], start: int, budget: int, unit: int = 
 
     Args:
         measure: returns the bytes that a size needs.
-        start: the first size to try.
+        start: the first size to try, where none is known.
         budget: bytes.
         unit: sizes are multiples of it.
+        known: bytes that sizes need, from searches with other budgets.
     """
     search = SizeBounds()
-    size, turn = max(unit, start // unit * unit), 0
-    while len(search.needs) < MOST_TRIED:
-        search.needs[size] = measure(size)
-        if search.needs[size] <= budget:
-            search.below = max(search.below, size)
-        else:
-            search.above = size if search.above is None else min(search.above, size)
+    for size, needs in known.items():
+        _note(search, size, needs, budget)
+    size, turn, tried = max(unit, start // unit * unit), 0, 0
+    while tried < MOST_TRIED:
+        if tried or not known:
+            _note(search, size, measure(size), budget)
+        tried += 1
         if search.above is not None and search.above - search.below == unit:
             break
         if search.above is None or not search.below:
@@ -61,6 +69,14 @@ def largest(measure: Callable[[int], int], start: int, budget: int, unit: int = 
         turn += 1
         size = min(max(guess // unit * unit, search.below + unit), search.above - unit)
     return search
+
+
+def _note(search: SizeBounds, size: int, needs: int, budget: int) -> None:
+    search.needs[size] = needs
+    if needs <= budget:
+        search.below = max(search.below, size)
+    else:
+        search.above = size if search.above is None else min(search.above, size)
 
 
 def _outward(search: SizeBounds, budget: int, unit: int) -> int:

@@ -12,7 +12,7 @@ from memtriage.model.plan import Plan, SizedProgram
 from memtriage.model.prediction import HostCourse, RankPrediction
 from memtriage.model.priming import Priming
 from memtriage.model.target import TraceTarget
-from memtriage.planning.api import needs_of, plan_program
+from memtriage.planning import api
 from memtriage.planning.priming import plan_priming
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import Build, load
@@ -21,6 +21,7 @@ from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
 from memtriage.prediction.many_steps.shapes import inputs_of
 from memtriage.prediction.sandbox.child import report_progress
+from memtriage.prediction.script import Script
 from memtriage.prediction.watch import TracedProgram
 
 
@@ -64,12 +65,12 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
 
 
 def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:
-    """Plan for a target; `options` are keyword arguments of `plan_program`.
+    """Plan for a target; `options` are keyword arguments of `memtriage.plan`.
 
     Raises:
         ValueError: the target or an option cannot be used.
     """
-    return plan_program(_program(target), **options)
+    return api.plan(_program(target), **options)
 
 
 def sized(target: dict[str, Any], options: dict[str, Any]) -> SizedProgram:
@@ -78,7 +79,7 @@ def sized(target: dict[str, Any], options: dict[str, Any]) -> SizedProgram:
     Raises:
         ValueError: the target or an option cannot be used.
     """
-    return needs_of(_program(target), **options)
+    return api.needs_of(_program(target), **options)
 
 
 def prime(target: dict[str, Any], options: dict[str, Any]) -> Priming:
@@ -101,6 +102,10 @@ def _shaped(given: dict[str, Any], steps: int, lengths: str | None) -> ShapedBui
         ValueError: it, or the file, cannot be found or used.
     """
     target = msgspec.convert(given, TraceTarget)
+    if _finetuning(target) is not None:
+        raise ValueError(
+            "--horizon needs batches that differ: those of a configuration's trainer are all the same"
+        )
     build = _build_function(target)
     if build is not None:
         return ShapedBuild(build, inputs_of(_read_lengths(lengths), steps))
@@ -134,9 +139,9 @@ def _program(given: dict[str, Any]) -> Build | TracedProgram:
     Raises:
         ValueError: it cannot be found or used.
     """
-    from memtriage.prediction.script import Script
-
     target = msgspec.convert(given, TraceTarget)
+    if (finetuning := _finetuning(target)) is not None:
+        return finetuning
     build = _build_function(target)
     if build is not None:
         return build
@@ -146,6 +151,17 @@ def _program(given: dict[str, Any]) -> Build | TracedProgram:
         module=target.module is not None,
         inference=target.inference,
     )
+
+
+def _finetuning(target: TraceTarget) -> Script | None:
+    """The trainer of a configuration, where a library's own is asked for."""
+    if target.hf_config is None:
+        return None
+    from memtriage.prediction.finetuning import Finetuning
+    from memtriage.prediction.hf import TrainingArguments
+
+    arguments = TrainingArguments(**target.training)
+    return Finetuning(Path(target.hf_config), arguments) if arguments.by_trainer else None
 
 
 def _build_function(target: TraceTarget) -> Build | None:

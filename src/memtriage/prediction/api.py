@@ -6,7 +6,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
@@ -214,9 +213,10 @@ def _prediction_of(
 
 def _context(traced: Trace, kind: GpuKind, version: tuple[int, int], world_size: int) -> dict[str, str]:
     """What the figures depend on besides the program."""
+    versions = [(name, getattr(sys.modules.get(name), "__version__", None)) for name in _PACKAGES]
     return {
         "python": platform.python_version(),
-        **{name: package_version(name) for name in _PACKAGES if name in sys.modules},
+        **{name: str(of_package) for name, of_package in versions if of_package is not None},
         "version of torch predicted for": ".".join(map(str, version)),
         "GPU": kind.name,
         "allocator settings": traced.conf,

@@ -48,16 +48,12 @@ class Built:
     def parameters(self) -> Iterator[torch.Tensor]:
         """The parameters of the model and of the optimizers, each once."""
         seen: set[int] = set()
-        for group in (self.model.parameters(), *(_of_optimizer(optimizer) for optimizer in self.optimizers)):
+        groups = (group["params"] for optimizer in self.optimizers for group in optimizer.param_groups)
+        for group in (self.model.parameters(), *groups):
             for parameter in group:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield parameter
-
-
-def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _offloads(module: torch.nn.Module) -> bool:

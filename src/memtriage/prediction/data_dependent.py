@@ -49,6 +49,7 @@ def _item(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     tensor: torch.Tensor = args[0]
     known = context.values.of(tensor)
     if known is not None:
+        context.values.ask(known)
         return known.item()
     if tensor.dtype is torch.bool:
         context.notes.assume("a condition on unknown values is taken as False")
@@ -69,7 +70,8 @@ def _nonzero(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     tensor: torch.Tensor = args[0]
     known = _known(context, tensor)
     if known is not None:
-        positions = torch.nonzero(known)
+        positions = context.values.run(aten.nonzero.default, (known,))
+        context.values.ask(positions, is_size=True)
         result = _make(context, func, positions.shape, torch.int64)
         context.values.note(result, positions)
         return result
@@ -101,7 +103,8 @@ def _index(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _unique(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = _known(context, args[0])
     if known is not None:
-        results = func(known, *args[1:], **kwargs)
+        results = context.values.run(func, (known, *args[1:]), kwargs)
+        context.values.ask(results[0], is_size=True)
     else:
         context.notes.assume("unknown elements are taken as all different")
         results = func(torch.arange(args[0].numel()).view(args[0].shape), *args[1:], **kwargs)
@@ -117,7 +120,8 @@ def _repeat_interleave(context: Context, func: Any, args: tuple[Any, ...], kwarg
     size = kwargs.get("output_size")
     known = _known(context, args[0])
     if known is not None:
-        repeated = torch.repeat_interleave(known)
+        repeated = context.values.run(aten.repeat_interleave.Tensor, (known,))
+        context.values.ask(repeated, is_size=True)
         result = _make(context, func, repeated.shape, repeated.dtype)
         context.values.note(result, repeated)
         return result
@@ -138,7 +142,8 @@ def _bincount(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         size = max(least, NUMBER)
         context.notes.assume(f"unknown numbers that are counted are taken as less than {size}")
         return _make(context, func, (size,), dtype)
-    counts = torch.bincount(known, minlength=least)
+    counts = context.values.run(aten.bincount.default, (known, None, least))
+    context.values.ask(counts, is_size=True)
     result = _make(context, func, counts.shape, dtype)
     if weights is None:
         context.values.note(result, counts)
@@ -197,7 +202,9 @@ def _known(context: Context, tensor: torch.Tensor) -> torch.Tensor | None:
 def _count(context: Context, mask: torch.Tensor) -> int:
     known = _known(context, mask)
     if known is not None:
-        return int(known.count_nonzero())
+        trues = context.values.run(aten.count_nonzero.default, (known,))
+        context.values.ask(trues)
+        return int(trues)
     context.notes.assume("every element of an unknown mask is taken as true")
     everything: int = mask.numel()
     return everything

@@ -14,7 +14,7 @@ import importlib
 import inspect
 import json
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,9 +22,12 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
+from memtriage.model.target import SIZES
 from memtriage.prediction.build import BuildError
 
 PRECISIONS: Final = ("fp32", "bf16", "amp-bf16", "fp16-amp")
+METHODS: Final = ("full", "lora", "qlora")
+TASKS: Final = ("causal", "sft", "dpo", "grpo")
 MAX_GRADIENT_NORM: Final = 1.0
 """`max_grad_norm` of `transformers.TrainingArguments`."""
 LEARNING_RATE: Final = 5e-5
@@ -60,26 +63,57 @@ class TrainingArguments:
         gradient_checkpointing: whether blocks are computed again in backward.
         gradient_accumulation: micro-batches of an optimizer step.
         attention: attention implementation of Transformers (`sdpa`, `eager`, ...); None for its choice.
+        method: `full`, `lora` (of peft), or `qlora` (besides, linear layers are in 4 bits by bitsandbytes).
+        lora_r: rank of the adapters; None for peft's own.
+        lora_targets: which layers get adapters: `all-linear`, or names with commas between; None for peft's
+            choice for the architecture.
+        task: `causal` (the model's own loss), or the trainer of TRL.
+        ddp, fsdp: ranks of a job whose model the Trainer wraps or shards; None for neither.
 
     Raises:
-        BuildError: a number is not positive, or a name is unknown.
+        BuildError: a number is not positive, a name is unknown, or two do not go together.
     """
 
-    batch: int = 8
-    seq: int = 2048
+    batch: int = SIZES["batch"]
+    seq: int = SIZES["seq"]
     precision: str = "amp-bf16"
     optimizer: str = "adamw"
     gradient_checkpointing: bool = False
     gradient_accumulation: int = 1
     attention: str | None = None
+    method: str = "full"
+    lora_r: int | None = None
+    lora_targets: str | None = None
+    task: str = "causal"
+    ddp: int | None = None
+    fsdp: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch", "seq", "gradient_accumulation"):
-            if getattr(self, name) < 1:
-                raise BuildError(f"{name}={getattr(self, name)}; expected at least 1")
-        for name, known in (("precision", PRECISIONS), ("optimizer", _OPTIMIZERS)):
+        for name in ("batch", "seq", "gradient_accumulation", "lora_r", "ddp", "fsdp"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise BuildError(f"{name}={number}; expected at least 1")
+        choices = {"precision": PRECISIONS, "method": METHODS, "task": TASKS}
+        # A trainer knows more optimizers than these, and says so.
+        for name, known in (choices if self.by_trainer else {**choices, "optimizer": _OPTIMIZERS}).items():
             if getattr(self, name) not in known:
                 raise BuildError(f"{name}={getattr(self, name)!r}; expected one of {', '.join(known)}")
+        if self.method == "full" and (self.lora_r or self.lora_targets):
+            raise BuildError("lora_r and lora_targets are for adapters; expected method lora or qlora")
+        if self.ddp and self.fsdp:
+            raise BuildError("use only one of ddp and fsdp")
+
+    @property
+    def by_trainer(self) -> bool:
+        """Whether a library's own trainer is traced, instead of a build function with the same step."""
+        return self.method != "full" or self.task != "causal" or bool(self.ddp or self.fsdp)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights. Frozen ones are in 16 bits under autocast too."""
+        if self.precision == "bf16":
+            return torch.bfloat16
+        return torch.float32 if self.method == "full" else _AUTOCAST.get(self.precision, torch.float32)
 
 
 def build_from_config(path: Path, arguments: TrainingArguments) -> Callable[..., Any]:
@@ -94,16 +128,7 @@ def build_from_config(path: Path, arguments: TrainingArguments) -> Callable[...,
         BuildError: transformers is not installed, or the file is none, no configuration, or of a model that
             transformers does not have or cannot compute a loss for.
     """
-    try:
-        library = importlib.import_module("transformers")
-    except ImportError as error:
-        raise BuildError(
-            "a Hugging Face configuration needs transformers, which is not installed; "
-            "pip install 'memtriage[hf]'"
-        ) from error
-    file = path / "config.json" if path.is_dir() else path
-    config = _config(library, file)
-    kind = _architecture(library, config, file)
+    library, kind, config = configured(path)
 
     def build(
         device: Any,
@@ -117,14 +142,34 @@ def build_from_config(path: Path, arguments: TrainingArguments) -> Callable[...,
             gradient_accumulation=gradient_accumulation_steps,
             seq=max_length,
         )
-        model = _model(kind, config, asked).to(device)
+        model = model_of(kind, config, asked)
+        image = image_for(model, path)
+        model.to(device)
         if asked.gradient_checkpointing:
             _checkpoint(model)
         model.train()
         optimizer = _optimizer(library, model, asked)
-        return model, optimizer, _Step(model, optimizer, asked, device)
+        return model, optimizer, _Step(model, optimizer, asked, device, image)
 
     return build
+
+
+def configured(path: Path) -> tuple[types.ModuleType, Any, Any]:
+    """The module `transformers`, the class of a model, and its configuration.
+
+    Raises:
+        BuildError: as `build_from_config`.
+    """
+    try:
+        library = importlib.import_module("transformers")
+    except ImportError as error:
+        raise BuildError(
+            "a Hugging Face configuration needs transformers, which is not installed; "
+            "pip install 'memtriage[hf]'"
+        ) from error
+    file = path / "config.json" if path.is_dir() else path
+    config = _config(library, file)
+    return library, _architecture(library, config, file), config
 
 
 def _config(library: types.ModuleType, file: Path) -> Any:
@@ -145,7 +190,7 @@ def _config(library: types.ModuleType, file: Path) -> Any:
     try:
         return library.CONFIG_MAPPING[model_type].from_dict(given)
     except Exception as error:  # whatever a configuration's checks raise: it is the file's fault
-        raise BuildError(f"{file} is not a configuration of {model_type!r}: {_line(error)}") from error
+        raise BuildError(f"{file} is not a configuration of {model_type!r}: {one_line(error)}") from error
 
 
 def _architecture(library: types.ModuleType, config: Any, file: Path) -> Any:
@@ -176,15 +221,19 @@ def _architecture(library: types.ModuleType, config: Any, file: Path) -> Any:
     return kind
 
 
-def _model(kind: Any, config: Any, arguments: TrainingArguments) -> Any:
+def model_of(kind: Any, config: Any, arguments: TrainingArguments) -> Any:
+    """The model with random weights, on the host.
+
+    Raises:
+        BuildError: it cannot be built so.
+    """
     # v5 takes the sub-configurations' types from it too.
     config.use_cache = False
     extra = {} if arguments.attention is None else {"attn_implementation": arguments.attention}
-    dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
     try:
-        return kind._from_config(config, dtype=dtype, **extra)
+        return kind._from_config(config, dtype=arguments.dtype, **extra)
     except (ImportError, ValueError) as error:
-        raise BuildError(f"{kind.__name__} cannot be built: {_line(error)}") from error
+        raise BuildError(f"{kind.__name__} cannot be built: {one_line(error)}") from error
 
 
 def _checkpoint(model: Any) -> None:
@@ -193,10 +242,11 @@ def _checkpoint(model: Any) -> None:
     try:
         enable()
     except ValueError as error:
-        raise BuildError(f"{type(model).__name__} cannot be checkpointed: {_line(error)}") from error
+        raise BuildError(f"{type(model).__name__} cannot be checkpointed: {one_line(error)}") from error
 
 
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The text of an error that has several lines."""
     return " ".join(str(error).split())
 
 
@@ -214,49 +264,24 @@ def _optimizer(library: types.ModuleType, model: nn.Module, arguments: TrainingA
         {"params": decayed, "weight_decay": 0.0},
         {"params": others, "weight_decay": 0.0},
     ]
-    return _OPTIMIZERS[arguments.optimizer](library, groups)
+    kind, options = _OPTIMIZERS[arguments.optimizer]
+    made = library.Adafactor if kind is None else kind
+    return made(groups, lr=LEARNING_RATE, **options)
 
 
-def _adamw(library: types.ModuleType, groups: list[dict[str, Any]]) -> Any:
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE)
-
-
-def _fused_adamw(library: types.ModuleType, groups: list[dict[str, Any]]) -> Any:
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
-
-
-def _sgd(library: types.ModuleType, groups: list[dict[str, Any]]) -> Any:
-    return torch.optim.SGD(groups, lr=LEARNING_RATE)
-
-
-def _sgd_with_momentum(library: types.ModuleType, groups: list[dict[str, Any]]) -> Any:
-    return torch.optim.SGD(groups, lr=LEARNING_RATE, momentum=0.9)
-
-
-def _adafactor(library: types.ModuleType, groups: list[dict[str, Any]]) -> Any:
-    return library.Adafactor(groups, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)
-
-
-def _adagrad(library: types.ModuleType, groups: list[dict[str, Any]]) -> Any:
-    return torch.optim.Adagrad(groups, lr=LEARNING_RATE)
-
-
-def _rmsprop(library: types.ModuleType, groups: list[dict[str, Any]]) -> Any:
-    return torch.optim.RMSprop(groups, lr=LEARNING_RATE)
-
-
-_OPTIMIZERS: Final[dict[str, Callable[[types.ModuleType, list[dict[str, Any]]], Any]]] = {
-    "adamw": _adamw,
-    "adamw-fused": _fused_adamw,
-    "sgd": _sgd,
-    "sgd-momentum": _sgd_with_momentum,
-    "adafactor": _adafactor,
-    "adagrad": _adagrad,
-    "rmsprop": _rmsprop,
+_OPTIMIZERS: Final[dict[str, tuple[type[torch.optim.Optimizer] | None, dict[str, Any]]]] = {
+    "adamw": (torch.optim.AdamW, {}),
+    "adamw-fused": (torch.optim.AdamW, {"fused": True}),
+    "sgd": (torch.optim.SGD, {}),
+    "sgd-momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "adafactor": (None, {"scale_parameter": False, "relative_step": False}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "rmsprop": (torch.optim.RMSprop, {}),
     # As `TrainingArguments.optim` calls them.
-    "adamw_torch": _adamw,
-    "adamw_torch_fused": _fused_adamw,
+    "adamw_torch": (torch.optim.AdamW, {}),
+    "adamw_torch_fused": (torch.optim.AdamW, {"fused": True}),
 }
+"""Class and options by name; without a class, it is the Adafactor of Transformers."""
 
 
 def _without_decay(model: nn.Module) -> set[str]:
@@ -321,11 +346,76 @@ def _labels(model: Any, arguments: TrainingArguments) -> dict[str, torch.Tensor]
     return {"labels": torch.randint(0, classes, (arguments.batch, arguments.seq))}
 
 
-def _batch(model: Any, arguments: TrainingArguments, device: Any) -> dict[str, torch.Tensor]:
-    """A micro-batch: made by the collator on the host, then sent to the device."""
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What an image processor makes of one image, and how many tokens of text stand for it."""
+
+    inputs: dict[str, torch.Tensor]
+    tokens: int
+
+
+def image_for(model: Any, path: Path) -> Image | None:
+    """An image for a model on the host that reads text and images; None for others.
+
+    Its processor is that of a `preprocessor_config.json` next to the configuration, else of the architecture,
+    for images of the configuration's size.
+
+    Raises:
+        BuildError: there is no such processor, or the model does not take what it makes.
+    """
+    if model.main_input_name != "input_ids" or not hasattr(model, "get_image_features"):
+        return None
+    folder = path if path.is_dir() else path.parent
+    size = getattr(model.config.vision_config, "image_size", None)
+    try:
+        processors = importlib.import_module("transformers.models.auto.image_processing_auto")
+        if (folder / "preprocessor_config.json").exists():
+            processor = processors.AutoImageProcessor.from_pretrained(folder)
+        else:
+            kinds = processors.IMAGE_PROCESSOR_MAPPING[type(model.config)]
+            processor = (kinds.get("pil") or kinds["torchvision"])(**_of_size(size))
+        given = importlib.import_module("PIL.Image").new("RGB", (size or _IMAGE_SIZE,) * 2)
+        inputs = {
+            name: value
+            for name, value in processor(images=[given], return_tensors="pt").items()
+            if isinstance(value, torch.Tensor)
+        }
+        with torch.no_grad():
+            taken = inspect.signature(model.get_image_features).parameters
+            features = model.get_image_features(
+                **{name: value for name, value in inputs.items() if name in taken}
+            )
+    except Exception as error:  # the library's own
+        raise BuildError(f"no image can be made for {type(model).__name__}: {one_line(error)}") from error
+    pooled = getattr(features, "pooler_output", features)
+    each = pooled if isinstance(pooled, (list, tuple)) else [pooled]
+    return Image(inputs, sum(feature.numel() // feature.shape[-1] for feature in each))
+
+
+def _of_size(size: int | None) -> dict[str, Any]:
+    """Settings of a processor for a vision tower with a fixed size of images."""
+    square = {"height": size, "width": size}
+    return {} if size is None else {"size": square, "crop_size": square}
+
+
+def collated(model: Any, arguments: TrainingArguments, image: Image | None) -> dict[str, torch.Tensor]:
+    """A micro-batch, as a collator makes it on the host; the tokens of an image come first.
+
+    Raises:
+        BuildError: a sample has too few tokens for the image.
+    """
     made = {**_INPUTS[model.main_input_name](model, arguments), **_labels(model, arguments)}
+    if image is not None:
+        if image.tokens >= arguments.seq:
+            raise BuildError(f"seq={arguments.seq}; an image takes {image.tokens} tokens: expected more")
+        # No other token may be taken for one of an image or a video.
+        ids = torch.ones_like(made["input_ids"])
+        ids[:, : image.tokens] = model.config.image_token_id
+        made["input_ids"] = ids
+        made["mm_token_type_ids"] = made["token_type_ids"] = (ids == model.config.image_token_id).long()
+        made |= {name: torch.cat([value] * arguments.batch) for name, value in image.inputs.items()}
     taken = inspect.signature(type(model).forward).parameters
-    return {name: value.to(device) for name, value in made.items() if name in taken}
+    return {name: value for name, value in made.items() if name in taken}
 
 
 # The step
@@ -334,8 +424,11 @@ def _batch(model: Any, arguments: TrainingArguments, device: Any) -> dict[str, t
 class _Step:
     """One optimizer step of `Trainer`."""
 
-    def __init__(self, model: Any, optimizer: Any, arguments: TrainingArguments, device: Any) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any, arguments: TrainingArguments, device: Any, image: Image | None
+    ) -> None:
         self._model = model
+        self._image = image
         self._optimizer = optimizer
         self._arguments = arguments
         self._device = device
@@ -355,7 +448,10 @@ class _Step:
     def __call__(self) -> None:
         count = self._arguments.gradient_accumulation
         # The batches of the step before go when those of this one are there.
-        self._batches = [_batch(self._model, self._arguments, self._device) for _ in range(count)]
+        self._batches = [
+            {name: value.to(self._device) for name, value in made.items()}
+            for made in (collated(self._model, self._arguments, self._image) for _ in range(count))
+        ]
         items = self._items()
         for batch in self._batches:
             loss = self._micro_batch(batch, items)
@@ -391,21 +487,18 @@ class _Step:
 
     def _loss(self, batch: dict[str, torch.Tensor], items: torch.Tensor | None) -> torch.Tensor:
         given: dict[str, Any] = dict(batch) if items is None else {**batch, _SUM_OVER_ITEMS: items}
+        loss: torch.Tensor
         if self._autocast is None:
-            outputs = self._model(**given)
-        else:
-            outputs = self._under_autocast(given)
-        loss: torch.Tensor = outputs["loss"]
-        return loss
-
-    def _under_autocast(self, given: dict[str, Any]) -> Any:
+            loss = self._model(**given)["loss"]
+            return loss
         with torch.autocast("cuda", dtype=self._autocast):
             outputs = self._model(**given)
         # As `convert_outputs_to_fp32` of Accelerate: the outputs in 16 bits go when all copies are there.
-        return dict(_in_single_precision(outputs))
-
-
-def _in_single_precision(outputs: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in outputs.items():
-        half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
-        yield name, value.float() if half else value
+        outputs = {
+            name: value.float()
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+            else value
+            for name, value in outputs.items()
+        }
+        loss = outputs["loss"]
+        return loss

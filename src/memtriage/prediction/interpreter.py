@@ -137,7 +137,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         if types and not all(map(_plain, types)):
             # A wrapper (DTensor) runs its own parts first.
             return NotImplemented
-        if os.getpid() != self._pid or _compiler_traces():
+        compiler_traces = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        if os.getpid() != self._pid or compiler_traces:
             # A worker of a DataLoader was forked from this thread: what it loads is real. What a compiler
             # traces for itself (the functions of flex_attention) is not on the device.
             return func(*args, **kwargs)
@@ -215,8 +216,12 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             # The host receives what the device sends; what is unknown stays as it was.
             known = self.values.compute(func, args, kwargs)
             return known if known is not None else targets[0]
-        if func in MULTIPLIES:
-            _check_places(func, tensors)
+        if func in MULTIPLIES:  # CUDA raises where a tensor was left on the host; numbers may be there
+            if any(map(is_gpu, tensors)) and any(tensor.dim() and not is_gpu(tensor) for tensor in tensors):
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but "
+                    f"{func._schema.name} got one on the CPU and one on cuda:0"
+                )
         elif func is ADD and adds_in_place(args, self._references):
             return args[0]
         # What is written stays where it is, whatever is written to it.
@@ -293,7 +298,11 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
                 if (block := self.lifetimes.block_of(target.untyped_storage())) is not None
             )
             self._follow_writes(func, args, kwargs, targets)
-        elif fresh and all(tensor.numel() <= data_dependent.VALUE_LIMIT for tensor in fresh):
+        elif (
+            fresh
+            and func not in self._python_kernels.native  # its kernel for the host may compile itself first
+            and all(tensor.numel() <= data_dependent.VALUE_LIMIT for tensor in fresh)
+        ):
             self._follow(func, args, kwargs, outputs)
 
     def _hold(self, sizes: list[int] | None, operator: Operator) -> None:
@@ -338,6 +347,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         """A tensor that the program copied to the host: real while it is small."""
         known = self.values.of(tensor)
         if known is not None:
+            self.values.ask(known)
             return known.clone()
         if tensor.numel() > HOST_LIMIT:
             return tensor
@@ -372,15 +382,6 @@ class _ModeOfThreads(TorchDispatchMode):  # type: ignore[misc]
         return self.interpreter.__torch_dispatch__(func, types, args, kwargs)
 
 
-def _check_places(func: Any, tensors: list[torch.Tensor]) -> None:
-    """Raises what CUDA raises where a tensor was left on the host; numbers may be there."""
-    if any(map(is_gpu, tensors)) and any(tensor.dim() and not is_gpu(tensor) for tensor in tensors):
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but "
-            f"{func._schema.name} got one on the CPU and one on cuda:0"
-        )
-
-
 def _shaped(func: Any, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results of an operator, of which only shapes are known."""
     try:
@@ -393,11 +394,6 @@ def _shaped(func: Any, operator: Operator, args: tuple[Any, ...], kwargs: dict[s
         if operator.writes_alone == 0:
             return None
         raise
-
-
-def _compiler_traces() -> bool:
-    """Whether a mode of `FakeTensor` is on, which is below all modes of programs."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _plain(kind: Any) -> bool:

@@ -28,7 +28,14 @@ def owners_at(trace: Trace, counters: StepCounters) -> dict[str, int]:
 def owned_at(trace: Trace, event: int) -> list[tuple[int, str]]:
     """The blocks that are live right after an event, each with its owner."""
     recording = trace.recording
-    needed = _needed_by_backward(recording, event)
+    starts = [marker.event for marker in recording.markers if marker.phase == "backward"]
+    if phase_at(recording, event) == "forward":
+        begins = min((start for start in starts if start > event), default=event + 1)
+    else:
+        begins = max((start for start in starts if start <= event), default=event + 1)
+    needed = {
+        number for number in _live_at(recording, begins - 1) if recording.blocks[number].phase == "forward"
+    }
     return [
         (
             number,
@@ -55,15 +62,3 @@ def _live_at(recording: AllocationTrace, event: int) -> list[int]:
         else:
             live[change.block] = None
     return list(live)
-
-
-def _needed_by_backward(recording: AllocationTrace, event: int) -> set[int]:
-    """The blocks made in the forward phases that are live when the backward of this instant begins."""
-    starts = [marker.event for marker in recording.markers if marker.phase == "backward"]
-    if phase_at(recording, event) == "forward":
-        begins = min((start for start in starts if start > event), default=event + 1)
-    else:
-        begins = max((start for start in starts if start <= event), default=event + 1)
-    return {
-        number for number in _live_at(recording, begins - 1) if recording.blocks[number].phase == "forward"
-    }

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from memtriage.model.prediction import PeakRow
+from memtriage.model.prediction import EARLIER, PeakRow
 from memtriage.prediction.lifetimes import FREE
 from memtriage.prediction.owners import ACTIVATION, ROUNDING, TEMPORARY, owned_at
 from memtriage.prediction.trace import Trace
@@ -15,7 +15,6 @@ from memtriage.prediction.trace import Trace
 _OPERATOR: Final = "::"
 """In the names of operators; libraries that keep a workspace (`cublas`) keep it for all modules."""
 _POSITION: Final = re.compile(r"\.?(?<![^.])\d+(?![^.])")
-EARLIER: Final = " of an earlier step"
 
 
 def folded(path: str) -> str:
@@ -43,7 +42,10 @@ def peak_table(trace: Trace, allocated: int, event: int) -> list[PeakRow]:
         event: index of the event after which they are allocated.
     """
     sums: dict[tuple[str, str | None, str | None, str | None], _Sum] = {}
-    earlier = _made_before_step(trace, event)
+    starts = [marker for marker in trace.recording.markers if marker.event <= event]
+    step = starts[-1].step
+    first = next(marker.event for marker in starts if marker.step == step)
+    earlier = {change.block for change in trace.recording.events[:first] if change.size != FREE}
     for number, owner in owned_at(trace, event):
         block = trace.recording.blocks[number]
         path = trace.modules.get(number) if _OPERATOR in block.op else None
@@ -72,11 +74,3 @@ def peak_table(trace: Trace, allocated: int, event: int) -> list[PeakRow]:
     if rest:
         rows.append(PeakRow(owner=ROUNDING, module=None, bytes=rest, blocks=0, operator=None))
     return sorted(rows, key=lambda row: -row.bytes)
-
-
-def _made_before_step(trace: Trace, event: int) -> set[int]:
-    """The blocks that are older than the step in which an event is."""
-    starts = [marker for marker in trace.recording.markers if marker.event <= event]
-    step = starts[-1].step
-    first = next(marker.event for marker in starts if marker.step == step)
-    return {change.block for change in trace.recording.events[:first] if change.size != FREE}

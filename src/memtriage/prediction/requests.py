@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from memtriage.allocator.requests import RequestLog, Requests, StepRequests
 from memtriage.prediction.lifetimes import AllocationTrace
-from memtriage.prediction.simulate import Replay, step_starts
+from memtriage.prediction.simulate import Replay
 from memtriage.prediction.trace import Trace
 
 
@@ -23,7 +23,7 @@ def requests_of(
     recording = trace.recording
     log = RequestLog(trace.settings)
     replay = Replay(recording, trace.settings, device_memory, hook=log, pools=pools)
-    starts = [*step_starts(recording, trace.steps), len(recording.events)]
+    starts = [*recording.starts(trace.steps), len(recording.events)]
     releases = iter([*recording.releases, len(recording.events) + 1])
     release = next(releases)
 

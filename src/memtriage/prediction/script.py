@@ -96,10 +96,7 @@ class Script(TracedProgram):
                 watch.loaders_ended(),
                 _threads_heard(watch.lifetimes),
             ):
-                if self._module:
-                    runpy.run_module(self._target, run_name="__main__", alter_sys=True)
-                else:
-                    runpy.run_path(self._target, run_name="__main__")
+                self.execute(steps)
         except _Enough:
             if watch.host is not None:
                 watch.left_out = "it was ended in its training loop"
@@ -130,6 +127,13 @@ class Script(TracedProgram):
                 "torch.cuda.is_available()"
             )
         return made
+
+    def execute(self, steps: int) -> None:
+        """Run the program; it goes on stepping after `steps` steps, or ends by itself."""
+        if self._module:
+            runpy.run_module(self._target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(self._target, run_name="__main__")
 
     @contextmanager
     def _as_main(self) -> Iterator[None]:

@@ -218,7 +218,7 @@ def replay(
     """
     fed = Replay(recording, settings, device_memory, limit, primed=primed, pools=pools)
     simulator = fed.simulator
-    begins = step_starts(recording, steps)
+    begins = recording.starts(steps)
     counters: list[StepCounters] = []
     for step in range(-1, steps):
         fed.reset_peaks()
@@ -239,7 +239,7 @@ def phase_peaks(
         step: counted from 0, of so many `steps`.
     """
     fed = Replay(recording, settings, device_memory)
-    starts = step_starts(recording, steps)
+    starts = recording.starts(steps)
     end = starts[step + 1] if step + 1 < steps else len(recording.events)
     fed.advance(starts[step])
     peaks: dict[str, tuple[int, int]] = {}
@@ -251,15 +251,6 @@ def phase_peaks(
         if fed.peak > peaks.get(marker.phase, (0, 0))[0]:
             peaks[marker.phase] = fed.peak, fed.peak_event
     return peaks
-
-
-def step_starts(recording: AllocationTrace, steps: int) -> list[int]:
-    """Index of the first event of each step."""
-    starts: dict[int, int] = {}
-    for marker in recording.markers:
-        if marker.step >= 0:
-            starts.setdefault(marker.step, marker.event)
-    return [starts[step] for step in range(steps)]
 
 
 def phase_at(recording: AllocationTrace, event: int) -> str:

@@ -21,6 +21,7 @@ from memtriage.prediction.compiled.trials import KernelTrials
 from memtriage.prediction.distributed.broadcasts import Broadcasts
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.distributed.world import check_world, fake_world
+from memtriage.prediction.drawn import Draws
 from memtriage.prediction.fake_cuda.autocast import Autocast
 from memtriage.prediction.fake_cuda.composites import Composites
 from memtriage.prediction.fake_cuda.extensions import compiled_parts_optional
@@ -66,6 +67,7 @@ class Trace:
         compile_trials: bytes that trials of kernels held at once; None where nothing was compiled or tried.
         host: the host's timeline; None unless asked for.
         optimizers: bytes of the parameters of those that `TracedBlock.state_of` counts.
+        draws: what was drawn at random in each step; None unless the program's steps are drawn again.
     """
 
     recording: AllocationTrace
@@ -86,6 +88,7 @@ class Trace:
     compile_trials: int | None = None
     host: HostTrace | None = None
     optimizers: list[int] = field(default_factory=list)
+    draws: Draws | None = None
 
 
 class BuildFunction(TracedProgram):
@@ -101,15 +104,21 @@ class BuildFunction(TracedProgram):
         try:
             built = watch.built = check_built(self._build(gpu()))
             watch.note_model()
-            for step in range(steps):
+            step = 0
+            while step < (steps := self.wanted(watch, steps)):
                 watch.step = step
                 watch.progress(step + 1, steps)
                 watch.lifetimes.enter("forward", step)
                 check_done(self.call(built, step))
                 watch.note_states()
+                step += 1
         except SystemExit as left:
             raise BuildError(f"the program ended itself (sys.exit({left.code})); {EXPECTED}") from left
         watch.note_model()
+        return steps
+
+    def wanted(self, watch: TraceWatch, steps: int) -> int:
+        """How many steps are traced, where so many were asked for, as of the next one."""
         return steps
 
     def call(self, built: Built, step: int) -> Any:
@@ -165,9 +174,14 @@ def trace(
     collectives = Collectives(lifetimes)
     trials = KernelTrials(lifetimes, machine.l2_cache, scratch.workspaces)
     compiler = Compiler(machine, version, notes, trials, CudaGraphs(lifetimes))
+    values = KnownValues()
+    program = build if isinstance(build, TracedProgram) else BuildFunction(build)
+    watch = program.watch(lifetimes)
+    if program.draws_again:
+        values.draws = watch.draws = Draws(lambda: lifetimes.step)
     interpreter = Interpreter(
         lifetimes,
-        KnownValues(),
+        values,
         notes,
         scratch,
         composites,
@@ -177,8 +191,7 @@ def trace(
     )
     overrides = Overrides()
     autocast = Autocast(version)
-    program = build if isinstance(build, TracedProgram) else BuildFunction(build)
-    watch = compiler.watch = program.watch(lifetimes)
+    compiler.watch = watch
     if progress is not None:
         watch.progress = progress
     hooks = TrainingHooks(watch)
@@ -200,7 +213,16 @@ def trace(
         stack.enter_context(fake_world(world_size, rank, lifetimes))
         stack.enter_context(fake_devices(rank))
         stack.enter_context(
-            fake_cuda(machine, lifetimes, allocator, conf, notes, compiler.stand_in, world_size)
+            fake_cuda(
+                machine,
+                lifetimes,
+                allocator,
+                conf,
+                notes,
+                compiler.stand_in,
+                values.generator,
+                world_size,
+            )
         )
         stack.enter_context(replaced(torch._C, "_cuda_clearCublasWorkspaces", scratch.workspaces.clear))
         if machine is NO_GPU:
@@ -256,4 +278,5 @@ def trace(
         compile_trials=compile_trials,
         host=None if memory is None else memory.trace,
         optimizers=optimizers,
+        draws=values.draws,
     )

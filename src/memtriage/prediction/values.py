@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from memtriage.prediction.drawn import Draws
 from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, mapped, tensors_in
 
 aten: Final = torch.ops.aten
@@ -58,11 +59,18 @@ UNINITIALIZED: Final = frozenset({aten.empty.memory_format, aten.empty_like.defa
 
 
 class KnownValues:
-    """Host copies of device storages whose contents are known, by storage."""
+    """Host copies of device storages whose contents are known, by storage.
+
+    Attributes:
+        generator: of what is drawn. What checkpointing computes again, it draws again: it restores the state.
+        draws: what is drawn in each step, where that is asked for.
+    """
+
+    draws: Draws | None = None
 
     def __init__(self) -> None:
         self._known: dict[int, torch.Tensor] = {}
-        self._generator = torch.Generator().manual_seed(0)
+        self.generator = torch.Generator().manual_seed(0)
 
     def forget(self, identity: int) -> None:
         """The storage is gone, or was overwritten by something unknown."""
@@ -70,6 +78,8 @@ class KnownValues:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensor's values on the host (a view: writing to it writes the known values); None: unknown."""
+        if not tensor.numel():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
         flat = self._known.get(tensor.untyped_storage()._cdata)
         if flat is None:
             return None
@@ -85,8 +95,22 @@ class KnownValues:
         if not 0 < tensor.numel() <= limit or size != tensor.numel() * tensor.element_size():
             return
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
-        flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
+        view = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        self.run(aten.copy_.default, (view, value))
         self._known[tensor.untyped_storage()._cdata] = flat
+
+    def run(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, draws: bool = False
+    ) -> Any:
+        """Run an operator on the host, as one of the current step's draws if it draws or works on such."""
+        if self.draws is None:
+            return func(*args, **(kwargs or {}))
+        return self.draws.now().call(func, args, kwargs or {}, draws)
+
+    def ask(self, tensor: torch.Tensor, is_size: bool = False) -> None:
+        """Note that the program asks for the size of a tensor of the host, or reads its elements."""
+        if self.draws is not None:
+            self.draws.now().ask(tensor, is_size)
 
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The operator's result on known values; None when an input is unknown or too large to follow."""
@@ -95,7 +119,7 @@ class KnownValues:
         if func in FINITE:
             shape = args[0].shape
             return torch.full(shape, FINITE[func]) if shape.numel() <= INTEGER_LIMIT else None
-        real = _ValueReader(self, func in CHOICES, self._generator)
+        real = _ValueReader(self, func in CHOICES, self.generator)
         real_args, real_kwargs = mapped(args, real.read), mapped(kwargs, real.read)
         if real.missing:
             return None
@@ -105,15 +129,22 @@ class KnownValues:
             if _elements(real_args) > INTEGER_LIMIT:
                 return None
             with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(self._generator.get_state())
-                drawn = _call(func, real_args, real_kwargs)
-                self._generator.set_state(torch.get_rng_state())
+                torch.set_rng_state(self.generator.get_state())
+                drawn = self._tried(func, real_args, real_kwargs, draws=True)
+                self.generator.set_state(torch.get_rng_state())
             return drawn
-        result = _call(func, real_args, real_kwargs)
+        result = self._tried(func, real_args, real_kwargs)
         if func.namespace == FUNCTIONAL_COLLECTIVES:
             for tensor in tensors_in(result):
                 torch.ops._c10d_functional.wait_tensor(tensor)
         return result
+
+    def _tried(self, func: Any, args: Any, kwargs: dict[str, Any], draws: bool = False) -> Any:
+        """Run an operator on the host; None where the host cannot."""
+        try:
+            return self.run(func, args, kwargs, draws)
+        except (RuntimeError, TypeError, IndexError, NotImplementedError):
+            return None
 
 
 class _ValueReader:
@@ -130,7 +161,8 @@ class _ValueReader:
         if known is not None:
             return known
         if self._draws and tensor.numel() <= DRAWN_LIMIT and tensor.is_floating_point():
-            return torch.rand(tensor.shape, generator=self._generator)
+            drawn = torch.rand(tensor.shape, generator=self._generator)
+            return drawn if self._values.draws is None else self._values.draws.now().draw(drawn)
         self.missing = True
         return tensor
 
@@ -138,11 +170,3 @@ class _ValueReader:
 def _elements(args: Any) -> int:
     """Number of elements that a random factory is asked for."""
     return max((torch.Size(leaf).numel() for leaf in args if isinstance(leaf, (list, tuple))), default=1)
-
-
-def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Runs the operator on the host; None where the host cannot."""
-    try:
-        return func(*args, **kwargs)
-    except (RuntimeError, TypeError, IndexError, NotImplementedError):
-        return None

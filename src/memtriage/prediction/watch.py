@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from memtriage.prediction.build import Built
+from memtriage.prediction.drawn import Draws
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.host.memory import HostMemory
 from memtriage.prediction.lifetimes import Lifetimes
@@ -58,6 +59,7 @@ class TraceWatch:
         self.homes: dict[int, str] = {}
         self.instants: list[Instant] = []
         self.built: Built | None = None
+        self.draws: Draws | None = None
         self.places: Places | None = None
         self.host: HostMemory | None = None
         self.step = -1
@@ -179,9 +181,11 @@ class TracedProgram(ABC):
 
     Attributes:
         varies: whether its steps may differ, so that the highest after the first counts and not the last.
+        draws_again: whether what its steps draw at random is kept, to be drawn again.
     """
 
     varies = False
+    draws_again = False
 
     @abstractmethod
     def watch(self, lifetimes: Lifetimes) -> TraceWatch:

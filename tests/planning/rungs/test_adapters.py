@@ -42,16 +42,13 @@ def test_the_first_group_gets_the_adapters_and_states_are_made_anew() -> None:
     model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
     built = Built(model, (SimpleNamespace(optimizer=optimizer),), lambda: None)  # type: ignore[arg-type]
-    assert add_adapters(built, ["1"]) is built
+    assert add_adapters(built) is built
     first, second = (group["params"] for group in optimizer.param_groups)
-    assert [(tuple(each.shape), each.dtype) for each in first] == [
-        ((16, 4), torch.float32),
-        ((4, 16), torch.float32),
-    ]
+    one = [((16, 4), torch.float32), ((4, 16), torch.float32)]
+    assert [(tuple(each.shape), each.dtype) for each in first] == 2 * one
     assert second == [] and not optimizer.state
     assert [name for name, each in model.named_parameters() if each.requires_grad] == [
-        "1.lora_A.default.weight",
-        "1.lora_B.default.weight",
+        f"{layer}.lora_{part}.default.weight" for layer in "01" for part in "AB"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Smaller micro-batches and shorter inputs: which are offered, and what is written for each."""
+"""Smaller micro-batches: which are offered, and what is written for each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.model.target import BATCH_NAMES, LENGTH_NAMES
+from memtriage.model.target import BATCH_NAMES
 from memtriage.planning.changes import Change
 from memtriage.planning.facts import UNKNOWN, Knob
-from memtriage.planning.rungs.knobs import MICRO_BATCH, SHORTER
+from memtriage.planning.rungs.knobs import MICRO_BATCH
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, weights
 
@@ -30,16 +30,9 @@ def smaller(batch: int, accumulation: int | None = None, *, of: Where = "build")
     return list(track)
 
 
-def shorter(length: int, of: Where = "build") -> list[Change]:
-    (track,) = SHORTER.offer(replace(UNKNOWN, length=Knob("seq_len", length, of))).tracks
-    return list(track)
-
-
 def test_a_program_without_a_knob_is_told_how_to_write_one() -> None:
     assert "def build(device, micro_batch=16)" in MICRO_BATCH.offer(UNKNOWN).absent
-    assert "def build(device, seq_len=2048)" in SHORTER.offer(UNKNOWN).absent
     assert all(name in MICRO_BATCH.offer(UNKNOWN).absent for name in BATCH_NAMES)
-    assert all(name in SHORTER.offer(UNKNOWN).absent for name in LENGTH_NAMES)
     one = replace(UNKNOWN, batch=Knob("micro_batch", 1, "build"))
     assert MICRO_BATCH.offer(one).absent == "micro_batch is 1 already"
 
@@ -159,18 +152,6 @@ def test_a_model_drops_its_gradients_only_after_a_step() -> None:
     for _ in range(2):
         changed.step()
     assert seen == [1.0, 2.0, 1.0, 2.0]
-
-
-def test_inputs_of_three_quarters_a_half_and_a_quarter_are_offered() -> None:
-    assert [change.build_arguments for change in shorter(2048)] == [
-        {"seq_len": 1536}, {"seq_len": 1024}, {"seq_len": 512},
-    ]  # fmt: skip
-    assert [change.step_arguments for change in shorter(3, "step")] == [{"seq_len": 2}, {"seq_len": 1}]
-    (longest, *_) = shorter(2048)
-    assert longest.action == "inputs of length 1536 instead of 2048"
-    assert (longest.maths, longest.maths_note) == ("different", "the task changes")
-    assert longest.code == {"torch": "build(device, seq_len=1536)"}
-    assert SHORTER.on_request == "it changes the task" and not MICRO_BATCH.on_request
 
 
 def test_a_batch_of_the_step_and_an_accumulation_of_the_build() -> None:

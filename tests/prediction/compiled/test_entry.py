@@ -140,6 +140,16 @@ def test_the_note_says_that_nothing_was_compiled():
 
 
 @pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
+def test_nothing_is_said_of_what_is_compiled_and_never_called():
+    def build(device):
+        torch.compile(torch.sin)  # as a library's decorator
+        model = torch.nn.Linear(8, 8, device=device)
+        return model, torch.optim.SGD(model.parameters()), lambda: model(torch.ones(1, 8, device=device))
+
+    assert not any("compiled nothing" in note for note in memtriage.predict(build).notes)
+
+
+@pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
 def test_options_given_before_the_trace_are_checked():
     with pytest.raises(ValueError, match=r"triton\.cudagraph_trees.* cannot be predicted"):
         memtriage.predict(build_calling(captured_before))

@@ -110,6 +110,16 @@ def test_a_captured_graph_outside_of_trees_is_refused():
         memtriage.predict(capturing)
 
 
+def test_annotations_can_name_the_class_of_graphs():
+    def annotating(device):
+        made = build(device)
+        made[2]()  # compiles
+        assert torch.cuda.CUDAGraph | None  # as Python evaluates an annotation
+        return made
+
+    assert memtriage.predict(annotating, steps=1).peak_allocated
+
+
 def test_nothing_stays_replaced():
     before = torch.UntypedStorage.data_ptr, torch.cuda.CUDAGraph, torch.Tensor.data_ptr
     memtriage.predict(build)

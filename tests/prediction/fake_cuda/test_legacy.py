@@ -9,40 +9,6 @@ import memtriage
 from support.traced import traced
 
 
-def test_legacy_types_are_of_the_device():
-    def build(device):
-        kind = torch.cuda.FloatTensor
-        host = torch.ones(2, 3)
-        x = host.type(kind)
-        assert torch.cuda.HalfTensor([1, 2]).tolist() == [1, 2]
-        assert kind(4, 1).fill_(2.0).shape == kind(torch.Size([4, 1])).shape == (4, 1)
-        assert kind(4, 1).fill_(2.0).sum().item() == 8
-        assert kind().shape == (0,)
-        made = [
-            kind(np.ones((2, 3))),
-            kind(2, 3),
-            kind([[1.0, 2.0]]),
-            host.type("torch.cuda.FloatTensor"),
-            host.type_as(x),
-            x.new(2, 3),
-            x.new([1, 2]),
-            x.new_tensor([1.0]),
-            x.type(torch.cuda.HalfTensor).float(),
-        ]
-        for tensor in made:
-            assert tensor.device.type == "cuda" and tensor.type() == "torch.cuda.FloatTensor"
-            assert isinstance(tensor, kind) and not isinstance(
-                tensor, (torch.FloatTensor, torch.cuda.HalfTensor)
-            )
-        assert isinstance(host, torch.FloatTensor) and not isinstance(host, kind)
-        assert x.type(kind) is x and x.type(torch.half).type() == "torch.cuda.HalfTensor"
-        assert x.type(torch.DoubleTensor).type() == host.double().type() == "torch.DoubleTensor"
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
-
-
 def test_a_legacy_tensor_takes_the_memory_of_any_other():
     def allocated(make):
         def build(device):
@@ -56,21 +22,6 @@ def test_a_legacy_tensor_takes_the_memory_of_any_other():
     assert allocated(lambda array: torch.cuda.FloatTensor(array)) == expected
     assert allocated(lambda array: torch.cuda.FloatTensor(*array.shape)) == expected
     assert allocated(lambda array: torch.from_numpy(array).type("torch.cuda.FloatTensor")) == expected
-
-
-@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
-def test_a_default_type_of_the_device_makes_tensors_there():
-    def build(device):
-        torch.set_default_tensor_type("torch.cuda.FloatTensor")
-        try:
-            assert torch.zeros(2).device.type == nn.Linear(2, 2).weight.device.type == "cuda"
-        finally:
-            torch.set_default_tensor_type(torch.FloatTensor)
-        assert torch.zeros(2).device.type == "cpu"
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,30 @@ def test_native_code_gets_no_address_and_the_shape_function_answers():
     assert memtriage.predict(build_with(native)).peak_allocated < BYTES
 
 
+def test_the_kernel_for_the_host_is_not_asked_for_values():
+    """That of a package may compile itself first, which takes longer than the trace."""
+    ran = []
+
+    @torch.library.custom_op("memtriage_kernels::halved", mutates_args=(), device_types="cuda")
+    def halved(values: torch.Tensor) -> torch.Tensor:
+        ctypes.memset(values.data_ptr(), 0, 1)
+        return torch.empty_like(values)
+
+    @halved.register_kernel("cpu")
+    def on_host(values: torch.Tensor) -> torch.Tensor:
+        ran.append(values)
+        return values / 2
+
+    halved.register_fake(torch.empty_like)
+
+    def called(weight):
+        halved(torch.ones(2, device=weight.device))
+        return weight * 1
+
+    assert memtriage.predict(build_with(called)).peak_allocated
+    assert not ran
+
+
 def test_an_operator_that_only_writes_needs_no_shape_function():
     def scaled(weight):
         with torch.no_grad():

@@ -266,3 +266,19 @@ def test_what_a_thread_does_is_not_taken_for_what_another_means():
     assert inside.wait(60)
     tensors.meaning_meta(makes, lambda: False)()
     assert not tensors.meta_is_meant()
+
+
+class Asking(torch.nn.Parameter):
+    """Takes part in what is called with it, as 4-bit parameters do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_parameter_with_functions_of_its_own_is_known_for_one():
+    def run(device):
+        made = Asking(torch.empty(3, device=device))
+        return known_as(made)
+
+    assert traced(run).answer == (str(META), True, False, str(CUDA))

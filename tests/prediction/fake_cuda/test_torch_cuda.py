@@ -11,8 +11,10 @@ import torch
 import torch._dynamo  # replaces attributes of torch when it is first imported
 from torch import nn
 from torch.utils._device import DeviceContext
+from torch.utils.checkpoint import checkpoint
 
 import memtriage
+from support.traced import traced
 
 PLACES = [
     torch,
@@ -174,6 +176,45 @@ def test_devices_are_given_by_keyword():
     memtriage.predict(build, steps=1)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_routes_again_as_in_forward(use_reentrant):
+    routed = []
+
+    def build(device):
+        router, expert = nn.Linear(64, 8).to(device), nn.Linear(64, 64).to(device)
+
+        def layer(hidden):
+            weights, chosen = router(hidden).softmax(-1).max(-1)
+            tokens = torch.where(chosen == 0)[0]
+            routed.append(len(tokens))
+            return expert(hidden[tokens]) * weights[tokens, None]
+
+        def step():
+            hidden = torch.randn(4096, 64, device=device, requires_grad=True)
+            checkpoint(layer, hidden, use_reentrant=use_reentrant).sum().backward()
+
+        return nn.ModuleList([router, expert]), torch.optim.SGD(router.parameters()), step
+
+    memtriage.predict(build, steps=3)
+    forward, again = routed[::2], routed[1::2]
+    assert forward == again
+    assert len(set(forward)) > 1
+
+
+def test_the_random_state_of_a_gpu_is_accepted():
+    def build(device):
+        for state in (torch.cuda.get_rng_state(), torch.zeros(16, dtype=torch.uint8)):
+            drawn = []
+            for _ in range(2):
+                torch.cuda.set_rng_state_all([state])
+                drawn.append(torch.rand(4, device=device).tolist())
+            assert (drawn[0] == drawn[1]) == (len(state) != 16)
+        model = nn.Linear(4, 4).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
 def test_large_tensors_of_the_host_are_read_as_ones():
     def build(device):
         large = torch.rand(3, 1 << 20)
@@ -320,3 +361,15 @@ def test_tensors_of_the_meta_device_take_no_memory():
 
     prediction = memtriage.predict(build, steps=1)
     assert prediction.by_owner == {"parameter": 1 << 20}
+
+
+def test_numbers_of_the_device_become_a_tensor():
+    made = {}
+
+    def run(device):
+        numbers = [torch.tensor(value, device=device) for value in (3, 5)]
+        made["values"] = torch.tensor(numbers, device=device).tolist()
+        made["stream"] = torch._C._cuda_getCurrentRawStream(0)
+
+    traced(run)
+    assert made == {"values": [3, 5], "stream": 0}

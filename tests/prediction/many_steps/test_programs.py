@@ -8,7 +8,7 @@ import torch
 import memtriage
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedScript
-from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS
+from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, ROUTED
 
 
 def looping(body, batches="[torch.zeros(2, 3)] * 6", loader="batch_size=None"):
@@ -63,6 +63,24 @@ LEARNS = "    for batch in loader:\n        learn(batch)"
 def test_the_loader_of_a_step_is_read_to_the_end_of_the_horizon(tmp_path, body, batches, steps, shapes):
     horizon = horizon_of(tmp_path, looping(body, batches), steps)
     assert (horizon.steps, horizon.shapes) == (steps, shapes)
+
+
+ROUTES = """
+    chosen = model(batch.to(device)).max(-1).indices
+    token = torch.where(chosen == 0)[0]
+    model(batch.to(device)[token].repeat(1000, 1)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("loop", ["for batch in loader:", "for batch in [torch.zeros(64, 3)] * 100:"])
+def test_each_step_of_a_script_has_random_routes_of_its_own(tmp_path, loop):
+    body = f"    {loop}" + ROUTES.replace("\n", "\n    ")
+    horizon = horizon_of(tmp_path, looping(body, "[torch.zeros(64, 3)] * 6"), 40)
+    assert (horizon.steps, horizon.shapes) == (40, 1)
+    peaks = {point.peak_allocated for point in horizon.course}
+    assert len(peaks) > ROUTED
 
 
 @pytest.mark.parametrize("steps", range(1, 8))

@@ -56,16 +56,12 @@ def test_blocks_of_the_oldest_step_that_any_frees_are_followed() -> None:
     ("limits", "reservable", "end"),
     [
         (memory(), 100 * GIB, RunEnd(None)),
-        (memory(free=10 * GIB), 10 * GIB, RunEnd(None)),
         (memory(limit=240 * MIB), 240 * MIB, RunEnd(None)),
         (memory(limit=239 * MIB), 239 * MIB, RunEnd(None, 5)),
         (memory(limit=120 * MIB), 120 * MIB, RunEnd(None, 3)),
         (memory(free=120 * MIB), 120 * MIB, RunEnd(None, 3)),
-        (memory(free=130 * MIB, limit=120 * MIB), 120 * MIB, RunEnd(None, 3)),
         (memory(free=120 * MIB, limit=130 * MIB), 120 * MIB, RunEnd(None, 3)),
-        (memory(fraction=0.5), 50 * GIB, RunEnd(None)),
         (memory(fraction=120 * MIB / (100 * GIB)), 120 * MIB, RunEnd(None, 3)),
-        (memory(fraction=0.5, limit=240 * MIB), 240 * MIB, RunEnd(None)),
     ],
 )
 def test_the_cache_is_flushed_in_the_first_step_that_needs_it(

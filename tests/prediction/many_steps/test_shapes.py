@@ -159,16 +159,6 @@ def test_the_extremes_of_each_dimension_are_traced() -> None:
     assert shapes[77] in choose(shapes).traced
 
 
-@pytest.mark.parametrize(("forms", "fits"), [(16, True), (17, False)])
-def test_at_most_sixteen_forms_can_be_traced(forms: int, fits: bool) -> None:
-    shapes = [sized(size, form=str(number)) for number in range(forms) for size in (1, 2, 3)]
-    if fits:
-        assert len(choose(shapes).traced) == 32
-    else:
-        with pytest.raises(ValueError, match="have 17 different forms"):
-            choose(shapes)
-
-
 def test_numbers_that_vary_alike_are_one() -> None:
     shapes = [Shape("x", (2, length, length, 9 - length), 0, "") for length in (3, 5, 3)]
     assert varying(shapes) == [1, 3]

@@ -22,20 +22,6 @@ STEP = StepTrace(
 )
 
 
-def test_sizes_and_the_peak_of_a_step() -> None:
-    assert STEP.sizes() == [100, 50, 20, 30]
-    assert STEP.peak() == 170
-    assert StepTrace([10, -1, 40, -2, 5]).peak() == 40
-    assert StepTrace().peak() == 0
-
-
-def test_the_oldest_block_that_a_step_needs() -> None:
-    assert STEP.oldest == 1
-    older = Other("use", stream=7, block=(3, ("forward", "mul", 0)))
-    assert StepTrace(others=[*STEP.others, older]).oldest == 3
-    assert StepTrace(others=[Other("free", block=2), Other("empty")]).oldest == 0
-
-
 def test_other_sizes_make_a_step_of_the_same_structure() -> None:
     other = STEP.with_sizes([1, 2, 3, 4])
     assert other.operations == [1, 2, OTHER, -1, 4, OTHER]

@@ -59,7 +59,6 @@ def found(
             {"longest batches first": (100, None)},
             id="expandable already",
         ),
-        pytest.param(run(2, 2, 2), {}, {"expandable_segments:True": (40, None)}, id="one shape"),
         pytest.param(
             run(*range(1, 21), *[2] * 20),
             {},
@@ -70,22 +69,6 @@ def found(
                 "no batch larger than 18": (3420, None),
             },
             id="many shapes",
-        ),
-        pytest.param(
-            run(*range(1, 10)),
-            {},
-            {
-                "expandable_segments:True": (180, None),
-                "longest batches first": (200, None),
-                "batches padded to the next of 8 sizes": (740, None),
-            },
-            id="more than buckets",
-        ),
-        pytest.param(
-            run(*range(1, 9)),
-            {},
-            {"expandable_segments:True": (160, None), "longest batches first": (180, None)},
-            id="as many as buckets",
         ),
         pytest.param(
             run(*range(1, 21), forms=True),
@@ -107,22 +90,6 @@ def found(
                 "no batch larger than 4": (160, None),
             },
             id="full",
-        ),
-        pytest.param(
-            run(1, 3, 2, 5, 4),
-            {"limit": 30, "full": True},
-            {
-                "expandable_segments:True": (100, 3),
-                "longest batches first": (120, 2),
-                "no batch larger than 1": (20, None),
-            },
-            id="full by all but the smallest",
-        ),
-        pytest.param(
-            run(3, 5),
-            {"limit": 50, "full": True},
-            {"expandable_segments:True": (100, 2), "longest batches first": (120, 2)},
-            id="full by all",
         ),
         pytest.param(
             run(4, 3, 6, 9, forms=True),

@@ -17,7 +17,6 @@ import tokenize
 from pathlib import Path
 
 import pytest
-import torch
 
 from memtriage.prediction.sandbox import redirect
 from memtriage.prediction.sandbox.copy_on_write import CopyOnWrite
@@ -360,23 +359,3 @@ def test_compressed_files_are_written_to_the_copy(job):
         archive.add("module.py")
     with tarfile.open("all.tar") as archive:
         assert archive.getnames() == ["module.py"]
-
-
-def test_torch_and_safetensors_write_to_the_copy(job, files, monkeypatch):
-    safetensors = pytest.importorskip("safetensors")
-    replaced = [(torch._C, "PyTorchFileWriter"), (torch._C, "PyTorchFileReader")]
-    replaced += [(safetensors, "serialize_file"), (safetensors, "safe_open")]
-    for module, name in replaced:
-        monkeypatch.setattr(module, name, getattr(module, name))  # is put back at the end
-    redirect.install_native(files)
-    torch.save({"a": torch.ones(2)}, Path("runs/one/model.pt"))
-    assert torch.load("latest/model.pt")["a"].tolist() == [1, 1]
-    in_memory = io.BytesIO()
-    torch.save(3, in_memory)
-    assert torch.load(io.BytesIO(in_memory.getvalue())) == 3
-    monkeypatch.setattr(safetensors, "torch", None, raising=False)
-    monkeypatch.delitem(sys.modules, "safetensors.torch", raising=False)
-    module = importlib.import_module("safetensors.torch")
-    module.save_file({"a": torch.ones(3)}, "model.safetensors")
-    assert module.load_file("model.safetensors")["a"].tolist() == [1, 1, 1]
-    assert safetensors.safe_open.__name__ == "safe_open"

@@ -8,24 +8,20 @@ from typing import Final
 
 from torch import nn
 
-from memtriage.planning.changes import OTHER_TASK, Change, Offer, Rung
+from memtriage.planning.changes import Change, Offer, Rung
 from memtriage.planning.facts import Facts, huggingface_in, inner_optimizer
 from memtriage.prediction.build import Built
 
 RANK: Final = 16
 
 
-def _edit(built: Built) -> Built:
-    return add_adapters(built, linear_layers(built.model))
-
-
-def add_adapters(built: Built, names: list[str]) -> Built:
-    """The program with adapters on the layers of these names, which its optimizers train instead."""
+def add_adapters(built: Built) -> Built:
+    """The program with adapters on its linear layers, which its optimizers train instead."""
     import peft
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
     model = built.model
-    config = peft.LoraConfig(r=RANK, target_modules=names)
+    config = peft.LoraConfig(r=RANK, target_modules=linear_layers(model))
     peft.inject_adapter_in_model(config, model, adapter_name="default")
     cast_adapter_dtype(model, adapter_name="default")  # to float32, as get_peft_model does
     adapters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -65,11 +61,11 @@ def _offer(facts: Facts) -> Offer:
             f'model = peft.get_peft_model(model, peft.LoraConfig(r={RANK}, target_modules="all-linear"))\n'
             "optimizer = Optimizer([each for each in model.parameters() if each.requires_grad], ...)",
         },
-        edit=_edit,
+        edit=add_adapters,
         counts_work=True,
         displaces=frozenset({"8-bit optimizer", "offloaded optimizer"}),
     )
     return Offer(((change,),))
 
 
-LORA = Rung("LoRA", "M13", _offer, on_request=OTHER_TASK)
+LORA = Rung("LoRA", "M13", _offer, on_request="it changes the task")

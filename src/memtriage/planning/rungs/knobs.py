@@ -1,19 +1,18 @@
-"""Smaller micro-batches with accumulation, and shorter inputs: by keywords of `build` or `step`."""
+"""Smaller micro-batches with accumulation, by keywords of `build` or `step`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from memtriage.model.target import BATCH_NAMES, LENGTH_NAMES
-from memtriage.planning.changes import OTHER_TASK, Change, Offer, Rung, unchanged
+from memtriage.model.target import BATCH_NAMES
+from memtriage.planning.changes import Change, Offer, Rung, unchanged
 from memtriage.planning.facts import Facts, Knob
 from memtriage.prediction.build import Built
 
 SIMULATED: Final = 2
 """Micro-batches of a step that are simulated: the second one finds the first one's gradients in place, as do
 all later ones."""
-_SHORTER: Final = ((3, 4), (1, 2), (1, 4))
 
 
 def _smaller(knob: Knob, accumulation: Knob | None, size: int) -> Change:
@@ -117,30 +116,4 @@ def _offer_micro_batch(facts: Facts) -> Offer:
     return Offer((tuple(_smaller(knob, facts.accumulation, size) for size in sizes),))
 
 
-def _offer_shorter(facts: Facts) -> Offer:
-    knob = facts.length
-    if knob is None:
-        return Offer(
-            absent="neither `build` nor `step` has a keyword for the length of inputs: write e.g. "
-            f"`def build(device, seq_len=2048)` (also understood: {', '.join(LENGTH_NAMES)})"
-        )
-    lengths = [knob.value * part // whole for part, whole in _SHORTER]
-    return Offer((tuple(_shorter(knob, length) for length in lengths if length > 0),))
-
-
-def _shorter(knob: Knob, length: int) -> Change:
-    arguments = {knob.name: length}
-    return Change(
-        rung="shorter inputs",
-        action=f"inputs of length {length} instead of {knob.value}",
-        speed="none: faster (M11)",
-        maths="different",
-        maths_note="the task changes",
-        code={"torch": _call(knob, length)},
-        build_arguments=arguments if knob.of == "build" else {},
-        step_arguments=arguments if knob.of == "step" else {},
-    )
-
-
 MICRO_BATCH = Rung("micro-batch", "M5", _offer_micro_batch)
-SHORTER = Rung("shorter inputs", "M11", _offer_shorter, on_request=OTHER_TASK)

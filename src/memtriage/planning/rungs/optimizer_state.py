@@ -37,10 +37,6 @@ def _eight_bit_states(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     return states
 
 
-def _no_states(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {}
-
-
 def _with_states(states_of: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> Callable[[Built], Built]:
     """Adam's step, replaced by one that makes these states and otherwise works in place."""
 
@@ -124,7 +120,7 @@ def _offer_offload(facts: Facts) -> Offer:
             "torch": "import memtriage\n"
             f"optimizer = memtriage.OffloadedAdamW(model.parameters(), ...)  # {size(host)} of host memory",
         },
-        edit=_with_states(_no_states),
+        edit=_with_states(lambda parameter: {}),
         simulated_by="an optimizer without state on the device",
         displaces=frozenset({"optimizer step", "8-bit optimizer"}),
     )

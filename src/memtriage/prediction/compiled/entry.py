@@ -105,6 +105,7 @@ class Compiler:
         self._notes = notes
         self._entered = ExitStack()
         self._graphs = 0
+        self._called = False
         self.active = False
         self.watch: TraceWatch | None = None
 
@@ -194,6 +195,7 @@ class Compiler:
                 if refused is not None:
                     raise BuildError(refused)
                 self._begin()
+            self._called |= callable(callback)
             return original(callback)
 
         with replaced(dynamo, _CALLED, called):
@@ -234,7 +236,7 @@ class Compiler:
 
     def close(self) -> None:
         """Drop what was compiled, and restore what was replaced."""
-        if self.active and inductor.graphs() == self._graphs:
+        if self._called and self.active and inductor.graphs() == self._graphs:
             self._notes.add(
                 "compile",
                 "torch.compile compiled nothing, as on a GPU: PyTorch skips the code of torch.nn itself; "

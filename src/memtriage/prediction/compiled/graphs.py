@@ -43,7 +43,7 @@ class CudaGraphs:
         _trees()
         lifetimes, storages, native = self._lifetimes, torch.UntypedStorage, torch._C
         return [
-            (torch.cuda, "CUDAGraph", functools.partial(_Graph, self)),
+            (torch.cuda, "CUDAGraph", type("CUDAGraph", (_Graph,), {"graphs": self})),
             (torch.cuda, "graph_pool_handle", lambda: (next(self._pools), 0)),
             (storages, "data_ptr", self._with_addresses(storages.data_ptr)),
             (torch.Tensor, "data_ptr", self._in_storages(torch.Tensor.data_ptr)),
@@ -134,18 +134,17 @@ class CudaGraphs:
 
 
 class _Graph:
-    """`torch.cuda.CUDAGraph`."""
+    """`torch.cuda.CUDAGraph`. A class of each trace derives from it: programs name it in annotations."""
 
-    def __init__(self, graphs: CudaGraphs) -> None:
-        self._graphs = graphs
+    graphs: CudaGraphs
 
     def capture_begin(self, pool: tuple[int, int] | None = None, **options: object) -> None:
         if pool is None:
             raise RuntimeError("a CUDAGraph was captured outside the trees of torch.compile")
-        self._graphs.capture(pool)
+        self.graphs.capture(pool)
 
     def capture_end(self) -> None:
-        self._graphs.leave()
+        self.graphs.leave()
 
     def register_generator_state(self, state: object) -> None:
         """Nothing is drawn."""

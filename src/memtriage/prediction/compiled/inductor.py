@@ -206,7 +206,6 @@ def _replacements(machine: GpuKind, trials: KernelTrials, paddings: Paddings) ->
             if hasattr(kernels, name)
         ),
         (torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided),
-        (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
         (torch.cuda, "default_generators", (_Generator(),) * torch.cuda.device_count()),
         (device_interface, "get_cuda_stream", lambda index: 0),
         *_of_interface(device_interface.CudaInterface),

@@ -157,7 +157,12 @@ class _Tuned:
 
 
 def _tuned(name: str, source: str) -> _Tuned:
-    tuner = _tuner(name, source)
+    file = f"<{name}>"
+    # Triton reads the source of a function that it compiles.
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    space: dict[str, Any] = {"__file__": f"{name}.py", "__name__": name}
+    exec(compile(source, file, "exec"), space)
+    tuner = space[name]
     several = len(tuner.configs) > 1
     return _Tuned(
         len(tuner.configs) if several else _with_smaller_blocks(tuner),
@@ -166,16 +171,6 @@ def _tuned(name: str, source: str) -> _Tuned:
         frozenset(tuner.mutated_arg_names),
         bool(tuner.optimize_mem),
     )
-
-
-def _tuner(name: str, source: str) -> Any:
-    """The kernel's `CachingAutotuner`."""
-    file = f"<{name}>"
-    # Triton reads the source of a function that it compiles.
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    space: dict[str, Any] = {"__file__": f"{name}.py", "__name__": name}
-    exec(compile(source, file, "exec"), space)
-    return space[name]
 
 
 def _with_smaller_blocks(tuner: Any) -> int:

@@ -66,8 +66,17 @@ class Collectives:
             return made[-1]
 
         ranks = self._note_group(args)
-        self._flatten(func._schema.name, args)
-        self._clear_shelves()
+        if func._schema.name in _FLATTENED:
+            for tensors in args[_FLATTENED[func._schema.name]]:
+                if len({tensor.shape for tensor in tensors}) == 1:
+                    size = sum(tensor.nbytes for tensor in tensors)
+                    self._lifetimes.release(self._lifetimes.scratch([size], func._schema.name))
+        now, backward = self._lifetimes.step, self._lifetimes.phase == "backward"
+        self._shelves = [
+            (step, alone, tensors)
+            for step, alone, tensors in self._shelves
+            if step == now or not (backward or alone)
+        ]
         result = func(*mapped(args, stand_in), **mapped(kwargs, stand_in))
         *written, work = result if isinstance(result, (tuple, list)) else (result,)
         written = mapped(written, lambda value: stands_for.get(id(value), value))
@@ -95,21 +104,6 @@ class Collectives:
                 group = dist.ProcessGroup.unbox(arg)
                 ranks = self.groups[group.group_name] = group.size()
         return ranks
-
-    def _flatten(self, name: str, args: tuple[Any, ...]) -> None:
-        if name in _FLATTENED:
-            for tensors in args[_FLATTENED[name]]:
-                if len({tensor.shape for tensor in tensors}) == 1:
-                    size = sum(tensor.nbytes for tensor in tensors)
-                    self._lifetimes.release(self._lifetimes.scratch([size], name))
-
-    def _clear_shelves(self) -> None:
-        now, backward = self._lifetimes.step, self._lifetimes.phase == "backward"
-        self._shelves = [
-            (step, alone, tensors)
-            for step, alone, tensors in self._shelves
-            if step == now or not (backward or alone)
-        ]
 
     @property
     def held(self) -> int:

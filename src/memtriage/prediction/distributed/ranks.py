@@ -34,7 +34,8 @@ def all_ranks(world_size: int, predict: Callable[[int], Prediction]) -> Predicti
         return predictions[rank]
 
     if world_size & (world_size - 1) == 0:
-        mask = sum(digit for digit in _digits(world_size) if _peaks(of(digit)) != _peaks(of(0)))
+        digits = [1 << place for place in range(world_size.bit_length() - 1)]
+        mask = sum(digit for digit in digits if _peaks(of(digit)) != _peaks(of(0)))
         stands_for = {rank: rank & mask for rank in range(world_size)}
     else:
         stands_for = {rank: rank for rank in range(world_size)}
@@ -85,8 +86,3 @@ def _note(
 
 def _peaks(prediction: Prediction) -> tuple[int, int]:
     return prediction.peak_allocated, prediction.peak_reserved
-
-
-def _digits(world_size: int) -> list[int]:
-    """The powers of two below a world size."""
-    return [1 << place for place in range(world_size.bit_length() - 1)]

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memtriage.prediction.build import BuildError
-from memtriage.prediction.fake_cuda.stand_ins import replaced
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import devices_true, gpu
 from memtriage.prediction.lifetimes import Lifetimes
 
@@ -110,7 +110,7 @@ def _replacements(size: int) -> list[tuple[Any, str, Any]]:
         # `torch.device` of a number asks C++ for the accelerator.
         (_init_utils, "_get_compute_device", lambda *args: gpu()),
         (random_of_shards, "_rng_tracker", _Unseeded()),
-        (ShardingPropagator, _SHAPES, _unwatched(getattr(ShardingPropagator, _SHAPES))),
+        (ShardingPropagator, _SHAPES, around(getattr(ShardingPropagator, _SHAPES), _unwatched)),
         # A build for CUDA would make a tensor there, as the fake GPU is reported as present.
         (fake_tensor, "init_gpu_context", lambda device: None),
         # Compares shapes between ranks, by values of the device.
@@ -120,7 +120,7 @@ def _replacements(size: int) -> list[tuple[Any, str, Any]]:
         replacements += [
             (owner, "init_process_group", _made_already(size)),
             (owner, "destroy_process_group", lambda group=None: None),
-            (owner, "new_group", _without_backend(core.new_group)),
+            (owner, "new_group", around(core.new_group, _without_backend)),
             (owner, "is_nccl_available", lambda: True),
         ]
     return replacements
@@ -141,14 +141,11 @@ _SHAPES: Final = "_propagate_tensor_meta_non_cached"
 """Where DTensor finds the shape of a result, by running the operator on tensors without data of its own."""
 
 
-def _unwatched(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        # Shapes are the same on every device, and only a build for CUDA can fill tensors of its kind.
-        on_host = replaced(DeviceMesh, "device_type", property(lambda self: "cpu"))
-        with _disable_current_modes(), devices_true(), on_host:
-            return original(*args)
-
-    return call
+def _unwatched(original: Callable[..., Any], *args: Any) -> Any:
+    # Shapes are the same on every device, and only a build for CUDA can fill tensors of its kind.
+    on_host = replaced(DeviceMesh, "device_type", property(lambda self: "cpu"))
+    with _disable_current_modes(), devices_true(), on_host:
+        return original(*args)
 
 
 def _made_already(size: int) -> Callable[..., None]:
@@ -172,17 +169,14 @@ def _made_already(size: int) -> Callable[..., None]:
     return init_process_group
 
 
-def _without_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_backend(
+    original: Callable[..., Any],
+    ranks: Any = None,
+    timeout: Any = None,
+    backend: Any = None,
+    pg_options: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """`new_group`: of the backend that there is."""
-
-    def new_group(
-        ranks: Any = None,
-        timeout: Any = None,
-        backend: Any = None,
-        pg_options: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        return original(ranks, timeout, None, None, *args, **kwargs)
-
-    return new_group
+    return original(ranks, timeout, None, None, *args, **kwargs)

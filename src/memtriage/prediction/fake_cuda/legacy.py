@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from memtriage.prediction.fake_cuda.stand_ins import passing_for
+from memtriage.prediction.fake_cuda.stand_ins import around, passing_for
 from memtriage.prediction.fake_cuda.tensors import CUDA, fake_device
 
 _TYPES: Final = {
@@ -35,10 +35,10 @@ def replacements() -> list[tuple[Any, str, Any]]:
     """The attributes to replace: owner, name, value."""
     return [
         *((torch.cuda, name, _type_of_gpu(name)) for name in _TYPES),
-        (torch.Tensor, "type", _typed(torch.Tensor.type)),
+        (torch.Tensor, "type", around(torch.Tensor.type, _typed)),
         (torch.Tensor, "type_as", lambda self, other: self.to(other)),
-        (torch.Tensor, "new", _made_new(torch.Tensor.new)),
-        (torch, "set_default_tensor_type", _default_set(torch.set_default_tensor_type)),
+        (torch.Tensor, "new", around(torch.Tensor.new, _made_new)),
+        (torch, "set_default_tensor_type", around(torch.set_default_tensor_type, _default_set)),
     ]
 
 
@@ -60,49 +60,39 @@ def _type_of_gpu(name: str) -> type:
     return made
 
 
-def _typed(original: Callable[..., Any]) -> Callable[..., Any]:
+def _typed(
+    original: Callable[..., Any], self: torch.Tensor, dtype: Any = None, non_blocking: bool = False
+) -> Any:
     """`Tensor.type`: the name of the type, or the tensor in another one."""
-
-    def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
-        if dtype is None:
-            of_gpu = fake_device(self).type == "cuda"
-            return (
-                (_GPU if of_gpu else _HOST) + _NAMES[self.dtype] if self.dtype in _NAMES else original(self)
-            )
-        if isinstance(dtype, torch.dtype):
-            return self.to(dtype, non_blocking=non_blocking)
-        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
-        place, _, short = name.rpartition(".")
-        if short not in _TYPES or f"{place}." not in (_HOST, _GPU):
-            return original(self, dtype, non_blocking)
-        device = CUDA if f"{place}." == _GPU else torch.device("cpu")
-        return self.to(device, _TYPES[short], non_blocking=non_blocking)
-
-    return type_
+    if dtype is None:
+        of_gpu = fake_device(self).type == "cuda"
+        return (_GPU if of_gpu else _HOST) + _NAMES[self.dtype] if self.dtype in _NAMES else original(self)
+    if isinstance(dtype, torch.dtype):
+        return self.to(dtype, non_blocking=non_blocking)
+    name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+    place, _, short = name.rpartition(".")
+    if short not in _TYPES or f"{place}." not in (_HOST, _GPU):
+        return original(self, dtype, non_blocking)
+    device = CUDA if f"{place}." == _GPU else torch.device("cpu")
+    return self.to(device, _TYPES[short], non_blocking=non_blocking)
 
 
-def _made_new(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _made_new(
+    original: Callable[..., torch.Tensor], self: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
     """`Tensor.new`: a tensor of the same legacy type."""
-
-    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if fake_device(self).type != "cuda":
-            return original(self, *args, **kwargs)
-        made: torch.Tensor = getattr(torch.cuda, _NAMES[self.dtype])(*args, **kwargs)
-        return made
-
-    return new
+    if fake_device(self).type != "cuda":
+        return original(self, *args, **kwargs)
+    made: torch.Tensor = getattr(torch.cuda, _NAMES[self.dtype])(*args, **kwargs)
+    return made
 
 
-def _default_set(original: Callable[..., None]) -> Callable[..., None]:
+def _default_set(original: Callable[..., None], t: Any) -> None:
     """`set_default_tensor_type`: a default of CUDA is a default device and a default dtype."""
-
-    def set_default(t: Any) -> None:
-        name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
-        if name.startswith(_GPU):
-            torch.set_default_dtype(_TYPES[name.removeprefix(_GPU)])
-            torch.set_default_device(CUDA)
-        else:
-            original(t)
-            torch.set_default_device(None)
-
-    return set_default
+    name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+    if name.startswith(_GPU):
+        torch.set_default_dtype(_TYPES[name.removeprefix(_GPU)])
+        torch.set_default_device(CUDA)
+    else:
+        original(t)
+        torch.set_default_device(None)

@@ -19,10 +19,14 @@ _KEYS: Final = ("CUDA", "CompositeExplicitAutograd")
 
 
 class PythonKernels:
-    """Runs kernels that are Python."""
+    """Runs kernels that are Python.
+
+    Attributes:
+        native: operators whose kernels call native code.
+    """
 
     def __init__(self) -> None:
-        self._native: set[Any] = set()
+        self.native: set[Any] = set()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of an operator; NotImplemented where its kernel is not Python alone.
@@ -30,14 +34,14 @@ class PythonKernels:
         Raises:
             Exception: what the kernel raised, where the operator has no shape function either.
         """
-        key = None if func in self._native else _key(func)
+        key = None if func in self.native else _key(func)
         if key is None:
             return NotImplemented
         try:
             with addresses_refused():
                 return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
         except Exception:
-            self._native.add(func)
+            self.native.add(func)
             return NotImplemented
 
 

@@ -77,6 +77,11 @@ def _looking_like(original: Any, value: Any, owner: Any, name: str) -> Any:
     return value
 
 
+def around(original: Callable[..., Any], function: Callable[..., Any], *given: Any) -> Callable[..., Any]:
+    """A function that calls another with what it is given, after `given` and the original."""
+    return lambda *args, **kwargs: function(*given, original, *args, **kwargs)
+
+
 def accepting(original: Any, answer: Any) -> Any:
     """The stand-in for a function: it accepts what the original accepts, and raises its TypeErrors."""
     if not callable(answer) or isinstance(original, type):

@@ -28,7 +28,6 @@ _keys_of: Final = torch._C._dispatch_keys
 _true_device: Final = torch.Tensor.device
 _true_is_cuda: Final = torch.Tensor.is_cuda
 _true_is_cpu: Final = torch.Tensor.is_cpu
-_true_is_meta: Final = torch.Tensor.is_meta
 
 _played = CUDA
 
@@ -46,8 +45,16 @@ _thread = _Thread()
 
 def true_device(tensor: torch.Tensor) -> torch.device:
     """Where the storage really is."""
-    device: torch.device = _true_device.__get__(tensor)
+    device: torch.device = _true(_true_device, tensor)
     return device
+
+
+def _true(attribute: Any, tensor: torch.Tensor) -> Any:
+    """What a replaced attribute says. `__torch_function__` of a subclass would ask the replacement."""
+    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
+        return attribute.__get__(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        return attribute.__get__(tensor)
 
 
 def gpu() -> torch.device:
@@ -57,12 +64,12 @@ def gpu() -> torch.device:
 
 def is_gpu(tensor: torch.Tensor) -> bool:
     """Whether this tensor plays a CUDA tensor."""
-    return bool(_keys_of(tensor).has(_KEY.CUDA)) and not _true_is_cuda.__get__(tensor)
+    return bool(_keys_of(tensor).has(_KEY.CUDA)) and not _true(_true_is_cuda, tensor)
 
 
 def is_host_fake(tensor: torch.Tensor) -> bool:
     """Whether this tensor plays a tensor of the host, without data."""
-    return bool(_keys_of(tensor).has(_KEY.CPU)) and not _true_is_cpu.__get__(tensor)
+    return bool(_keys_of(tensor).has(_KEY.CPU)) and not _true(_true_is_cpu, tensor)
 
 
 def as_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -182,8 +189,8 @@ def fake_devices(index: int) -> Iterator[None]:
         "is_meta": property(lambda self: fake_device(self).type == "meta"),
         "get_device": lambda self: index if fake_device(self).type == "cuda" else -1,
         "to": _wrapped_to(torch.Tensor.to),
-        "cuda": _moved_to("cuda", torch.Tensor.cuda),
-        "cpu": _moved_to("cpu", torch.Tensor.cpu),
+        "cuda": _moved_to("cuda"),
+        "cpu": _moved_to("cpu"),
         "data_ptr": _addressed(torch.Tensor.data_ptr),
         "tolist": _valued(torch.Tensor.tolist),
         "new_tensor": _like_self(torch.Tensor.new_tensor),
@@ -274,7 +281,7 @@ def _described(original: Callable[..., str]) -> Callable[..., str]:
     return represent
 
 
-def _moved_to(kind: str, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _moved_to(kind: str) -> Callable[..., torch.Tensor]:
     def move(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if fake_device(self).type == kind:
             return self

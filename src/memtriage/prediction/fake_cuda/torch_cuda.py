@@ -16,7 +16,7 @@ from torch.utils import _device
 
 from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.fake_cuda import legacy, transfers
-from memtriage.prediction.fake_cuda.stand_ins import accepting, passing_for, replaced
+from memtriage.prediction.fake_cuda.stand_ins import accepting, around, passing_for, replaced
 from memtriage.prediction.fake_cuda.streams import Streams
 from memtriage.prediction.fake_cuda.tensors import (
     CPU,
@@ -29,6 +29,7 @@ from memtriage.prediction.fake_cuda.tensors import (
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
+from memtriage.prediction.operators import mapped
 from memtriage.prediction.simulate import LiveReplay
 
 _MISSING: Final = object()
@@ -59,11 +60,13 @@ def fake_cuda(
     conf: AllocatorConf,
     notes: Notes,
     stand_in: Callable[[Any], Any],
+    generator: torch.Generator,
     devices: int,
 ) -> Iterator[None]:
     """Makes `torch.cuda` answer as GPUs of this kind; everything is put back at the end.
 
     Args:
+        generator: draws what is known of the device's random numbers.
         devices: how many there are; the program's is `tensors.gpu()`.
     """
     with ExitStack() as stack:
@@ -71,7 +74,7 @@ def fake_cuda(
             stack.enter_context(_device_pickled(torch.device))
         made: dict[tuple[int, int], Any] = {}  # one function is known by several names
         for owner, name, value in _replacements(
-            machine, lifetimes, allocator, conf, notes, stand_in, devices
+            machine, lifetimes, allocator, conf, notes, stand_in, generator, devices
         ):
             before = getattr(owner, name, _MISSING)
             # Not every version of torch has all names, and only a build for CUDA has all of `torch._C`.
@@ -88,6 +91,7 @@ def _replacements(
     conf: AllocatorConf,
     notes: Notes,
     stand_in: Callable[[Any], Any],
+    generator: torch.Generator,
     devices: int,
 ) -> list[tuple[Any, str, Any]]:
     """Every attribute that is replaced: its owner, its name, its value."""
@@ -97,7 +101,7 @@ def _replacements(
         **_of_memory(machine, lifetimes, allocator),
         "_set_allocator_settings": conf.change,
         **_of_streams(streams),
-        **_of_random(),
+        **_of_random(generator),
     }
     of_accelerator = _of_accelerator(machine, lifetimes, allocator, streams, devices)
     attributes: list[tuple[Any, str, Any]] = []
@@ -150,6 +154,7 @@ def _of_device(machine: GpuKind, devices: int) -> dict[str, Any]:
         "init": _always(None),
         "is_available": _always(True),
         "is_initialized": _always(True),
+        "_initialized": True,  # read by checkpointing
         "device_count": _always(devices),
         "current_device": _index,
         "set_device": _always(None),
@@ -220,17 +225,23 @@ def _of_streams(streams: Streams) -> dict[str, Any]:
     }
 
 
-def _of_random() -> dict[str, Any]:
+def _of_random(generator: torch.Generator) -> dict[str, Any]:
+    """A seed is not taken: programs that set one in each step have other data, and other routes, in each."""
+
+    def restore(state: torch.Tensor, *args: Any) -> None:
+        if state.shape == generator.get_state().shape:  # a file has one of a GPU
+            generator.set_state(state)
+
     return {
         "manual_seed": _always(None),
         "manual_seed_all": _always(None),
         "seed": _always(None),
         "seed_all": _always(None),
         "initial_seed": _always(0),
-        "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device=CPU),
-        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device=CPU)],
-        "set_rng_state": _always(None),
-        "set_rng_state_all": _always(None),
+        "get_rng_state": lambda *args: generator.get_state(),
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "set_rng_state": restore,
+        "set_rng_state_all": lambda states: restore(states[0]),
     }
 
 
@@ -280,7 +291,7 @@ def _of_torch(
     asked_by_context = meaning_meta(
         context.__torch_function__, lambda self, *args: self.device.type == "meta"
     )
-    grouped = _grouped(torch._C._group_tensors_by_device_and_dtype)
+    grouped = around(torch._C._group_tensors_by_device_and_dtype, _grouped)
     return [
         *((torch, name, _numbered(meaning_meta(getattr(torch, name), _meta_asked))) for name in FACTORIES),
         *(
@@ -305,6 +316,7 @@ def _of_torch(
         (torch, "as_tensor", _made_on_host(torch.as_tensor)),
         (torch, "asarray", _made_on_host(torch.asarray)),
         (torch._C, "_group_tensors_by_device_and_dtype", grouped),
+        (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
         (torch._C, "_accelerator_setAllocatorSettings", conf.change),
         (torch._C, "_accelerator_exchangeDevice", _index),
         (torch._C, "_accelerator_maybeExchangeDevice", _index),
@@ -316,17 +328,13 @@ def _of_torch(
     ]
 
 
-def _grouped(original: Callable[..., Any]) -> Callable[..., Any]:
+def _grouped(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Groups of tensors for foreach kernels: C++ would name their true device."""
-
-    def group(*args: Any, **kwargs: Any) -> Any:
-        groups = original(*args, **kwargs)
-        return {
-            (fake_device(tensors[0][0]) if tensors and tensors[0] else device, dtype): (tensors, indices)
-            for (device, dtype), (tensors, indices) in groups.items()
-        }
-
-    return group
+    groups = original(*args, **kwargs)
+    return {
+        (fake_device(tensors[0][0]) if tensors and tensors[0] else device, dtype): (tensors, indices)
+        for (device, dtype), (tensors, indices) in groups.items()
+    }
 
 
 def _numbers_are_devices() -> bool:
@@ -399,7 +407,8 @@ def _made_on_host(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
             dtype = kwargs.get("dtype")
             return source if dtype is None else source.to(dtype)
         requires_grad = kwargs.pop("requires_grad", False)
-        made = original(*args, device=CPU, **kwargs)
+        # C++ reads each tensor in a list for its number.
+        made = original(*mapped(args, lambda tensor: tensor.cpu()), device=CPU, **kwargs)
         if wanted is not None and wanted.type != "cpu":
             made = made.to(CUDA if wanted.type == "cuda" else wanted)
         return made.requires_grad_() if requires_grad else made

@@ -10,6 +10,7 @@ from torch.nn.parallel import _functions
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memtriage.prediction.build import BuildError
+from memtriage.prediction.fake_cuda.stand_ins import around
 from memtriage.prediction.fake_cuda.tensors import CUDA, META, as_device, gpu, kernel
 from memtriage.prediction.lifetimes import Lifetimes
 
@@ -38,38 +39,39 @@ def replacements(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
     return [
         (storage, "resize_", resized),
         (storage, "data_ptr", data_ptr),
-        (storage, "to", _storage_moved(storage.to)),
+        (storage, "to", around(storage.to, _storage_moved)),
         (torch.Tensor, "record_stream", record_stream),
-        (torch._utils, "_rebuild_tensor", _rebuilt(torch._utils._rebuild_tensor, is_on_gpu)),
+        (torch._utils, "_rebuild_tensor", around(torch._utils._rebuild_tensor, _rebuilt, is_on_gpu)),
         (torch.serialization, "location_tag", _located(torch.serialization.location_tag, is_on_gpu)),
         (torch._C, "_scatter", _scatter),
         (_functions, "_streams", None),  # kept from call to call
     ]
 
 
-def _storage_moved(original: Callable[..., Any]) -> Callable[..., Any]:
+def _storage_moved(
+    original: Callable[..., Any], self: Any, *, device: Any, non_blocking: bool = False
+) -> Any:
     """`UntypedStorage.to`, by which `torch.load(map_location="cuda")` moves what it read."""
-
-    def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
-        if torch.device(device).type != "cuda" or self.device.type != "cpu":
-            return original(self, device=device, non_blocking=non_blocking)
-        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(self).to(CUDA).untyped_storage()
-
-    return to
+    if torch.device(device).type != "cuda" or self.device.type != "cpu":
+        return original(self, device=device, non_blocking=non_blocking)
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(self).to(CUDA).untyped_storage()
 
 
-def _rebuilt(original: Callable[..., Any], is_on_gpu: Callable[[Any], bool]) -> Callable[..., Any]:
+def _rebuilt(
+    is_on_gpu: Callable[[Any], bool],
+    original: Callable[..., Any],
+    storage: Any,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+) -> Any:
     """Where `torch.load` makes a tensor of a storage."""
-
-    def rebuild(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> Any:
-        untyped = storage._untyped_storage
-        if not is_on_gpu(untyped):
-            return original(storage, offset, size, stride)
-        with _disable_current_modes(), kernel():
-            empty = torch.empty(0, dtype=storage.dtype, device=META)
-            return as_device(empty.set_(untyped, offset, size, stride), CUDA)
-
-    return rebuild
+    untyped = storage._untyped_storage
+    if not is_on_gpu(untyped):
+        return original(storage, offset, size, stride)
+    with _disable_current_modes(), kernel():
+        empty = torch.empty(0, dtype=storage.dtype, device=META)
+        return as_device(empty.set_(untyped, offset, size, stride), CUDA)
 
 
 def _located(original: Callable[..., Any], is_on_gpu: Callable[[Any], bool]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from memtriage.prediction.fake_cuda.stand_ins import around
 from memtriage.prediction.fake_cuda.tensors import parts, true_device
 from memtriage.prediction.host.memory import SAVED, HostMemory
 from memtriage.prediction.host.torch_files import TorchFiles
@@ -20,7 +21,7 @@ _TRACED: Final = ("torch.distributed.checkpoint", "transformers.")
 def replacements(memory: HostMemory, files: TorchFiles) -> list[tuple[Any, str, Any]]:
     """The attributes to replace: owner, name, value. None where torch has no distributed package."""
     submit = ThreadPoolExecutor.submit
-    attributes: list[tuple[Any, str, Any]] = [(ThreadPoolExecutor, "submit", _at_once(submit))]
+    attributes: list[tuple[Any, str, Any]] = [(ThreadPoolExecutor, "submit", around(submit, _at_once))]
     if not dist.is_available():
         return attributes
     from torch.distributed.checkpoint import default_planner, utils
@@ -29,12 +30,12 @@ def replacements(memory: HostMemory, files: TorchFiles) -> list[tuple[Any, str, 
     wrapper = utils._DistWrapper
     return [
         *attributes,
-        (wrapper, "__init__", _alone(memory, wrapper.__init__)),
+        (wrapper, "__init__", around(wrapper.__init__, _alone, memory)),
         # The other ranks' parts are in no plan.
         (default_planner, "_validate_global_plan", lambda *args: []),
         (StateDictStager, "_stage_untyped_storage", _staged(memory, files, StateDictStager)),
         *(
-            (StateDictStager, name, _offloaded(files, getattr(StateDictStager, name)))
+            (StateDictStager, name, around(getattr(StateDictStager, name), _offloaded, files))
             for name in ("_offload_tensor",)
             if hasattr(StateDictStager, name)  # not in every version of torch
         ),
@@ -54,29 +55,29 @@ class _DoneWork(Future[Any]):
         return super().result(timeout)
 
 
-def _at_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    def submit(pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not (getattr(function, "__module__", None) or "").startswith(_TRACED):
-            return original(pool, function, *args, **kwargs)
-        future = _DoneWork()
-        try:
-            future.set_result(function(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        future.kept = args, kwargs
-        return future
-
-    return submit
+def _at_once(original: Callable[..., Any], pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if not (getattr(function, "__module__", None) or "").startswith(_TRACED):
+        return original(pool, function, *args, **kwargs)
+    future = _DoneWork()
+    try:
+        future.set_result(function(*args, **kwargs))
+    except Exception as error:
+        future.set_exception(error)
+    future.kept = args, kwargs
+    return future
 
 
-def _alone(memory: HostMemory, original: Callable[..., None]) -> Callable[..., None]:
+def _alone(
+    memory: HostMemory,
+    original: Callable[..., None],
+    self: Any,
+    group: Any,
+    use_dist: bool,
+    coordinator_rank: int,
+) -> None:
     """Each rank plans alone: what others would send is not known."""
-
-    def init(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
-        memory.meet()
-        original(self, group, False, coordinator_rank)
-
-    return init
+    memory.meet()
+    original(self, group, False, coordinator_rank)
 
 
 def _staged(memory: HostMemory, files: TorchFiles, stager: Any) -> Callable[..., Any]:
@@ -96,14 +97,17 @@ def _staged(memory: HostMemory, files: TorchFiles, stager: Any) -> Callable[...,
     return stage
 
 
-def _offloaded(files: TorchFiles, original: Callable[..., Any]) -> Callable[..., Any]:
+def _offloaded(
+    files: TorchFiles,
+    original: Callable[..., Any],
+    self: Any,
+    x: torch.Tensor,
+    memo: dict[int, Any],
+    non_blocking: bool = False,
+) -> Any:
     """The copy of a tensor that asynchronous saving keeps; torch's has data."""
-
-    def offload(self: Any, x: torch.Tensor, memo: dict[int, Any], non_blocking: bool = False) -> Any:
-        if true_device(x).type != "meta" or parts(x)[0] is not x:
-            return original(self, x, memo, non_blocking)
-        storage = self._stage_untyped_storage(x.untyped_storage(), non_blocking=non_blocking)
-        memo[id(x)] = copy = files.tensor(storage, x.dtype, x.storage_offset(), x.size(), x.stride())
-        return copy
-
-    return offload
+    if true_device(x).type != "meta" or parts(x)[0] is not x:
+        return original(self, x, memo, non_blocking)
+    storage = self._stage_untyped_storage(x.untyped_storage(), non_blocking=non_blocking)
+    memo[id(x)] = copy = files.tensor(storage, x.dtype, x.storage_offset(), x.size(), x.stride())
+    return copy

@@ -59,7 +59,7 @@ class HostNotes:
         of_host = (sum(tensor.nbytes for tensor in tensors_in(arg) if _of_host(tensor)) for arg in args)
         size = max(of_host, default=0)
         if name.startswith(FUNCTIONAL_COLLECTIVES):
-            size *= _group_size(args) if "gather" in name else 1
+            size *= next((arg for arg in args if isinstance(arg, int)), 1) if "gather" in name else 1
         self._sent = self.memory.allocate(size, COMMUNICATION)
         waits = [
             not given
@@ -90,11 +90,6 @@ class HostNotes:
         for tensor in outputs:
             if _of_host(tensor):
                 self.memory.see(tensor.untyped_storage(), used=operator.name not in _UNTOUCHED)
-
-
-def _group_size(args: tuple[Any, ...]) -> int:
-    """Ranks of a functional gather's group, which is an argument."""
-    return next((arg for arg in args if isinstance(arg, int)), 1)
 
 
 def _of_host(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.utils.serialization
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memtriage.prediction.fake_cuda.stand_ins import around
 from memtriage.prediction.fake_cuda.tensors import CPU, CUDA, META, as_device, kernel
 from memtriage.prediction.host.memory import LOADED, SAVED, HostMemory, MappedFile
 
@@ -37,45 +38,41 @@ class TorchFiles:
         files, storage = torch.serialization, torch.UntypedStorage
         load, save = files.load, files.save
         return [
-            (files, "load", self._load(load)),
-            (torch, "load", self._load(load)),
-            (files, "save", self._save(save)),
-            (torch, "save", self._save(save)),
+            (files, "load", around(load, self._load)),
+            (torch, "load", around(load, self._load)),
+            (files, "save", around(save, self._save)),
+            (torch, "save", around(save, self._save)),
             (files, "_open_zipfile_reader", _opening(files._open_zipfile_reader, self._reader)),
             (files, "_open_zipfile_writer", _opening(files._open_zipfile_writer, self._writer)),
-            (files, "location_tag", self._located(files.location_tag)),
-            (torch._utils, "_rebuild_tensor", self._rebuilt(torch._utils._rebuild_tensor)),
-            (storage, "cpu", self._on_host(storage.cpu)),
-            (storage, "clone", self._cloned(storage.clone)),
-            (storage, "to", self._moved(storage.to)),
-            (storage, "resize_", self._resized(storage.resize_)),
+            (files, "location_tag", around(files.location_tag, self._located)),
+            (torch._utils, "_rebuild_tensor", around(torch._utils._rebuild_tensor, self._rebuilt)),
+            (storage, "cpu", around(storage.cpu, self._on_host)),
+            (storage, "clone", around(storage.clone, self._cloned)),
+            (storage, "to", around(storage.to, self._moved)),
+            (storage, "resize_", around(storage.resize_, self._resized)),
         ]
 
-    def _load(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(f: Any, *args: Any, mmap: bool | None = None, **kwargs: Any) -> Any:
-            mapped = torch.utils.serialization.config.load.mmap if mmap is None else mmap
-            before = self._mapping
-            self._mapping = MappedFile(self._memory, os.path.realpath(f)) if mapped else None
-            try:
-                with self._memory.making(LOADED):
-                    # The storages that it makes say themselves that they are parts of a mapping.
-                    return original(f, *args, mmap=False, **kwargs)
-            finally:
-                self._mapping = before
+    def _load(
+        self, original: Callable[..., Any], f: Any, *args: Any, mmap: bool | None = None, **kwargs: Any
+    ) -> Any:
+        mapped = torch.utils.serialization.config.load.mmap if mmap is None else mmap
+        before = self._mapping
+        self._mapping = MappedFile(self._memory, os.path.realpath(f)) if mapped else None
+        try:
+            with self._memory.making(LOADED):
+                # The storages that it makes say themselves that they are parts of a mapping.
+                return original(f, *args, mmap=False, **kwargs)
+        finally:
+            self._mapping = before
 
-        return load
-
-    def _save(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._memory.making(SAVED):
-                before = f.tell() if isinstance(f, io.BytesIO) else 0
-                self._left_out = 0
-                result = original(obj, f, *args, **kwargs)
-                if isinstance(f, io.BytesIO):
-                    self._memory.follow(f, f.tell() - before + self._left_out)
-                return result
-
-        return save
+    def _save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._memory.making(SAVED):
+            before = f.tell() if isinstance(f, io.BytesIO) else 0
+            self._left_out = 0
+            result = original(obj, f, *args, **kwargs)
+            if isinstance(f, io.BytesIO):
+                self._memory.follow(f, f.tell() - before + self._left_out)
+            return result
 
     def _reader(self, reader: Any, file: Any) -> Any:
         return _Records(reader, get_storage_from_record=lambda *asked: self._record(reader, *asked))
@@ -111,17 +108,21 @@ class TorchFiles:
 
         return _Records(writer, write_record=write)
 
-    def _located(self, original: Callable[[Any], str]) -> Callable[[Any], str]:
-        return lambda storage: "cpu" if self._memory.knows(storage) else original(storage)
+    def _located(self, original: Callable[[Any], str], storage: Any) -> str:
+        return "cpu" if self._memory.knows(storage) else original(storage)
 
-    def _rebuilt(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def rebuild(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> Any:
-            untyped = storage._untyped_storage
-            if untyped.device.type != "meta" or not self._memory.knows(untyped):
-                return original(storage, offset, size, stride)
-            return self.tensor(untyped, storage.dtype, offset, size, stride)
-
-        return rebuild
+    def _rebuilt(
+        self,
+        original: Callable[..., Any],
+        storage: Any,
+        offset: int,
+        size: Sequence[int],
+        stride: Sequence[int],
+    ) -> Any:
+        untyped = storage._untyped_storage
+        if untyped.device.type != "meta" or not self._memory.knows(untyped):
+            return original(storage, offset, size, stride)
+        return self.tensor(untyped, storage.dtype, offset, size, stride)
 
     def tensor(
         self, storage: Any, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]
@@ -131,47 +132,34 @@ class TorchFiles:
             empty = torch.empty(0, dtype=dtype, device=META)
             return as_device(empty.set_(storage, offset, size, stride), CPU)
 
-    def _on_host(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _on_host(self, original: Callable[[Any], Any], storage: Any) -> Any:
         """`UntypedStorage.cpu`: `torch.save` copies what is on the GPU."""
+        if storage.device.type != "meta" or self._memory.knows(storage):
+            return storage
+        return self.storage(storage.nbytes()) if self._on_gpu(storage) else original(storage)
 
-        def cpu(storage: Any) -> Any:
-            if storage.device.type != "meta" or self._memory.knows(storage):
-                return storage
-            return self.storage(storage.nbytes()) if self._on_gpu(storage) else original(storage)
+    def _cloned(self, original: Callable[[Any], Any], storage: Any) -> Any:
+        if storage.device.type != "meta" or not self._memory.knows(storage):
+            return original(storage)
+        return self.storage(storage.nbytes())
 
-        return cpu
-
-    def _cloned(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def clone(storage: Any) -> Any:
-            if storage.device.type != "meta" or not self._memory.knows(storage):
-                return original(storage)
-            return self.storage(storage.nbytes())
-
-        return clone
-
-    def _resized(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _resized(self, original: Callable[..., Any], storage: Any, size: int) -> Any:
         """`UntypedStorage.resize_`, by which FSDP frees what it has gathered."""
+        result = original(storage, size)
+        self._memory.resized(storage)
+        return result
 
-        def resize_(storage: Any, size: int) -> Any:
-            result = original(storage, size)
-            self._memory.resized(storage)
-            return result
-
-        return resize_
-
-    def _moved(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _moved(
+        self, original: Callable[..., Any], storage: Any, *, device: Any, non_blocking: bool = False
+    ) -> Any:
         """`UntypedStorage.to`, by which `map_location="cuda"` moves what was read."""
-
-        def to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
-            if not (storage.device.type == "meta" and self._memory.knows(storage)):
-                return original(storage, device=device, non_blocking=non_blocking)
-            if torch.device(device).type != "cuda":
-                return storage
-            here = self.tensor(storage, torch.uint8, 0, (storage.nbytes(),), (1,))
-            self._memory.use(storage, written=False)
-            return here.to(CUDA).untyped_storage()
-
-        return to
+        if not (storage.device.type == "meta" and self._memory.knows(storage)):
+            return original(storage, device=device, non_blocking=non_blocking)
+        if torch.device(device).type != "cuda":
+            return storage
+        here = self.tensor(storage, torch.uint8, 0, (storage.nbytes(),), (1,))
+        self._memory.use(storage, written=False)
+        return here.to(CUDA).untyped_storage()
 
 
 class _Records:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Unpack
 
 from memtriage.model.prediction import Horizon, HorizonPoint, Prediction
+from memtriage.model.units import count
 from memtriage.prediction.api import TraceOptions, trace_steps
 from memtriage.prediction.build import BuildError
+from memtriage.prediction.drawn import Draws
 from memtriage.prediction.many_steps.course import StepOutcome
 from memtriage.prediction.many_steps.derive import derive
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
+from memtriage.prediction.many_steps.routed import NotRoutedError, RoutedSteps
 from memtriage.prediction.many_steps.run import LongRun, MemoryLimits, RunEnd
 from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, RunShapes, run_shapes
 from memtriage.prediction.many_steps.shapes import NOTHING, Shape, inputs_of
@@ -56,8 +61,11 @@ def horizon(
     Raises:
         ValueError: as for `predict`, or `lengths` is empty, or `step` does not take its entries.
 
+    Where sizes follow from a random choice among experts, and all steps have one shape, eight steps are
+    traced, and each step of the run gets choices of its own: every expert is equally likely.
+
     Limits: occasional work between steps (evaluation, checkpoints) is not part of the run. Sizes that depend
-    on the contents of a batch are those of the first batch of its shape.
+    on the contents of a batch otherwise are those of the first batch of its shape.
     """
     program = ShapedBuild(build, inputs_of(lengths, steps))
     prediction = horizon_of_program(
@@ -90,10 +98,14 @@ def horizon_of_program(
     traced, gpu_memory, prediction = trace_steps(program, wanted, **options)
     known = program.run_shapes or _all_the_same(traced, steps)
     run, error = run_of(traced, known)
+    notes = _notes(known, error)
+    if traced.draws is not None and known.routed(traced.draws):
+        run, remarks = _drawn_again(run, traced, traced.draws, known)
+        notes += remarks
     memory = MemoryLimits(traced.settings, gpu_memory, gpu_memory - prediction.outside_allocator, limit)
-    prediction.horizon = _horizon(run, memory, error)
+    prediction.horizon = _horizon(run, memory, error, len(set(known.shapes)))
     prediction.seconds = time.perf_counter() - begun
-    prediction.notes += _notes(known, error)
+    prediction.notes += notes
     return prediction
 
 
@@ -117,12 +129,41 @@ def run_of(traced: Trace, known: RunShapes) -> tuple[LongRun, float | None]:
     return LongRun(before, step_of, known.shapes), error
 
 
+def _drawn_again(run: LongRun, traced: Trace, draws: Draws, known: RunShapes) -> tuple[LongRun, list[str]]:
+    """The run with draws of its own in each later step, and what is to be said of it."""
+    _, *steps = cut(traced.recording, traced.steps)
+    later = {number: step.settled(number) for number, step in enumerate(steps) if number >= known.first}
+    try:
+        routed = RoutedSteps(later, draws)
+        if not routed.drawn:
+            return run, []
+        shape = known.choice.traced[0]
+        step_of = {
+            replace(shape, numbers=(*shape.numbers, number)): step
+            for number, step in enumerate(routed.drawn_again(len(known.shapes) - known.first))
+        }
+    except NotRoutedError as error:
+        return run, [
+            f"random numbers decide what a step allocates, and could not be drawn again ({error}): all steps "
+            "are taken as one that was traced"
+        ]
+    return LongRun(run.before, step_of, [*known.shapes[: known.first], *step_of]), [
+        f"sizes follow from {count(routed.drawn, 'number')} that every step draws at random, such as the "
+        "tokens of an expert: a router is taken to choose each expert equally often; "
+        f"{count(len(later), 'step')} were traced, the others derived, {routed.error:.2%} off at most in "
+        "what the step asks for at its peak"
+    ]
+
+
 def _all_the_same(traced: Trace, steps: int) -> RunShapes:
     """The run of a script without a `DataLoader`, whose steps are all the same.
 
     Raises:
         BuildError: they are not.
     """
+    planned = run_shapes([NOTHING.shape] * steps)
+    if traced.draws is not None and planned.routed(traced.draws):
+        return planned
     _, *cut_steps = cut(traced.recording, traced.steps)
     later = [step.settled(number) for number, step in enumerate(cut_steps)][FIRST_STEPS:]
     if traced.steps < steps and any(step.differs(later[0]) for step in later[1:]):
@@ -132,20 +173,24 @@ def _all_the_same(traced: Trace, steps: int) -> RunShapes:
         )
     if traced.steps >= steps:
         return RunShapes([NOTHING.shape] * steps, steps, run_shapes([]).choice)
-    return run_shapes([NOTHING.shape] * steps)
+    return planned
 
 
-def _horizon(run: LongRun, memory: MemoryLimits, error: float | None) -> Horizon:
+def _horizon(run: LongRun, memory: MemoryLimits, error: float | None, shapes: int) -> Horizon:
     course = run.course(memory.unlimited)
     outcomes = list(course.run(run.steps()))[1:]
     peak = max(outcomes, key=lambda outcome: outcome.peak_reserved)
     peak_step = outcomes.index(peak) + 1
+    peaks = sorted(outcome.peak_allocated for outcome in outcomes)
     end = run.end(memory) if peak.peak_reserved > memory.reservable else RunEnd(None)
     failed = end.failed
     result = Horizon(
         steps=len(outcomes),
         peak_reserved=peak.peak_reserved,
-        peak_allocated=max(outcome.peak_allocated for outcome in outcomes),
+        peak_allocated=peaks[-1],
+        allocated_p50=_quantile(peaks, 0.5),
+        allocated_p99=_quantile(peaks, 0.99),
+        allocated_p999=_quantile(peaks, 0.999),
         peak_step=peak_step,
         peak_shape=run.shapes[peak_step - 1].text,
         full_at=end.full_at,
@@ -154,7 +199,7 @@ def _horizon(run: LongRun, memory: MemoryLimits, error: float | None) -> Horizon
         full_asked=None if failed is None else failed.error.requested,
         flushed_at=end.flushed_at,
         memory=memory.reservable,
-        shapes=len(set(run.shapes)),
+        shapes=shapes,
         error=error,
         course=_points(outcomes),
         variants=[],
@@ -162,6 +207,11 @@ def _horizon(run: LongRun, memory: MemoryLimits, error: float | None) -> Horizon
     if course.simulated <= VARIED_AT_MOST:
         result.variants = list(variants(run, memory, end.full_at is not None))
     return result
+
+
+def _quantile(ordered: Sequence[int], share: float) -> int:
+    """The smallest value that this share of them does not exceed."""
+    return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def _points(outcomes: Sequence[StepOutcome]) -> list[HorizonPoint]:

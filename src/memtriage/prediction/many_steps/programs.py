@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader
 from memtriage.prediction.build import Build, BuildError, Built
 from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu
-from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, RunShapes, run_shapes
-from memtriage.prediction.many_steps.shapes import Shape, StepInput, shape_of
+from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, ROUTED, RunShapes, run_shapes
+from memtriage.prediction.many_steps.shapes import NOTHING, Shape, StepInput, shape_of
 from memtriage.prediction.script import Script, ScriptWatch
 from memtriage.prediction.trace import BuildFunction
+from memtriage.prediction.watch import TraceWatch
 
 WITHOUT_LOADER: Final = FIRST_STEPS + 4
 """Steps that are traced of a script whose batches come from no `DataLoader`: they have to be all the same."""
@@ -33,14 +34,21 @@ class ShapedBuild(BuildFunction):
     """
 
     varies = True
+    draws_again = True
 
     def __init__(self, build: Build, inputs: Sequence[StepInput]) -> None:
         super().__init__(build)
         self.run_shapes = run_shapes([given.shape for given in inputs])
         self._inputs = {given.shape: given for given in inputs}
 
+    def wanted(self, watch: TraceWatch, steps: int) -> int:
+        if watch.draws is None or not self.run_shapes.routed(watch.draws):
+            return steps
+        return max(steps, self.run_shapes.first + ROUTED)
+
     def call(self, built: Built, step: int) -> Any:
-        arguments = self._inputs[self.run_shapes.traced[step]].arguments
+        traced = self.run_shapes.traced
+        arguments = self._inputs[traced[min(step, len(traced) - 1)]].arguments
         try:
             inspect.signature(built.step).bind(*arguments)
         except TypeError as error:
@@ -63,6 +71,7 @@ class ShapedScript(Script):
     """
 
     run_shapes: RunShapes | None = None
+    draws_again = True
 
     def __init__(
         self, target: str, arguments: Sequence[str] = (), *, module: bool = False, steps: int
@@ -100,6 +109,9 @@ class _LoaderFeed:
     def step_begins(self, step: int) -> None:
         """A step begins, or begins for good: another optimizer may have followed."""
         self._at[step] = Counter({loader: len(read) for loader, read in self._read.items()})
+        draws, planned = self._watch.draws, self.run_shapes or run_shapes([NOTHING.shape] * self._steps)
+        if draws is not None and planned.routed(draws):
+            self._watch.last = max(self._watch.last, planned.first + ROUTED)
 
     @contextmanager
     def between(self) -> Iterator[None]:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from memtriage.prediction.drawn import Draws
 from memtriage.prediction.many_steps.shapes import Shape, TraceChoice, choose
 
+ROUTED: Final = 8
+"""Later steps that are traced where sizes follow from random draws: a line through them is exact or not."""
 FIRST_STEPS: Final = 2
 """Steps that come once: the optimizer makes its states in the first, DDP its buckets again in the second."""
 
@@ -35,6 +38,11 @@ class RunShapes:
         """
         choice = self.choice
         return (*self.shapes[: self.first], *choice.traced, *choice.checked, *choice.traced[:1])
+
+    def routed(self, draws: Draws) -> bool:
+        """Whether the steps are drawn again: all later ones have one shape, and sizes follow from draws."""
+        longer = len(self.shapes) > self.first + ROUTED
+        return longer and len(self.choice.traced) == 1 and bool(draws.numbers(self.first - 1))
 
 
 def run_shapes(shapes: Sequence[Shape], first: int = FIRST_STEPS) -> RunShapes:

@@ -24,7 +24,7 @@ def variants(run: LongRun, memory: MemoryLimits, full: bool) -> Iterable[Horizon
         settings = msgspec.structs.replace(memory.settings, expandable_segments=True, max_split_size=None)
         yield _variant("expandable_segments:True", run, replace(memory, settings=settings))
     by_volume = sorted(set(run.step) & set(run.shapes), key=lambda shape: shape.volume)
-    if len(by_volume) < 2:
+    if len({shape.volume for shape in by_volume}) < 2:
         return
     longest_first = run.with_later(lambda shapes: sorted(shapes, key=lambda shape: -shape.volume))
     yield _variant("longest batches first", longest_first, memory)
@@ -32,7 +32,7 @@ def variants(run: LongRun, memory: MemoryLimits, full: bool) -> Iterable[Horizon
         buckets = [by_volume[(number + 1) * len(by_volume) // BUCKETS - 1] for number in range(BUCKETS)]
         padded = run.with_later(lambda shapes: [_padded(shape, buckets) for shape in shapes])
         yield _variant(f"batches padded to the next of {BUCKETS} sizes", padded, memory)
-    cap = _cap_that_fits(run, memory, by_volume) if full else _quantile(run, CAP)
+    cap = _cap_that_fits(run, memory, by_volume) if full else _usual(run)
     if cap is not None and cap.volume < by_volume[-1].volume:
         yield _variant(f"no batch larger than {cap.text}", _capped(run, by_volume, cap), memory)
 
@@ -72,7 +72,7 @@ def _cap_that_fits(run: LongRun, memory: MemoryLimits, by_volume: Sequence[Shape
     return by_volume[low]
 
 
-def _quantile(run: LongRun, share: float) -> Shape:
-    """The shape that this share of the steps is no larger than."""
+def _usual(run: LongRun) -> Shape:
+    """The shape that a share of `CAP` of the steps is no larger than."""
     ordered = sorted(run.shapes, key=lambda shape: shape.volume)
-    return ordered[int(share * len(ordered))]
+    return ordered[int(CAP * len(ordered))]

@@ -168,7 +168,10 @@ class CopyOnWrite:
             return
         is_below = self._is_below(place)
         if is_below and not self._exists(self.root + place):
-            self._check_kind(place, how)
+            if how == "unlink" and self._is_directory(place):
+                raise file_error(errno.EISDIR, place)
+            if how == "rmdir" and not self._is_directory(place):
+                raise file_error(errno.ENOTDIR, place)
         else:
             self._os[how](self.root + place)
         if is_below:
@@ -264,12 +267,6 @@ class CopyOnWrite:
             raise file_error(error.errno or errno.ENOENT, path) from None
         if not stat.S_ISDIR(mode):
             raise file_error(errno.ENOTDIR, path)
-
-    def _check_kind(self, place: str, how: str) -> None:
-        if how == "unlink" and self._is_directory(place):
-            raise file_error(errno.EISDIR, place)
-        if how == "rmdir" and not self._is_directory(place):
-            raise file_error(errno.ENOTDIR, place)
 
 
 def file_error(number: int, path: Any) -> OSError:

@@ -60,7 +60,9 @@ def protect(
         levels: the levels to try, in this order; the last one must be `python`, which works anywhere.
     """
     if not network:
-        _tell_clients_that_the_network_is_off()
+        # Libraries would wait for an answer.
+        for name, value in (("HF_HUB_OFFLINE", "1"), ("WANDB_MODE", "offline")):
+            os.environ.setdefault(name, value)
     for level in levels:
         for own in (True, False) if level == "overlay" else ():
             enter = partial(_overlay, scratch, wanted, network, own)
@@ -148,9 +150,3 @@ def _works_in_a_fork(enter: Callable[[], object]) -> bool:
         finally:
             os._exit(status)
     return os.waitpid(child, 0)[1] == 0
-
-
-def _tell_clients_that_the_network_is_off() -> None:
-    """Tell libraries that would wait for an answer, by their own settings, unless the user set them."""
-    for name, value in (("HF_HUB_OFFLINE", "1"), ("WANDB_MODE", "offline")):
-        os.environ.setdefault(name, value)

@@ -200,15 +200,11 @@ def _without_tensor_cores(convolution: Convolution, operation: Operation) -> int
         ends = convolution.bytes(convolution.source) + convolution.bytes(convolution.result)
         return 0 if _by_sample(convolution) <= BY_SAMPLE[SINGLE] * ends else ends
     if convolution.weight[2:] == (3, 3) and convolution.stride == 1:
-        return _winograd(convolution)
+        samples, filters, *size = convolution.result
+        channels = convolution.source[1]
+        tiles = samples
+        for extent in size:
+            tiles *= -(-extent // WINOGRAD_STEP)
+        elements = tiles * (channels + filters) + channels * filters
+        return elements * WINOGRAD_TILE * SINGLE
     return _copies(convolution)
-
-
-def _winograd(convolution: Convolution) -> int:
-    samples, filters, *size = convolution.result
-    channels = convolution.source[1]
-    tiles = samples
-    for extent in size:
-        tiles *= -(-extent // WINOGRAD_STEP)
-    elements = tiles * (channels + filters) + channels * filters
-    return elements * WINOGRAD_TILE * SINGLE
