@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtriage.account.dominators import dominated, immediate_dominators
+from memtriage.account.dominators import immediate_dominators
 
 
 def reach(successors: list[list[int]], root: int, without: int = -1) -> set[int]:
@@ -41,17 +41,6 @@ def test_matches_the_definition(successors: list[list[int]]) -> None:
         # the immediate one is dominated by all the others
         for other in strict - {dominator[node]}:
             assert dominator[node] not in reach(successors, 0, without=other)
-
-
-@given(graphs(), st.sets(st.integers(0, 11), max_size=3))
-@settings(max_examples=200, deadline=None)
-def test_what_is_dominated_goes_with_one_of_the_nodes(successors: list[list[int]], by: set[int]) -> None:
-    reachable = reach(successors, 0)
-    by &= reachable
-    found = dominated(immediate_dominators(successors, 0), by, reachable)
-    assert set(found) == {
-        node for dominator in by for node in reachable - reach(successors, 0, without=dominator)
-    }
 
 
 def test_a_long_chain_is_no_recursion() -> None:

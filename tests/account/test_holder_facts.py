@@ -283,17 +283,6 @@ def test_a_backward_ran_where_most_nodes_have_lost_what_they_saved(
     assert backward_ran(graph, graph.nodes) is ran
 
 
-@shown
-def test_of_many_nodes_the_first_two_hundred_tell_whether_a_backward_ran() -> None:
-    done, waiting = [leaf(1).exp() for _ in range(102)], [leaf(1).exp() for _ in range(101)]
-    for each in done:
-        each.backward()
-    graph = heap_of(*([each.grad_fn] for each in [*waiting, *done]))
-    assert not backward_ran(graph, graph.nodes)
-    graph = heap_of(*([each.grad_fn] for each in [*done, *waiting]))
-    assert backward_ran(graph, graph.nodes)
-
-
 @pytest.mark.parametrize(
     ("own", "others", "leads"),
     [
@@ -315,26 +304,6 @@ def test_a_tensor_leads_to_nodes_that_are_most_of_its_graph(own: int, others: in
     graph = heap_of([result], *([node] for node in mine))
     assert len(mine) == own + others - 1
     assert leads_to(graph, 0, graph.nodes[:own]) is leads
-
-
-def test_nodes_on_several_ways_count_once_and_inputs_without_a_graph_not_at_all() -> None:
-    once = leaf().exp()
-    result = once * once + torch.ones(3)
-    mine = nodes_of(result)
-    # of four nodes, with the one that accumulates the gradient of the leaf
-    graph = heap_of([result], *([node] for node in mine))
-    assert len(graph.nodes) == 3
-    assert leads_to(graph, 0, graph.nodes)
-    assert not leads_to(graph, 0, graph.nodes[:2])
-
-
-def test_a_tensor_leads_to_most_of_the_nodes_asked_for() -> None:
-    result = leaf().exp().sin()
-    strangers = [leaf().exp() for _ in range(2)]
-    mine = nodes_of(result)
-    graph = heap_of([result], *([node] for node in [*mine, *(each.grad_fn for each in strangers)]))
-    assert leads_to(graph, 0, graph.nodes[:3])
-    assert not leads_to(graph, 0, graph.nodes)
 
 
 @shown

@@ -47,6 +47,20 @@ def test_a_tensor_in_containers_is_held_by_the_innermost() -> None:
     assert same(found(graph, tensor, variable, root), [(inner, tensor), (root, variable), (root, root)])
 
 
+def test_the_containers_on_the_way_are_counted_innermost_first() -> None:
+    """Three saves of two states each: one list of saves, three of states, six states."""
+    saves = [{"states": [{"mean": torch.ones(1)} for _ in range(2)]} for _ in range(3)]
+    root = {"saves": saves}
+    chains = [
+        [root, saves, save, save["states"], state, state["mean"]]
+        for save in saves
+        for state in save["states"]
+    ]
+    graph = heap_of(*chains)
+    index = HolderIndex(graph, PathNamer(graph))
+    assert index.containers(graph.index[id(chain[-1])] for chain in chains) == [3, 1]
+
+
 @shows_saved_tensors()
 def test_what_a_graph_saved_is_held_by_what_holds_the_graph() -> None:
     x = torch.ones(3, requires_grad=True)

@@ -92,16 +92,6 @@ def test_numbered_variables_fold_from_eight_on():
     assert set(labels_of(eight, namespace=True)) == {attribute_segment("layer*")}
 
 
-def test_keys_of_more_than_32_patterns_are_data():
-    words = [
-        "".join(pair) for pair in zip("abcdefghijklmnopqrstuvwxyzabcdefg", "x" * 26 + "y" * 7, strict=True)
-    ]
-    assert len(words) == 33
-    assert labels_of(words[:32]) == [item_segment(repr(word)) for word in words[:32]]
-    assert set(labels_of(words)) == {ANY_ITEM}
-    assert labels_of(words, namespace=True) == [attribute_segment(word) for word in words]
-
-
 def test_keys_that_are_nothing_but_a_number_are_places():
     assert labels_of(["0"], namespace=True) == [ANY_ITEM]
     assert labels_of(["0", "1"]) == [item_segment("'0'"), item_segment("'1'")]

@@ -93,16 +93,6 @@ def test_v2_unlimited_reports_the_own_group(tmp_path: Path) -> None:
     assert host_limit(machine.proc, machine.root) == (64 * GIB, "MemTotal")
 
 
-def test_of_equal_limits_the_outermost_is_reported(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, "0::/a/b\n", V2_MOUNT)
-    machine.group("sys/fs/cgroup", stat="anon 9\n")
-    outer = machine.group("sys/fs/cgroup/a", max=GIB, current=900, stat="anon 3\n")
-    machine.group("sys/fs/cgroup/a/b", max=GIB, current=100, stat="anon 2\n")
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
-    assert (memory.path, memory.usage) == (outer, 900)
-
-
 def v1_mount(mount_root: str, point: str = "/sys/fs/cgroup/memory") -> str:
     return (
         "34 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"

@@ -24,6 +24,7 @@ from memtriage.observe.containers import (
 )
 from memtriage.observe.heap import HeapWalk
 from memtriage.observe.heap_graph import HeapGraph
+from memtriage.observe.kinds import KindTable
 
 ENTRY = 20_000
 
@@ -159,19 +160,15 @@ def test_what_was_there_before_and_did_not_grow_is_no_growth() -> None:
         assert not [each for each in grown if graph.objects[each.position] is kept]
 
 
-def small_graph() -> HeapGraph:
-    return HeapGraph()
-
-
 def test_deep_size_counts_parts_once_and_not_what_others_share() -> None:
-    graph = small_graph()
-    assert deep_size(graph, "x" * count(5_000)) > 5_000
-    assert deep_size(graph, {"a": ["x" * count(5_000)], "b": ("y" * count(5_000),)}) > 10_000
+    kinds = KindTable()
+    assert deep_size(kinds, "x" * count(5_000)) > 5_000
+    assert deep_size(kinds, {"a": ["x" * count(5_000)], "b": ("y" * count(5_000),)}) > 10_000
     twice = ["x" * count(5_000)] * 2
-    assert 5_000 < deep_size(graph, twice) < 5_500
+    assert 5_000 < deep_size(kinds, twice) < 5_500
     shared = "x" * count(5_000)
     everybody = [[shared] for _ in range(10)]
-    assert deep_size(graph, everybody[0]) < 500
+    assert deep_size(kinds, everybody[0]) < 500
 
 
 def count(number: int) -> int:
@@ -181,16 +178,16 @@ def count(number: int) -> int:
 
 def test_deep_size_counts_what_the_allocator_takes() -> None:
     """It deals out units of 16 bytes: a float has 24."""
-    assert deep_size(small_graph(), float(count(1))) == 32
+    assert deep_size(KindTable(), float(count(1))) == 32
     number = 2.0 ** count(40)
-    assert deep_size(small_graph(), (number,)) == 32 + sys.getsizeof((number,))
+    assert deep_size(KindTable(), (number,)) == 32 + sys.getsizeof((number,))
 
 
 def test_deep_size_of_arrays_is_that_of_their_memory() -> None:
     base = np.ones(10_000)
-    assert deep_size(small_graph(), base) == base.nbytes
-    assert deep_size(small_graph(), base[:10]) == base.nbytes
-    assert deep_size(small_graph(), [base[:10], base[10:]]) < base.nbytes + 200
+    assert deep_size(KindTable(), base) == base.nbytes
+    assert deep_size(KindTable(), base[:10]) == base.nbytes
+    assert deep_size(KindTable(), [base[:10], base[10:]]) < base.nbytes + 200
 
 
 def test_deep_size_leaves_out_what_is_accounted_for_elsewhere() -> None:
@@ -199,18 +196,18 @@ def test_deep_size_leaves_out_what_is_accounted_for_elsewhere() -> None:
     function.heavy = bytes(10_000)  # type: ignore[attr-defined]
     klass = type("Heavy", (), {"heavy": bytes(10_000)})
     for entry in (torch.ones(10_000), torch.nn.Linear(100, 100), function, klass, sys):
-        assert deep_size(small_graph(), [entry]) < 500
+        assert deep_size(KindTable(), [entry]) < 500
 
 
 def test_deep_size_ends_on_cycles_and_large_structures() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
-    assert deep_size(small_graph(), cycle) == 96 == sys.getsizeof(cycle) + 8
-    assert deep_size(small_graph(), [[number] for number in range(100_000)]) < 100_000 * 100
+    assert deep_size(KindTable(), cycle) == 96 == sys.getsizeof(cycle) + 8
+    assert deep_size(KindTable(), [[number] for number in range(100_000)]) < 100_000 * 100
 
 
 def test_lengths_of_every_kind_of_container() -> None:
-    graph = small_graph()
+    graph = HeapGraph()
     graph.objects += [
         [5],
         {5: 1},

@@ -8,7 +8,6 @@ import weakref
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from memtriage.account.census import Look
@@ -133,36 +132,6 @@ def test_an_object_that_one_walk_did_not_see_is_new(identities: Identities) -> N
     first = token(identities, kept)
     identities.begin()
     assert token(identities, kept) != first
-
-
-def test_other_storages_at_the_same_addresses_are_other_witnesses(identities: Identities) -> None:
-    memory = np.ones((40, 8), np.float32)
-
-    def made(count: int) -> list[Any]:
-        return [torch.from_numpy(row) for row in memory[:count]]
-
-    kept = made(10)
-    addresses = [tensor.data_ptr() for tensor in kept]
-    identities.begin()
-    first = identities.witnesses(kept)
-    kept = made(20)
-    assert [tensor.data_ptr() for tensor in kept[:10]] == addresses
-    identities.begin()
-    assert identities.witnesses(kept).isdisjoint(first)
-
-
-def test_witnesses_stay_while_their_storages_do(identities: Identities) -> None:
-    kept = [torch.ones(8) for _ in range(40)]
-    identities.begin()
-    first = identities.witnesses(kept)
-    assert 2 <= len(first) < len(kept)
-    kept += [torch.ones(8) for _ in range(400)]
-    identities.begin()
-    assert first < identities.witnesses(kept)
-    del kept[:20]
-    identities.begin()
-    left = first & identities.witnesses(kept)
-    assert len(left) == len(first) // 2
 
 
 def test_nothing_stays_alive_and_nothing_stays_behind(program: Any, identities: Identities) -> None:

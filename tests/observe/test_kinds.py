@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -79,36 +76,6 @@ def test_without_a_library_its_objects_are_walked_as_any_other(
 def test_a_name_that_is_no_class_in_this_version_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.checkpoint, "_Holder", lambda: None)
     assert KindTable()[_Holder] == PLAIN
-
-
-def test_types_are_kept_until_the_table_is_cleared() -> None:
-    kinds = KindTable()
-
-    def met() -> weakref.ref[Any]:
-        kind = type("Passing", (), {})
-        kinds.classify(kind())
-        return weakref.ref(kind)
-
-    passing = met()
-    gc.collect()
-    assert passing() is not None
-    kinds.clear()
-    gc.collect()
-    assert passing() is None and kinds.known == {}
-
-
-def test_a_metaclass_is_not_asked_to_hash_or_compare_its_classes() -> None:
-    class Refusing(type):
-        def __hash__(cls) -> int:
-            raise SystemExit
-
-        def __eq__(cls, other: object) -> bool:
-            raise SystemExit
-
-    class One(metaclass=Refusing):
-        pass
-
-    assert KindTable().classify(One()) == PLAIN
 
 
 def test_variables_of_a_function_are_those_that_have_a_value() -> None:

@@ -126,9 +126,20 @@ def test_a_table_of_a_library_that_grows_is_found(program: Any, monkeypatch: pyt
     look_for(program, first)
     table["second"] = ("entry", [2])
     del table
+    searched: list[Any] = []
+    search = library_search._ancestors
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        found = search(*args, **kwargs)
+        searched.extend(len(obj) for obj in (found or {}).values() if type(obj) is list)
+        return found
+
+    monkeypatch.setattr(library_search, "_ancestors", noted)
     all_libraries, grown = look_for(program, Containers(first.now.by_address()))
     assert not all_libraries
     assert "json.table_of_a_test['entries']" in grown
+    # The search's own list of all containers, in which the table is, too, is no holder of it.
+    assert all(length < len(first.now.by_address().lengths) for length in searched)
 
 
 TRACE: ContextVar[list[Any]] = ContextVar("TRACE")

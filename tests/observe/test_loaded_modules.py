@@ -14,7 +14,6 @@ from memtriage.observe.loaded_modules import (
     is_user_module,
     main_name,
     module_name_of,
-    module_variable,
     modules,
     own_modules,
 )
@@ -46,15 +45,6 @@ def test_what_is_no_module_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     names = dict(own_modules())
     assert names["memtriage.extra"] is own and "memtriage" in names
     assert all(name.split(".")[0] == "memtriage" for name in names)
-
-
-def test_variables_of_a_module_are_texts_or_none() -> None:
-    lazy = module("lazy", "/home/user/lazy.py", Lazy)
-    assert module_variable(lazy, "__file__") == "/home/user/lazy.py"
-    assert module_variable(lazy, "__name__") == "lazy"
-    assert module_variable(module("a", 5), "__file__") is None
-    assert module_variable(module("a"), "__file__") is None
-    assert module_variable(object(), "__doc__") is None
 
 
 def test_modules_of_the_user_and_their_packages_have_files_that_are_the_users(

@@ -169,17 +169,6 @@ def test_one_call_at_a_time() -> None:
     assert while_another_thread(lambda: second.result(60.0)) == (True, "second")
 
 
-def test_a_call_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue(0)
-    monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue)
-    first = MainThreadCall(lambda: None)
-    assert first.ask()
-    assert MainThreadCall(lambda: "second").result(0.0) == (False, None)
-    assert bool(queue.calls.pop()) is False
-    assert MainThreadCall(lambda: "third").ask()
-    assert bool(queue.calls.pop()) is False
-
-
 CALL_IN_THE_QUEUE = """
 import cProfile, ctypes, sys, threading
 from memtriage.observe.main_thread import MainThreadCall

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memtriage.observe.objects import Listing, instances, tracked_objects, tuple_items
+from memtriage.observe.objects import Listing, instances, not_among, tracked_objects, tuple_items
 
 
 class Batch:
@@ -103,10 +103,10 @@ def test_listing_answers_by_id_and_type() -> None:
 
     first, second, odd = [1], {"two": 2}, Odd()
     listing = Listing([first, second, odd])
-    assert set(listing.types()) == {id(list), id(dict), id(Odd)}
+    assert listing.by_type == {id(list): [first], id(dict): [second], id(Odd): [odd]}
     assert list(listing.of_types({id(list), id(Odd)})) == [first, odd]
     assert list(listing.among({id(odd), id(second)})) == [second, odd]
-    assert list(listing.not_among({id(second)})) == [first, odd]
+    assert list(not_among(listing.objects, {id(second)})) == [first, odd]
     before = sys.getrefcount(odd)
     listing.clear()
     assert sys.getrefcount(odd) < before

@@ -197,61 +197,11 @@ def test_a_stack_in_the_programs_own_anomaly_mode_is_torchs(recorder: SiteRecord
     assert [len(text.splitlines()) > 1 for text in (own[-1], borrowed)] == [True, False]
 
 
-def test_anomaly_mode_is_off_inside_backward(recorder: SiteRecorder) -> None:
-    recorder.trace_nodes()
-    recorder.in_backward(True)
-    assert not torch._C.is_anomaly_enabled()
-    recorder.in_backward(False)
-    assert torch._C.is_anomaly_enabled()
-    assert not torch._C.is_anomaly_check_nan_enabled()
-
-
 def test_nan_in_backward_is_no_error(recorder: SiteRecorder) -> None:
     recorder.trace_nodes()
     x = leaf()
     (x * float("nan")).sum().backward()
     assert torch.isnan(x.grad).all()
-
-
-def test_what_the_program_switched_on_stays_on_as_it_is() -> None:
-    tracemalloc.start(3)
-    torch.set_anomaly_enabled(True, True)
-    try:
-        recorder = SiteRecorder(None)
-        recorder.start()
-        recorder.trace_objects()
-        recorder.trace_nodes()
-        recorder.in_backward(True)
-        assert torch.is_anomaly_enabled()
-        recorder.in_backward(False)
-        recorder.collect()
-        recorder.stop()
-        assert tracemalloc.is_tracing()
-        assert tracemalloc.get_traceback_limit() == 3
-        assert torch.is_anomaly_enabled()
-        assert torch.is_anomaly_check_nan_enabled()
-    finally:
-        torch.set_anomaly_enabled(False, True)
-        tracemalloc.stop()
-
-
-def test_tracing_that_the_program_switches_off_meanwhile(recorder: SiteRecorder) -> None:
-    recorder.trace_objects()
-    (kept, *_) = plain_tensors()
-    tracemalloc.stop()
-    recorder.collect()
-    assert recorder.site_of(kept) is None
-    assert recorder.live_by_line() == {}
-    assert not recorder.recording
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_what_the_program_switches_on_meanwhile_is_its_own(recorder: SiteRecorder) -> None:
-    recorder.trace_nodes()
-    with torch.autograd.detect_anomaly(check_nan=True):
-        assert torch.is_anomaly_check_nan_enabled()
-    recorder.stop()
-    assert not torch.is_anomaly_enabled()
 
 
 def test_enclosing_function(tmp_path: Path) -> None:

@@ -137,25 +137,6 @@ def test_figures_are_kibibytes_and_classes_sum_to_the_whole(classes: MemoryClass
     assert parse_smaps("").total == 0
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "parts"),
-    [
-        (0x1000, 0x3000, [(0x1000, 0x3000)]),
-        (0x1800, 0x3800, [(0x1800, 0x3000), (0x3000, 0x3800)]),
-        (0x0, 0x30000, [(0x1000, 0x3000), (0x3000, 0x4000), (0x9000, 0xC000), (0x20000, 0x21000)]),
-        (0x4000, 0x9000, []),
-        (0x4000, 0x9001, [(0x9000, 0x9001)]),
-        (0x0, 0x1000, []),
-        (0x21000, 0x22000, []),
-        (0x2000, 0x2000, []),
-    ],
-)
-def test_the_mapped_parts_of_a_range(
-    classes: MemoryClasses, start: int, end: int, parts: list[tuple[int, int]]
-) -> None:
-    assert [(low, high) for low, high, _ in classes.covering(start, end)] == parts
-
-
 def test_devices_of_memory_backed_file_systems_are_hexadecimal() -> None:
     mounts = (
         "22 1 0:27 / /dev/shm rw,nosuid - tmpfs tmpfs rw,size=64k\n"

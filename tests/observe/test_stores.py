@@ -22,14 +22,9 @@ FAILED = PathSegment(SegmentKind.TRACEBACK, "__traceback__")
 STATE = (*SELF, *attribute("state"))
 H = of_module("train", "h")
 FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
-    "append": (
-        "def main():\n    losses = []\n    losses.append(loss)  # here", items_of("main", "losses"), "loss"),
     "attribute": (
         "class A:\n    def __init__(self):\n        self.seen = []\n    def f(self, x):\n"
         "        self.seen.append(x.sum())  # here", (*SELF, *attribute("seen"), ANY_ITEM), "x.sum()"),
-    "in front": (
-        "class A:\n    def __init__(self): self.g = []\n    def f(self, g):\n"
-        "        self.g = [g[0]] + self.g  # here", (*SELF, *attribute("g"), ANY_ITEM), "[g[0]] + self.g"),
     "cut after it was lengthened": (
         "class Q:\n    def add(self, keys):\n        self.queue = torch.cat([keys, self.queue])  # here\n"
         "        if len(self.queue) > 9:\n            self.queue = self.queue[:9]",
@@ -41,32 +36,16 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "key of a dict": (
         "episode = {'obs': [], 'act': []}\nepisode['obs'].append(o)\nepisode['act'].append(a)  # here",
         (*SELF, *attribute("episodes"), ANY_ITEM, item("'act'"), ANY_ITEM), "a"),
-    "item": (
-        "cache = {}\ndef f(k, v):\n    cache[k] = v  # here",
-        (*of_module("train", "cache"), ANY_ITEM), "v"),
-    "set default": (
-        "cache = {}\ncache.setdefault(k, []).append(v)  # here",
-        (*of_module("train", "cache"), ANY_ITEM, ANY_ITEM), "v"),
     "carried": (
         "h = torch.zeros(3)\nfor x in xs:\n    y, h = net(x, h)  # here",
         of_module("train", "h"), "net(x, h)"),
     "a key that is not in the source": (
         "params = dict(model.named_parameters())\nfor x in xs:\n    params = step(params, x)  # here",
         (*of_module("train", "params"), item("'0.bias'")), "step(params, x)"),
-    "replaced": (
-        "past = None\nfor x in xs:\n    past = out.past  # here", of_module("train", "past"), "out.past"),
     "in place": (
         "class N:\n    def __init__(self):\n        self.register_buffer('mean', torch.zeros(3))\n"
         "    def forward(self, x):\n        self.mean.mul_(0.9).add_(x.mean())  # here",
         (*SELF, *attribute("mean")), None),
-    "total": ("def main():\n    total = 0\n    total += loss  # here", local("main", "total"), "loss"),
-    "registered": (
-        "class N:\n    def forward(self, x):\n        self.register_buffer(f'mask_{i}', m)  # here",
-        (*SELF, *attribute("mask_*")), "m"),
-    "registered next to another": (
-        "class N:\n    def forward(self, x):\n        self.register_buffer('other', o)\n"
-        "        self.register_buffer('mask', m)  # here",
-        (*SELF, *attribute("mask")), "m"),
     "a variable of a notebook": (
         "losses = []\nlosses.append(loss)  # here", (*named("losses"), ANY_ITEM), "loss"),
     "an attribute of one": (
@@ -101,12 +80,6 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
         "class Layer:\n    def __init__(self):\n        self.seen = zeros()\n    def forward(self, x):\n"
         "        self.seen = cat([self.seen, x])  # here\ndef build(n): self.layers.append(Layer())",
         (*SELF, *attribute("layers"), ANY_ITEM, *attribute("seen")), "cat([self.seen, x])"),
-    "heap": (
-        "import heapq\nheap = []\ndef f(x):\n    heapq.heappush(heap, (x.sum(), x))  # here",
-        (*of_module("train", "heap"), ANY_ITEM, item("1")), "(x.sum(), x)"),
-    "sorted list of an attribute": (
-        "class A:\n    def f(self, k, x):\n        bisect.insort(self.best[k], x)  # here",
-        (*SELF, *attribute("best"), ANY_ITEM, ANY_ITEM), "x"),
     "parametrization": (
         "def prune(layer):\n    parametrize.register_parametrization(layer, 'weight', Mask(m))  # here\n"
         "class Mask:\n    def __init__(self, mask):\n        self.register_buffer('mask', mask)",
@@ -118,33 +91,12 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
         "class W:\n    def __init__(self): self.jobs = SimpleQueue()\n    def add(self, x):\n"
         "        self.jobs.put(x)  # here",
         (*SELF, *attribute("jobs"), *attribute("<list>"), ANY_ITEM), None),
-    "another name": (
-        "class A:\n    def f(self, x):\n        seen = self.seen\n        seen.append(x)  # here\n"
-        "    def g(self, seen, x):\n        seen.append(x)", (*SELF, *attribute("seen"), ANY_ITEM), "x"),
-    "another name of an entry": (
-        "def f(k, x):\n    kept = cache.setdefault(k, [])\n    kept.append(x)  # here",
-        (*of_module("train", "cache"), ANY_ITEM, ANY_ITEM), "x"),
-    "what a function returns": (
-        "def sessions():\n    if not hasattr(local, 'sessions'):\n        local.sessions = {}\n"
-        "    return local.sessions\ndef serve(k, x):\n    sessions()[k] = x  # here",
-        (*of_module("train", "local"), *attribute("sessions"), item("'s*'")), "x"),
     "context variable": (
         "trace = ContextVar('trace')\ntrace.set([])\ndef span(x):\n    trace.get().append(x)  # here",
         (PathSegment(SegmentKind.CONTEXT_VARIABLE, "trace"), ANY_ITEM), "x"),
     "another function's variable of the name": (
         "def other():\n    losses = []\n    losses.append(1 + x)\ndef main():\n    losses.append(y)  # here",
         items_of("main", "losses"), "y"),
-    "a module's variable that a function declares as global": (
-        "h = zeros()\ndef step(x):\n    global h\n    h = net(x, h)  # here", H, "net(x, h)"),
-    "a module's variable in a lambda": (
-        "seen = []\nsend = lambda x: seen.append(x)  # here", (*of_module("train", "seen"), ANY_ITEM), "x"),
-    "a buffer that is registered": (
-        "class N:\n    def grow(self, x):\n        self.register_buffer('state', x)  # here", STATE, "x"),
-    "an attribute that is set by name": (
-        "class N:\n    def grow(self, x):\n        setattr(self, 'state', x)  # here", STATE, "x"),
-    "a module's variable that a function hides": (
-        "seen = []\ndef f():\n    seen = []\n    seen.append(x)\ndef g():\n    seen.append(y)  # here",
-        (*of_module("train", "seen"), ANY_ITEM), "y"),
 }  # fmt: skip
 NOT_CERTAIN: dict[str, tuple[str, HolderPath]] = {
     "two lines": ("def main():\n    losses.append(a)\n    losses.append(b)", items_of("main", "losses")),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
 from memtriage.observe.classes import variables_of
 from memtriage.observe.heap_graph import HeapGraph
-from memtriage.observe.kinds import ARRAY, KLASS, LOCALS, MODULE, NODE, OPTIMIZER, PLAIN, TENSOR, FrameLocals
 from memtriage.observe.loaded_modules import modules
 from memtriage.observe.walker import CensusBudget, HeapWalker
 
@@ -27,17 +25,6 @@ def walked(module: ModuleType, budget: CensusBudget | None = None) -> HeapWalker
     walker.exhaust()
     walker.release()
     return walker
-
-
-def steps(graph: HeapGraph, wanted: dict[str, Any]) -> list[tuple[str, str, int]]:
-    """(name, name of the holder, kind) of these objects, in the order of the walk."""
-    names = {id(value): name for name, value in wanted.items()}
-    found = []
-    for at, (obj, parent) in enumerate(zip(graph.objects, graph.parents, strict=True)):
-        if id(obj) in names:
-            holder = names.get(id(graph.objects[parent]), "?") if parent >= 0 else "root"
-            found.append((names[id(obj)], holder, graph.kind(at)))
-    return found
 
 
 PROGRAM = """
@@ -60,42 +47,6 @@ things = Thing()
 """
 
 
-def test_plain_objects_come_first_then_graphs_then_optimizers(program: Any) -> None:
-    program.module.__dict__["HeapWalker"] = HeapWalker
-    program.run(PROGRAM)
-    walker = walked(program.module)
-    graph = walker.graph
-    wanted = {name: program[name] for name in ("near", "array", "view", "loss", "model", "deep", "things")}
-    wanted |= {"train": vars(program.module), "node": program["node"], "adam": program["adam"]}
-    wanted |= {"weight": program["model"].weight}
-    wanted |= {"inner": program["deep"][0], "Thing": program["Thing"]}
-    assert steps(graph, wanted) == [
-        ("train", "root", PLAIN),
-        ("Thing", "root", KLASS),
-        ("near", "train", PLAIN),
-        ("array", "train", ARRAY),
-        ("view", "train", ARRAY),
-        ("loss", "train", TENSOR),
-        ("model", "train", MODULE),
-        ("deep", "train", PLAIN),
-        ("things", "train", PLAIN),
-        ("inner", "deep", PLAIN),
-        ("weight", "inner", TENSOR),
-        ("node", "train", NODE),
-        ("adam", "train", OPTIMIZER),
-    ]
-    at = {name: graph.index[id(value)] for name, value in wanted.items()}
-    assert {graph.root_names[each] for each in (at["train"], at["Thing"])} == {"train", "train.Thing"}
-    assert at["model"] in graph.modules and at["adam"] in graph.optimizers and at["node"] in graph.nodes
-    assert graph.arrays == [at["array"], at["view"]]
-    assert {at["loss"], at["weight"]} <= set(graph.tensors)
-    assert program["library"] in walker.library_classes
-    assert program["own"] not in walker.library_classes
-    assert program["Thing"] not in walker.library_classes
-    assert walker.head == len(graph.objects)
-    assert graph.cut is None and graph.not_searched == set()
-
-
 def test_what_is_fenced_or_entered_is_not_entered_again(program: Any) -> None:
     program.run("one, other = [1], [2]\nboth = [one, other]")
     walker = walker_for()
@@ -111,18 +62,6 @@ def test_what_is_fenced_or_entered_is_not_entered_again(program: Any) -> None:
     assert id(program["one"]) not in set(map(id, graph.objects))
     assert id(program["both"]) not in set(map(id, graph.objects))
     assert graph.objects[graph.index[id(program["other"])]] is program["other"]
-
-
-def test_variables_of_a_function_are_a_root_of_their_thread() -> None:
-    mine = [1]
-    walker = walker_for()
-    walker.enter_frame(("loader", sys._getframe()))
-    walker.exhaust()
-    root = walker.graph.objects[0]
-    assert isinstance(root, FrameLocals)
-    assert (root.thread, root.code.co_name) == ("loader", sys._getframe().f_code.co_name)
-    assert walker.graph.kind(0) == LOCALS and walker.graph.root_names == {0: ""}
-    assert walker.graph.parents[walker.graph.index[id(mine)]] == 0
 
 
 def test_a_walk_ends_at_the_most_objects(program: Any) -> None:
@@ -160,17 +99,6 @@ def test_containers_with_very_many_entries_are_walked_last(program: Any) -> None
     assert graph.cut is None
     whole = walked(program.module, CensusBudget(objects=1 << 40, wide=250))  # there is room for all
     assert id(program["many"][0]) in whole.graph.index
-
-
-def test_very_many_entries_get_a_time_of_their_own(program: Any) -> None:
-    program.run("many = [[number] for number in range(300)]")
-    walker = walked(program.module, CensusBudget(objects=1000, wide=250, wide_seconds=-1.0))
-    assert walker.graph.cut is None
-    walker.enter_wide()
-    assert walker.graph.cut is not None and walker.graph.cut.endswith(
-        "in the longest time that a census takes"
-    )
-    assert id(program["many"][0]) not in walker.graph.index
 
 
 def test_entries_are_entered_or_wait_by_their_kind(program: Any) -> None:

@@ -112,6 +112,41 @@ def test_a_job_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> No
             take_census(job.pid)
 
 
+_KEEPS_GRAPHS = """
+import sys, torch
+from memtriage.observe.malloc import malloc_info
+kept, weight = [], torch.ones(8, requires_grad=True)
+def keep(number):
+    for _ in range(number):
+        value = weight
+        for _ in range(100):
+            value = torch.exp(value) * 0.1
+        kept.append(value.sum())
+        kept[-1].backward()
+keep(10)
+before = malloc_info().in_use
+keep(40)
+print(malloc_info().in_use - before, flush=True)
+sys.stdin.readline()
+"""
+
+
+@known_python
+def test_the_nodes_that_losses_keep_count_as_memory_of_their_list() -> None:
+    """Nothing is saved any more after a backward: the nodes themselves are what grows."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _KEEPS_GRAPHS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        taken = int(job.stdout.readline())
+        census = take_census(job.pid)
+        job.kill()
+    kept = PathSegment(SegmentKind.VARIABLE, "kept")
+    (losses,) = (group for group in census.groups if kept in group.anchor)
+    assert losses.count == 50
+    assert losses.on_host * 40 / 50 == pytest.approx(taken, rel=0.1)
+
+
 _TRAINS = """
 import sys, torch
 def train():

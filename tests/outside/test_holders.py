@@ -56,3 +56,4 @@ def test_the_container_and_the_element_of_each_tensor(program: Any) -> None:
         "train.chain -> grad_fn MulBackward0 -> saved other": RemoteHolding(module, chain, "dict", None),
     }
     assert {path: holders.of(positions[path]) for path in expected} == expected
+    assert holders.containers([positions["train.records[*]['loss']"]]) == [1]

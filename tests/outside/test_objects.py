@@ -13,10 +13,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from memtriage.outside.memory import ProcessMemory
 from memtriage.outside.objects import RemoteHeap, RemoteType
+from memtriage.outside.own_memory import own_words
 from memtriage.outside.python_layout import layout_of
 
 pytestmark = pytest.mark.skipif(
@@ -216,6 +218,20 @@ def test_references_are_those_that_the_collector_sees(name: str) -> None:
 
 UNORDERED = ("dict of anything",)
 """The collector sees all keys of such a dict's entries after their values."""
+
+
+def test_a_ring_of_a_cache_that_was_copied_while_it_changed_ends() -> None:
+    cached, heap = _cache(3), _read()
+    following = heap.layout.lru_next
+    links = [own_words(id(cached) + following, 1)[0]]
+    for _ in range(2):
+        links.append(own_words(links[-1] + following, 1)[0])
+    memory = heap.memory
+    memory.words(id(cached), 1), [memory.words(link, 1) for link in links]
+    memory.put(np.array(links[-1:]) + following, np.array([links[:1]]))  # leads back past the cache itself
+    found = Counter(heap.referents(id(cached)))
+    keys = [own_words(link + heap.layout.lru_key, 1)[0] for link in links]
+    assert [found[key] for key in keys] == [1, 1, 1]
 
 
 def test_what_a_class_is_made_of() -> None:

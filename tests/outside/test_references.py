@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from memtriage.outside.objects import HIGHEST, RemoteHeap
 from memtriage.outside.python_layout import layout_of
 from memtriage.outside.references import ClassRows, References
 from memtriage.outside.same_build import SharedFiles
+from support.outside_parts import moved
 from support.remote_memory import SIZE, START, hostile_memory
 
 _JOB = """
@@ -95,6 +98,27 @@ def test_the_same_references_as_of_each_object_alone() -> None:
                 assert together.get(at, []) == alone, heap.type_of(address)
         finally:
             job.kill()
+
+
+@pytest.mark.skipif(layout_of(sys.version_info[:2]) is None, reason="this Python is not known")
+@pytest.mark.parametrize("kind", [list, dict])
+def test_what_was_copied_before_it_moved_into_a_container_is_copied_again(kind: type) -> None:
+    layout = layout_of(sys.version_info[:2])
+    assert layout is not None
+    containers = [kind((f"{at} {of}", object()) for at in range(5)) for of in range(40)]
+    memory = ProcessMemory(os.getpid())
+    heap = RemoteHeap(memory, layout, lambda address: address)
+    where = (ctypes.c_int64 * 4096)()
+    array = (ctypes.addressof(where) + 4095) & ~4095
+    memory.words(array, 512)
+    offset = layout.list_items if kind is list else layout.dict_keys
+    with moved(id(containers[7]) + offset, array, 400):
+        objects = np.array([id(each) for each in containers], np.int64)
+        rows = ClassRows(heap, lambda address: 1)
+        edges = References(heap, rows).of(objects, rows.rows(memory.data[memory.places(objects) + 1]))
+    for at, each in enumerate(containers):
+        items = list(each.values() if isinstance(each, dict) else each)
+        assert sorted(edges.children[edges.holders == at].tolist()) == sorted(map(id, items))
 
 
 @settings(max_examples=30, deadline=None)

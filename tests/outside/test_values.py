@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
 from collections import OrderedDict, deque
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from memtriage.outside.memory import ProcessMemory
 from memtriage.outside.python_layout import layout_of
 from memtriage.outside.values import LONGEST_TEXT, RemoteValues
+from support.outside_parts import moved
 
 pytestmark = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
@@ -123,19 +124,36 @@ def test_a_dict_has_its_keys_and_values_in_order(name: str) -> None:
     assert reader.dict_value(id(given_dict), "not there") == 0
 
 
-def test_a_list_that_got_another_array_is_copied_again() -> None:
-    grows, stays, small = [object() for _ in range(100)], [object() for _ in range(100)], [object()]
-    room = [bytearray(100_000) for _ in range(3)]  # What is mapped later is not read.
-    reader = values()
-    before = {name: reader.list_items(id(one)) for name, one in (("grows", grows), ("stays", stays))}
-    more = [object() for _ in range(10_000)]
-    del room[1]
-    grows.extend(more)
-    small.extend(object() for _ in range(3))
-    assert reader.list_items(id(grows)) == before["grows"], "copied once"
-    reader.renew(np.array([id(grows), id(stays), id(small)], np.int64))
-    assert reader.list_items(id(grows)) == ids(grows)
-    assert reader.list_items(id(stays)) == before["stays"] == ids(stays)
+@pytest.mark.parametrize("length", [3, 100])
+def test_a_list_whose_array_was_copied_before_it_moved_there_is_copied_again(length: int) -> None:
+    reader, grows = values(), [object() for _ in range(length)]
+    where = (ctypes.c_int64 * 4096)(*range(1, 4097))  # no addresses of objects
+    array = (ctypes.addressof(where) + 4095) & ~4095
+    reader.memory.words(array, 512)
+    with moved(id(grows) + reader.layout.list_items, array, 8 * length):
+        assert reader.list_items(id(grows)) == ids(grows)
+
+
+def test_a_list_whose_array_is_where_nothing_was_mapped_is_read() -> None:
+    reader, grows = values(), [object() for _ in range(3)]
+    with mmap.mmap(-1, 1 << 20) as mapped:
+        room = ctypes.c_int64.from_buffer(mapped)
+        array = ctypes.addressof(room)
+        if reader.memory.mapping_at(array):
+            pytest.skip("the kernel gave what was mapped before")
+        with moved(id(grows) + reader.layout.list_items, array, 24):
+            assert reader.list_items(id(grows)) == ids(grows)
+        del room
+
+
+@pytest.mark.parametrize("length", [3, 100])
+def test_a_dict_whose_entries_were_copied_before_it_moved_there_is_copied_again(length: int) -> None:
+    reader, grows = values(), {f"name {number}": object() for number in range(length)}
+    where = (ctypes.c_int64 * 4096)()
+    keys = (ctypes.addressof(where) + 4095) & ~4095
+    reader.memory.words(keys, 512)
+    with moved(id(grows) + reader.layout.dict_keys, keys, 64 * length):
+        assert reader.dict_items(id(grows)) == [(id(key), id(value)) for key, value in grows.items()]
 
 
 def test_sizes_that_nothing_has_make_no_entries() -> None:

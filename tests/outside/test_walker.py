@@ -159,6 +159,23 @@ def test_the_same_objects_through_the_same_holders_as_inside(program: Any, count
     assert graph.tensors == [at for at, kind in enumerate(graph.kinds) if kind == TENSOR]
 
 
+def test_many_nodes_at_once_lead_to_the_same_as_one_by_one(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.run("COUNT = 100")
+    program.run(PROGRAM)
+    program.run("deep = [torch.stack((leaf() * T()).tanh().split(2)).sum() for _ in range(COUNT)]")
+    graphs = [walked(program.module).graph]
+    monkeypatch.setattr("memtriage.outside.walker._FEW", 10**9)
+    graphs.append(walked(program.module).graph)
+    at_once, alone = [
+        (graph.objects, graph.kinds, graph.parents, graph.nodes, graph.tensors, graph.saved)
+        for graph in graphs
+    ]
+    assert at_once == alone
+    assert len(graphs[0].nodes) > 1000 and len(graphs[0].saved) > 200
+
+
 def test_a_walk_ends_when_its_time_is_over_and_says_how_far_it_came(program: Any) -> None:
     program.run("things = [[number] for number in range(10_000)]")
     looks: list[bool] = []

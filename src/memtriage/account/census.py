@@ -19,7 +19,15 @@ from memtriage.account.holder_facts import holder_facts, store_of
 from memtriage.account.holder_index import HolderIndex
 from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.paths import PathNamer
-from memtriage.model.census import Census, CutSeen, GroupDetail, GroupKey, HolderGroup, StorageRecord
+from memtriage.model.census import (
+    Census,
+    CutSeen,
+    GroupDetail,
+    GroupKey,
+    HolderGroup,
+    StorageRecord,
+    counting_kept,
+)
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.observe.autograd import created
 from memtriage.observe.heap import HeapWalk
@@ -249,7 +257,7 @@ class CensusView:
         for held in self._held.values():
             elements.setdefault(self._key(held), set()).add(self._holders.holder_of(held.position)[1])
         for key, entries in elements.items():
-            groups[key].entries = len(entries)
+            groups[key].entries, groups[key].containers = len(entries), self._holders.containers(entries)
         if self._identities is not None:
             self._note_holders(groups, self._identities)
         for group in groups.values():
@@ -275,11 +283,7 @@ class CensusView:
             kept[anchor] += sizer.tensor(graph.objects[position], saved=above is not None)
         for held in self._held.values():
             kept[self._namer.path(held.position).anchor] += sizer.storage
-        at: dict[HolderPath, HolderGroup] = {}
-        for group in groups.values():
-            other = at.get(group.anchor)
-            if other is None or (group.device == "cpu", group.nbytes) > (other.device == "cpu", other.nbytes):
-                at[group.anchor] = group
+        at = counting_kept(groups.values())
         for anchor in nodes:
             if anchor not in at:
                 at[anchor] = self._without_storage(groups, anchor)

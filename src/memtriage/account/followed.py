@@ -100,6 +100,7 @@ class FollowedHolders:
             nodes=group.objects,
             entries=group.entries,
             holders=len(group.holders),
+            containers=group.containers,
             attached=group.attached,
             owner=max(group.owners, key=lambda name: group.owners[name], default="autograd context"),
             known=_known_holder(group),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memtriage.account.ownership import WalkedGraph
 from memtriage.account.path_rules import FoldedPaths
-from memtriage.model.paths import ANY_ITEM
+from memtriage.model.paths import ANY_ITEM, is_entry
 from memtriage.observe.kinds import NODE, TENSOR
 
 
@@ -58,6 +60,28 @@ class HolderIndex:
                 return above
             at = above
         return element if graph.parents[element] < 0 else graph.parents[element]
+
+    def containers(self, elements: Iterable[int]) -> list[int]:
+        """Return how many containers have the entries on the paths to some elements, innermost first.
+
+        Args:
+            elements: positions, whose paths have the same folded names.
+        """
+        graph, namer = self._graph, self._namer
+        found: list[set[int]] = []
+        for element in elements:
+            at, level = element, 0
+            while (above := graph.parents[at]) >= 0:
+                path = namer.path(at)
+                if path.whole and is_entry(path.whole[-1]) and not path.namespace:
+                    if level == len(found):
+                        found.append(set())
+                    if above in found[level]:
+                        break
+                    found[level].add(above)
+                    level += 1
+                at = above
+        return [len(each) for each in found]
 
     def instance_of(self, holder: int) -> int:
         """Return what a holder belongs to; for a namespace its instance, function or module."""

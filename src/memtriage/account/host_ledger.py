@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, get_args
 import msgspec
 
 from memtriage.model.census import Owner, StorageRecord
-from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.model.ledger import CPU_TENSORS, MALLOC_IN_USE, PYTHON_OBJECTS, Ledger, LedgerRow
 from memtriage.model.paths import HolderPath
 from memtriage.model.units import size
 from memtriage.observe.host import PinnedStats
@@ -207,7 +207,7 @@ def _place(tensor: _Tensor) -> str:
         return "tensors in shared memory"
     if tensor.mapping.kind in ("file", "library"):
         return "tensors in mapped files"
-    return "CPU tensors"
+    return CPU_TENSORS
 
 
 def _tensor_detail(group: list[_Tensor]) -> str:
@@ -297,7 +297,7 @@ def _allocator_rows(
         retained = left.take("heap", malloc.free)
     others = "numpy arrays, C++ objects, Python objects above 512 bytes, malloc's own headers"
     yield LedgerRow(
-        row="malloc in use",
+        row=MALLOC_IN_USE,
         bytes=in_use,
         detail=others if counted else f"tensors (no census was taken), {others}",
     )
@@ -306,7 +306,7 @@ def _allocator_rows(
         bytes=retained,
         detail=_retained_detail(retained, arenas),
     )
-    yield LedgerRow(row="Python objects", bytes=python, detail="arenas of Python's object allocator")
+    yield LedgerRow(row=PYTHON_OBJECTS, bytes=python, detail="arenas of Python's object allocator")
     yield LedgerRow(
         row="other anonymous memory",
         bytes=left.take("anonymous", left.bytes["anonymous"]) + left.take("heap", left.bytes["heap"]),

@@ -55,7 +55,7 @@ def _rows(name: str, processes: Iterable[HostSample | ChildSample], count: str) 
         shared += proportional - unshared
     words = f"; {count}" if count else ""
     return [
-        LedgerRow(row=f"{name}: pages of its own", bytes=private, detail=f"goes when it ends{words}"),
+        LedgerRow(row=f"{name}: pages of its own", bytes=private, detail=f"freed when it ends{words}"),
         LedgerRow(
             row=f"{name}: its share of common pages",
             bytes=shared,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from memtriage.account.dominators import dominated, immediate_dominators
 from memtriage.observe.heap_graph import HeapGraph
+from memtriage.observe.objects import not_among
 from memtriage.process.stdlib import gc
 
 _AT_ONCE: Final = 128
@@ -31,9 +32,11 @@ class RetainedSizes:
     """
 
     def __init__(self, graph: HeapGraph, storages: Iterable[int]) -> None:
+        # Before there are lists of referrers: these are many.
+        others = [] if graph.all_libraries else graph.not_walked()
         self.referrers = _referrers(graph)
         self.reaching = reaching = _reaching(self.referrers, storages)
-        self.elsewhere = _referred_to_elsewhere(graph, reaching)
+        self.elsewhere = _referred_to_elsewhere(graph, reaching, others)
         self._objects = len(graph.objects)
         self.place = place = {position: number for number, position in enumerate(reaching)}
         self.successors: list[list[int]] = [[] for _ in reaching]
@@ -94,13 +97,12 @@ def _reaching(referrers: Sequence[Sequence[int]], storages: Iterable[int]) -> li
     return queue
 
 
-def _referred_to_elsewhere(graph: HeapGraph, positions: Sequence[int]) -> frozenset[int]:
-    """Return those objects to which something refers that was not walked."""
-    if graph.all_libraries:
+def _referred_to_elsewhere(graph: HeapGraph, positions: Sequence[int], others: list[Any]) -> frozenset[int]:
+    """Return those objects to which one of `others` refers, which were not walked."""
+    if not others:
         return frozenset()
     asked = {id(graph.objects[position]) for position in positions}
-    namespaces = _made_meanwhile(graph, positions)
-    others = [obj for obj in graph.not_walked() if id(obj) not in namespaces]
+    others = list(not_among(others, _made_meanwhile(graph, positions)))
     met: set[int] = set()
     for start in range(0, len(others), _AT_ONCE):
         met |= asked.intersection(map(id, gc.get_referents(*others[start : start + _AT_ONCE])))

@@ -67,11 +67,10 @@ class CellReport(msgspec.Struct, kw_only=True):
 
     Attributes:
         label: the cell as the notebook names it, `In[5]`.
-        run: how often it has run under the magic, this time included.
         seconds: how long it took, without memtriage's own work.
         devices: tensors before and after, by device.
         came, went: holders that have more, or less, than before; largest first.
-        holders: what holds memory now, largest first, where it was asked for.
+        holders: what holds memory now, largest first, after an out-of-memory error.
         outputs: bytes that `Out` alone keeps, by device.
         traceback: bytes that the error's traceback keeps, by device; empty without an error.
         freed: what was freed of it; None when nothing was.
@@ -81,7 +80,6 @@ class CellReport(msgspec.Struct, kw_only=True):
     """
 
     label: str
-    run: int
     seconds: float
     devices: list[DeviceUse]
     came: list[HolderChange]

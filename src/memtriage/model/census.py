@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -91,6 +92,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
             groups on several devices, only the one on `cpu` counts them, else the largest.
         objects: how many autograd nodes these are.
         made: sequence numbers that autograd gave the oldest and the newest of them; None where unknown.
+        containers: how many objects have the entries (`[*]`) on the anchor, the innermost first.
         entries: objects that the anchor itself names: entries of its container, 1 for a variable. For a state
             that is carried from step to step they stay the same while its graph gets longer.
     """
@@ -109,6 +111,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     kept: int = 0
     objects: int = 0
     made: tuple[int, int] | None = None
+    containers: list[int] = []
     entries: int = 0
 
     @property
@@ -124,6 +127,16 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     def holder(self) -> str:
         """The whole path as printed."""
         return in_words(self.path)
+
+
+def counting_kept(groups: Iterable[HolderGroup]) -> dict[HolderPath, HolderGroup]:
+    """Return the group of each anchor that counts `kept`: the one on `cpu`, else the largest."""
+    chosen: dict[HolderPath, HolderGroup] = {}
+    for group in groups:
+        other = chosen.get(group.anchor)
+        if other is None or (group.device == "cpu", group.nbytes) > (other.device == "cpu", other.nbytes):
+            chosen[group.anchor] = group
+    return chosen
 
 
 GroupKey = tuple[str, HolderPath]

@@ -54,6 +54,7 @@ class HolderSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         storages, nodes: how many storages and autograd nodes these are.
         entries: objects that the anchor names.
         holders: objects that hold its storages.
+        containers: how many objects have the entries (`[*]`) on the anchor, the innermost first.
         attached: some of it is kept alive through the autograd graph.
         owner: what most of its bytes are.
         known: the entry of the catalogue of known holders that keeps more than half of it.
@@ -73,6 +74,7 @@ class HolderSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     nodes: Whole = 0
     entries: Whole = 0
     holders: Whole = 0
+    containers: list[Whole] = []
     attached: bool = False
     owner: str = ""
     known: str | None = None
@@ -164,7 +166,7 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Return its position on a scale, for comparisons over the run or within a step."""
         if scale == "second":
             return self.work_s
-        if scale in ("step", "run"):
+        if scale == "step":
             return self.position.step + self.interrupted
         if self.within_step:
             return self.position.into_step + 1 if self.interrupted else self.position.microbatch

@@ -200,12 +200,16 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def rates(self) -> dict[str, int]:
-        """The known growth rates by unit (step, micro-batch, second), the most telling one first."""
+        """The known growth rates by unit (step, micro-batch, second), the most telling one first.
+
+        That of a step with one micro-batch is named once.
+        """
+        several = self.bytes_per_microbatch != self.bytes_per_step
         of_event = self.event if self.event not in ("step", "microbatch", "backward") else None
         known: dict[str, int | None] = {
             **({} if of_event is None else {of_event: self.bytes_per_event}),
             "step": self.bytes_per_step,
-            "micro-batch": self.bytes_per_microbatch,
+            "micro-batch": self.bytes_per_microbatch if several else None,
             "second": self.bytes_per_second,
         }
         return {per: rate for per, rate in known.items() if rate is not None}

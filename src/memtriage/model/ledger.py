@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from memtriage.model.bounds import Whole
+
+CPU_TENSORS: Final = "CPU tensors"
+MALLOC_IN_USE: Final = "malloc in use"
+PYTHON_OBJECTS: Final = "Python objects"
+"""Rows of the host's ledger whose bytes have holders."""
 
 
 class LedgerRow(msgspec.Struct, kw_only=True):

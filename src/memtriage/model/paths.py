@@ -195,10 +195,14 @@ def is_hook_of_node(path: HolderPath) -> bool:
     )
 
 
+def is_entry(segment: PathSegment) -> bool:
+    """Whether a segment is any item of a container, or any whose keys begin or end alike."""
+    return segment.kind is SegmentKind.ITEM and "*" in segment.name
+
+
 def without_last_item(path: HolderPath) -> HolderPath:
     """The container itself, of a path to any of its items, or to all whose keys begin or end alike."""
-    varies = bool(path) and path[-1].kind is SegmentKind.ITEM and "*" in path[-1].name
-    return path[:-1] if varies else path
+    return path[:-1] if path and is_entry(path[-1]) else path
 
 
 def last_name(path: HolderPath) -> str:

@@ -169,7 +169,8 @@ class Maximum(msgspec.Struct, kw_only=True):
     """The largest batch or length within a budget, as `memtriage plan --maximize --json` prints it.
 
     Attributes:
-        budget: bytes, as in `Plan`; none of it stays free.
+        budget: bytes, as in `Plan`.
+        margin: part of the budget that stays free.
         maximize: what was searched: `batch`, `seq`, or both.
         found: one for what was searched; of both, one for each length. Empty if nothing fits.
         least_needs: what the smallest size needs that was tried.
@@ -180,6 +181,7 @@ class Maximum(msgspec.Struct, kw_only=True):
 
     schema: int = 1
     budget: int
+    margin: float
     maximize: list[str]
     found: list[LargestSize]
     least_needs: int

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 TrainingPhase = Literal["forward", "backward", "optimizer", "evaluation", "setup"]
-Scale = Literal["step", "microbatch", "second", "run"]
-"""What the positions of censuses, and so rates of growth, are counted in; `run`: executions of a cell."""
+Scale = Literal["step", "microbatch", "second"]
+"""What the positions of censuses, and so rates of growth, are counted in."""
 
 
 class TrainingPosition(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

@@ -8,6 +8,8 @@ import msgspec
 
 HOST_PEAK: Final = "peak"
 """Key of `Prediction.host` for the sum of the classes."""
+EARLIER: Final = " of an earlier step"
+"""End of the phase of what was made before the step of the peak."""
 
 
 class PredictedStep(msgspec.Struct, kw_only=True):
@@ -145,6 +147,8 @@ class Horizon(msgspec.Struct, kw_only=True):
         steps: how many were simulated.
         peak_reserved: most bytes of segments in any step, with unlimited memory.
         peak_allocated: most bytes of live blocks in any step.
+        allocated_p50, allocated_p99, allocated_p999: half, 99 % and 99.9 % of the steps have at their peak at
+            most so many bytes of live blocks; with unlimited memory.
         peak_step: the first step that reserves `peak_reserved`.
         peak_shape: its input.
         full_at: the first step in which an allocation fails, although cached blocks were returned, if the
@@ -164,6 +168,9 @@ class Horizon(msgspec.Struct, kw_only=True):
     steps: int
     peak_reserved: int
     peak_allocated: int
+    allocated_p50: int
+    allocated_p99: int
+    allocated_p999: int
     peak_step: int
     peak_shape: str
     full_at: int | None

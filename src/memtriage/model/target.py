@@ -30,6 +30,10 @@ LENGTH_NAMES: Final = (
 """What programs call the samples of a micro-batch, and the length of a sample, in order of preference."""
 
 
+SIZES: Final = {"batch": 8, "seq": 2048}
+"""Of a Hugging Face configuration, unless the user gives others."""
+
+
 class TraceTarget(msgspec.Struct, kw_only=True):
     """A program; exactly one of `name`, `module` and `hf_config` is given.
 

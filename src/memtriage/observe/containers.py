@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from memtriage.observe.classes import addresses, bases_of, exactly, instance_dict, name_of, size_of
 from memtriage.observe.heap_graph import HeapGraph
-from memtriage.observe.kinds import ARRAY, PLAIN
+from memtriage.observe.kinds import ARRAY, PLAIN, KindTable
 from memtriage.observe.objects import array_base, array_bytes, tuple_items
 from memtriage.process.stdlib import gc
 
@@ -202,10 +202,10 @@ class ContainerLengths:
 
     def add(self, objects: Iterable[Any]) -> list[Any]:
         """Note the lengths of the containers among some objects, and return the containers."""
-        containers = list(_sized(objects))
-        types = list(map(id, map(type, containers)))
-        ordered = list(compress(containers, map(_ORDERED.__contains__, types)))
-        unordered = list(compress(containers, map(_UNORDERED.__contains__, types)))
+        objects = list(objects)
+        types = list(map(id, map(type, objects)))
+        ordered = list(filter(None, compress(objects, map(_ORDERED.__contains__, types))))
+        unordered = list(filter(None, compress(objects, map(_UNORDERED.__contains__, types))))
         # In C, not entry by entry. If another thread has emptied a container since, it has no first entry.
         first = map(next, map(iter, ordered), repeat(None))
         self._addresses.extend(chain(map(id, ordered), map(id, unordered)))
@@ -219,9 +219,9 @@ class ContainerLengths:
         return KnownLengths(lengths, dict(zip(self._addresses, self._firsts, strict=True)))
 
 
-def _sized(objects: Iterable[Any]) -> Iterator[Any]:
+def _sized(objects: Sequence[Any]) -> Iterator[Any]:
     """Yield the growable containers among some objects, except empty ones."""
-    return filter(None, (obj for obj in objects if id(type(obj)) in GROWABLE))
+    return filter(None, compress(objects, map(GROWABLE.__contains__, map(id, map(type, objects)))))
 
 
 def _first_of(container: Any) -> int:
@@ -257,6 +257,8 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
         earlier: lengths and first entries at the earlier walk (`ContainerLengths.by_address`).
         most: how many to return at most.
     """
+    if not earlier.lengths:
+        return []
     containers = []
     # From `first_own` on there are memtriage's own objects, and what no variable of the program leads to.
     objects = [*graph.objects[: graph.first_own], *_of_running_loops(graph)]
@@ -267,9 +269,7 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
             continue
         position = graph.index[id(obj)]
         more = len(obj) - earlier.lengths[id(obj)]
-        newest = _newest(obj)
-        entry_bytes = _added_by_each(graph, obj, newest)
-        native = next((name for item in newest if (name := _native_type(item)) is not None), None)
+        entry_bytes, native = recent_entries(graph.kinds, obj)
         containers.append(GrownContainer(position, more, entry_bytes, native, name_of(type(obj))))
     containers.sort(key=lambda grown: -grown.more * grown.entry_bytes)
     return containers[:most]
@@ -314,6 +314,13 @@ def long_arrays(graph: HeapGraph) -> list[LongArray]:
     return arrays
 
 
+def recent_entries(kinds: KindTable, container: Any) -> tuple[int, str | None]:
+    """Return what `GrownContainer` says of a growable container's recent entries: their size and type."""
+    newest = _newest(container)
+    native = next((name for item in newest if (name := _native_type(item)) is not None), None)
+    return _added_by_each(kinds, container, newest), native
+
+
 def _newest(container: Any) -> list[Any]:
     """Up to four of the newest entries, by the container's order if it has one."""
     if isinstance(container, dict):
@@ -325,14 +332,14 @@ def _newest(container: Any) -> list[Any]:
     return [container[-offset] for offset in range(1, min(4, len(container)) + 1)]
 
 
-def _added_by_each(graph: HeapGraph, container: Any, newest: Sequence[Any]) -> int:
+def _added_by_each(kinds: KindTable, container: Any, newest: Sequence[Any]) -> int:
     """Average bytes that an entry adds to earlier ones; `newest` is the result of `_newest`.
 
     What entries share, such as the event loop of futures or the manager of loggers, came with an earlier one.
     It counts for the oldest of these entries, which is left out unless it is the only one.
     """
     seen = {id(container)}
-    sizes = [deep_size(graph, entry, seen) for entry in reversed(newest)]
+    sizes = [deep_size(kinds, entry, seen) for entry in reversed(newest)]
     added = sizes[1:] or sizes
     return sum(added) // max(1, len(added))
 
@@ -373,13 +380,13 @@ def _native_type(entry: Any) -> str | None:
     return None
 
 
-def deep_size(graph: HeapGraph, obj: Any, seen: set[int] | None = None) -> int:
+def deep_size(kinds: KindTable, obj: Any, seen: set[int] | None = None) -> int:
     """Bytes of an object and of the plain data and arrays below it, up to a number of objects.
 
     Tensors, modules, classes and functions are left out: they are accounted for elsewhere or shared.
 
     Args:
-        graph: knows the kinds of types.
+        kinds: of types.
         obj: any object.
         seen: ids of objects to leave out; all that were met are added.
     """
@@ -393,7 +400,7 @@ def deep_size(graph: HeapGraph, obj: Any, seen: set[int] | None = None) -> int:
         seen.add(id(part))
         if len(seen) > most:
             continue
-        kind = graph.kinds[type(part)]
+        kind = kinds[type(part)]
         if kind == ARRAY:
             base = array_base(part)
             if base is None:

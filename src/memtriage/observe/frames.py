@@ -43,11 +43,7 @@ def frame_locals(frame: FrameType, wanted: Wanted | None = None) -> list[tuple[s
     code = frame.f_code
     if not code.co_flags & 0x0001:  # CO_OPTIMIZED: only functions have fast locals
         return []
-    return _read(frame, code, wanted or _every)
-
-
-def _every(name: str) -> bool:
-    return True
+    return _read(frame, code, wanted or (lambda name: True))
 
 
 def current_frames() -> dict[int, FrameType]:

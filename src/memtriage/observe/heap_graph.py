@@ -9,7 +9,7 @@ from memtriage.observe.classes import variables_of
 from memtriage.observe.edges import edges
 from memtriage.observe.kinds import PLAIN, KindTable
 from memtriage.observe.loaded_modules import modules
-from memtriage.observe.objects import tracked_objects
+from memtriage.observe.objects import not_among, tracked_objects
 from memtriage.process.stdlib import gc
 
 
@@ -77,10 +77,6 @@ class HeapGraph:
 
     def not_walked(self) -> list[Any]:
         """Return the tracked objects that the walk has not reached, except modules and its own lists."""
-        index = self.index
-        namespaces = {id(variables_of(module)) for module in modules()}
-        return [
-            obj
-            for obj in tracked_objects()
-            if (at := index.get(id(obj))) is None or (at < 0 and id(obj) in namespaces)
-        ]
+        index, tracked = self.index, tracked_objects()  # listed first: the result must not list itself
+        fenced = (space for space in map(variables_of, modules()) if index.get(id(space), 0) < 0)
+        return [*not_among(tracked, index), *fenced]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import ModuleType
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from memtriage.observe.kinds import (
     TENSOR,
 )
 from memtriage.observe.loaded_modules import own_modules
-from memtriage.observe.objects import Listing
+from memtriage.observe.objects import not_among
 from memtriage.observe.walker import HeapWalker
 from memtriage.process.stdlib import gc
 
@@ -79,8 +80,8 @@ def enter_holders_of_tensors(
     holders = _ancestors(walker, sought, libraries)
     if holders is None:
         return False
-    growable = walker.everything.of_types(GROWABLE)
-    containers = list(wanted_containers(obj for obj in growable if id(obj) not in graph.index))
+    # No variable for the growable containers: it would look like another holder of the wanted ones.
+    containers = list(wanted_containers(not_among(list(walker.everything.of_types(GROWABLE)), graph.index)))
     of_containers = _ancestors(walker, containers, libraries, own=(sought, holders))
     if of_containers is not None:
         sought += containers
@@ -96,17 +97,19 @@ def enter_holders_of_tensors(
     _enter_modules(walker, own_modules(), holders)
     _walk_within(walker, holders)
     _walk_below(walker, sought)
-    left = [obj for obj in walker.everything.among(holders) if id(obj) not in graph.index]
+    unreached = {key for key in holders if key not in graph.index}
+    left = list(walker.everything.among(unreached)) if unreached else []
     walker.everything.clear()
-    walker.everything = Listing(left)
+    walker.everything.objects += left
     return True
 
 
 def _that_hold_tensors(walker: HeapWalker) -> list[Any]:
     """Return the objects that have memory of tensors and were not reached."""
     index, kinds = walker.graph.index, walker.kinds
-    wanted = {key for key, kind in walker.everything.types().items() if kinds[kind] in _SOUGHT}
-    return [obj for obj in walker.everything.of_types(wanted) if id(obj) not in index]
+    groups = walker.everything.by_type.values()
+    sought = (group for group in groups if kinds[type(group[0])] in _SOUGHT)
+    return list(not_among(list(chain.from_iterable(sought)), index))
 
 
 def _ancestors(

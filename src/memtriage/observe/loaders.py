@@ -142,7 +142,8 @@ def _order(batches: Any) -> tuple[Integers, Integers] | None:
     sampler = batches._sampler_iter
     if type(sampler) is GeneratorType and sampler.gi_code is BatchSampler.__iter__.__code__:
         size, drop_last = batches._index_sampler.batch_size, batches._index_sampler.drop_last
-        inner = {id(each): each for each in gc.get_referents(sampler) if _reads_indices(each)}
+        kinds = (GeneratorType, _LIST_ITERATOR, _RANGE_ITERATOR)
+        inner = {id(each): each for each in gc.get_referents(sampler) if exactly(each, *kinds)}
         if len(inner) != 1:
             return None
         items = numbers(_whole(inner.popitem()[1], asked * size))
@@ -158,10 +159,6 @@ def _order(batches: Any) -> tuple[Integers, Integers] | None:
         return None
     items = numbers(list(chain.from_iterable(whole)))
     return None if items is None else (items, np.cumsum([0, *map(len, whole[:-1])]))
-
-
-def _reads_indices(found: Any) -> bool:
-    return exactly(found, GeneratorType, _LIST_ITERATOR, _RANGE_ITERATOR)
 
 
 def _whole(iterator: Any, read: int) -> Sequence[Any] | None:

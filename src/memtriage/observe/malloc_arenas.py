@@ -1,4 +1,4 @@
-"""glibc's malloc arena by arena: what each has from the kernel, what is free, what a trim would return."""
+"""glibc's malloc arena by arena: what is free, what a trim would return."""
 
 from __future__ import annotations
 
@@ -17,17 +17,11 @@ class MallocArena(msgspec.Struct, frozen=True, gc=False):
     """One arena of malloc: the main one (number 0, the brk heap) or one of the threads'. Sizes in bytes.
 
     Attributes:
-        number: its place in malloc's list.
-        from_kernel: address space that it has opened.
         free: bytes in free chunks, including the top one.
-        chunks: number of free chunks.
         trimmable: whole pages inside free chunks: what `malloc_trim(0)` returns, unless already returned.
     """
 
-    number: int
-    from_kernel: int
     free: int
-    chunks: int
     trimmable: int
 
 
@@ -64,7 +58,6 @@ _MINIMUM_TOP: Final = 32
 
 def _arena(heap: ElementTree.Element, page: int) -> MallocArena:
     totals = {element.get("type"): element for element in heap.findall("total")}
-    system = {element.get("type"): element for element in heap.findall("system")}
     rest, fast = totals.get("rest"), totals.get("fast")
     binned = [*heap.findall("sizes/size"), *heap.findall("sizes/unsorted")]
     # `rest` counts the bins and the top chunk; `sizes` also has the fast bins, whose chunks stay small.
@@ -72,10 +65,7 @@ def _arena(heap: ElementTree.Element, page: int) -> MallocArena:
     top = max(_number(rest, "size") - in_bins, 0)
     pages = sum(max(_number(element, "total") - page * _number(element, "count"), 0) for element in binned)
     return MallocArena(
-        number=int(heap.get("nr") or 0),
-        from_kernel=_number(system.get("current"), "size"),
         free=_number(rest, "size") + _number(fast, "size"),
-        chunks=_number(rest, "count") + _number(fast, "count"),
         trimmable=pages + max(top - page - _MINIMUM_TOP, 0),
     )
 

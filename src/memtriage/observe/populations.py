@@ -62,4 +62,4 @@ def _immortal(obj: object) -> bool:
 def _size(graph: HeapGraph, entry: Any) -> int:
     if graph.kinds[type(entry)] in (TENSOR, ARRAY):
         return size_of(entry)
-    return deep_size(graph, entry)
+    return deep_size(graph.kinds, entry)

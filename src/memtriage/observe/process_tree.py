@@ -128,8 +128,18 @@ def _listed(folder: str) -> list[str]:
 
 def started_at(pid: int) -> int | None:
     """Return when a process started, in the kernel's ticks: a number may be given to another process."""
+    return _stat(pid, 19)
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the process that started a process; None if it has ended."""
+    return _stat(pid, 1)
+
+
+def _stat(pid: int, number: int) -> int | None:
+    """Return a field of a process's state, counted from the one after its name."""
     fields = _bytes_of(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    return int(fields[19]) if len(fields) > 19 else None
+    return int(fields[number]) if len(fields) > number else None
 
 
 def is_helper(pid: int) -> bool:

@@ -26,9 +26,8 @@ from functools import lru_cache
 from typing import Any
 
 from memtriage.observe import cuda
-from memtriage.observe.autograd import creation_site
+from memtriage.observe.autograd import creation_site, is_node_type
 from memtriage.observe.cuda import allocation_site, blamed_frame, is_of_user
-from memtriage.observe.kinds import NODE, TENSOR, KindTable
 from memtriage.observe.malloc import malloc_info
 from memtriage.observe.modes import AnomalyMode, Tracing
 from memtriage.observe.objects import instances
@@ -129,18 +128,22 @@ class SiteRecorder:
         if not self._tracing.borrowed:
             return  # not begun, or the program traces itself by now
         with self._tracing.reading():
-            self._read_traces()
-        self._stop_tracing()
+            self._read_object_traces()
+            snapshot = tracemalloc.take_snapshot()
+        self._stop_tracing()  # it would also follow what the lines below allocate
+        self._note_lines(snapshot)
 
-    def _read_traces(self) -> None:
-        kinds = KindTable()
-        traced = frozenset((TENSOR, NODE))  # made once: tracemalloc follows whatever the loop allocates
-        for obj in instances(lambda kind: kinds[kind] in traced):
+    def _read_object_traces(self) -> None:
+        tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+        # Not by a `KindTable`: tracemalloc follows whatever deciding on thousands of types allocates.
+        for obj in instances(lambda kind: issubclass(kind, tensor) or is_node_type(kind)):
             trace = _object_trace(obj)
             if trace:
                 with suppress(TypeError):  # nodes of C++ take no weak reference
                     self._objects[id(obj)] = weakref.ref(obj), trace
-        for stat in tracemalloc.take_snapshot().statistics("traceback"):
+
+    def _note_lines(self, snapshot: tracemalloc.Snapshot) -> None:
+        for stat in snapshot.statistics("traceback"):
             # No names yet: they are in the source, which takes long to parse, and few are needed.
             frames = _frames([(frame.filename, frame.lineno) for frame in reversed(stat.traceback)])
             own = next((at for at, frame in enumerate(frames) if _OWN_FOLDER in frame["filename"]), None)

@@ -6,6 +6,7 @@ import sys
 from typing import Any, Final
 
 from memtriage.observe.kinds import ATOM, BOUNDARY, KLASS, NODE, TENSOR, KindTable
+from memtriage.observe.objects import not_among
 from memtriage.observe.tensors import plain
 from memtriage.observe.walker import HeapWalker
 from memtriage.process.stdlib import gc
@@ -20,7 +21,7 @@ def enter_unrooted(walker: HeapWalker) -> None:
     graph = walker.graph
     graph.first_unrooted = len(graph.objects)
     index, kinds, skipped = graph.index, walker.kinds, (ATOM, BOUNDARY, KLASS)
-    left = list(walker.everything.not_among(index))
+    left = list(not_among(walker.everything.objects, index))
     walker.everything.clear()
     left = [obj for obj in left if kinds[type(obj)] not in skipped]
     if not left:

@@ -87,7 +87,9 @@ class HeapWalker:
         self.wide: list[int] = []
         self.reader.find_checkpoints(self.everything)
         own_parts = (*vars(graph).values(), *vars(self).values(), *vars(self.kinds).values())
-        for own in (vars(graph), vars(self.everything), *vars(self.everything).values(), *own_parts):
+        listed = self.everything
+        own_parts += (vars(graph), vars(listed), *vars(listed).values(), *listed.by_type.values())
+        for own in own_parts:
             self.fence(own)
 
     def fence(self, obj: Any) -> None:

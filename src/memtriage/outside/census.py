@@ -12,14 +12,23 @@ from typing import Final
 
 import numpy as np
 
+from memtriage.account.native_sizes import SIZES
 from memtriage.account.ownership import RANK
-from memtriage.model.census import GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
+from memtriage.model.census import (
+    GroupDetail,
+    GroupKey,
+    HolderGroup,
+    Owner,
+    StorageRecord,
+    counting_kept,
+)
 from memtriage.model.evidence import DataSeen
 from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
 from memtriage.model.units import count, size
 from memtriage.observe.tensors import StorageFacts
 from memtriage.outside.containers import RemoteContainers
 from memtriage.outside.gradients import Gradients, gradients_now, most_gradients
+from memtriage.outside.graph import RemoteGraph
 from memtriage.outside.holders import Holders, RemoteHolding
 from memtriage.outside.interpreter import (
     InterpreterLayout,
@@ -39,7 +48,7 @@ from memtriage.outside.same_build import SharedFiles
 from memtriage.outside.tensors import TorchReader
 from memtriage.outside.torch_layout import TorchLayout, calibrate, libraries
 from memtriage.outside.values import Translate
-from memtriage.outside.walk import RemoteWalk
+from memtriage.outside.walk import WORKER_FILE, RemoteWalk
 from memtriage.process.collector import collector_paused
 from memtriage.process.stdlib import time
 
@@ -73,6 +82,8 @@ class RemoteReading:
         anchors: what the program itself holds each of them with.
         attached: keys of storages that hang on the autograd graph.
         holdings: what holds each of them in Python.
+        kept: bytes of the tensor objects and storage record of each, and of the nodes that its tensors hold.
+        containers: by anchor, as `HolderGroup.containers`.
         beyond: keys of storages that only libraries or C++ hold.
         sure: keys of storages that were read at one instant.
         whole: the stacks of all threads were found.
@@ -99,6 +110,8 @@ class RemoteReading:
     anchors: dict[Key, HolderPath] = field(default_factory=dict)
     attached: set[Key] = field(default_factory=set)
     holdings: dict[Key, RemoteHolding] = field(default_factory=dict)
+    kept: Counter[Key] = field(default_factory=Counter)
+    containers: dict[HolderPath, list[int]] = field(default_factory=dict)
     beyond: set[Key] = field(default_factory=set)
     sure: set[Key] = field(default_factory=set)
     whole: bool = True
@@ -128,8 +141,8 @@ class OutsideCensus:
 
     Attributes:
         groups: largest first, of storages that were there at the end, or at one instant. Holders are known
-            by their addresses, and so are storages, which are all witnesses. `kept` and `objects` of a group
-            are not worked out.
+            by their addresses, and so are storages, which are all witnesses. `objects` of a group is not
+            worked out.
         storages: their records.
         details: type and bound of the container of each group.
         at: when the last reading was copied, in seconds of the monotonic clock.
@@ -331,20 +344,31 @@ class JobReader:
         memory.steady = copied == len(busy)
         return self._reading(memory, before), found
 
-    def numbers(self) -> Iterator[tuple[tuple[str, str], int]]:
-        """Yield whole numbers in variables of the program's running functions, by function and variable.
+    def runs_program(self) -> bool:
+        """Return whether one of the program's functions runs, or the loop of a `DataLoader`'s worker."""
+        return any(
+            modules.is_user_file(frame.file) or frame.file.endswith(WORKER_FILE)
+            for _, modules, frame in self._running_now()
+        )
 
-        Copies frames alone, which takes about a millisecond.
-        """
-        memory = ProcessMemory(self._pid, self._opened)
-        heap = RemoteHeap(memory, self._layout, self._translate)
-        modules = RemoteModules(heap)
-        for _, frame in RemoteInterpreter(heap, self._found, self._translate).frames(self._pid)[0]:
+    def numbers(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """Yield whole numbers in variables of the program's running functions, by function and variable."""
+        for heap, modules, frame in self._running_now():
             if modules.is_user_file(frame.file):
                 for name, address in frame.variables:
                     if (number := heap.number(address)) is not None:
                         yield (frame.name, name), number
-        memory.release()
+
+    def _running_now(self) -> Iterator[tuple[RemoteHeap, RemoteModules, Frame]]:
+        """Yield what runs in the process. Copies frames alone, which takes about a millisecond."""
+        memory = ProcessMemory(self._pid, self._opened)
+        heap = RemoteHeap(memory, self._layout, self._translate)
+        modules = RemoteModules(heap)
+        try:
+            for _, frame in RemoteInterpreter(heap, self._found, self._translate).frames(self._pid)[0]:
+                yield heap, modules, frame
+        finally:
+            memory.release()
 
     def _reading(self, memory: ProcessMemory, before: RemoteReading | None) -> RemoteReading:
         """Return a reading that has a copy, and nothing in it yet."""
@@ -428,12 +452,13 @@ def walk_once(
     namer = RemoteNamer(graph)
     owners = owners_in(graph, namer)
     held: dict[Key, tuple[StorageFacts, int, Owner]] = {}
+    keys: dict[int, Key] = {}
     for position in graph.tensors:
         facts = torch.storage(graph.objects[position])
         if facts is None:
             continue
         owner = owners.of(position)
-        key = (facts.device, facts.address)
+        key = keys[position] = facts.device, facts.address
         known = held.get(key)
         if known is not None:
             others, at, before = known
@@ -446,6 +471,7 @@ def walk_once(
             reading.at = time.monotonic()  # the lengths of its containers are of this instant
         reading.data = containers.add(graph, namer, translate, reading.modules)
     holders = Holders(graph, namer)
+    below: dict[HolderPath, list[int]] = {}
     for key, (facts, position, owner) in held.items():
         path = namer.path(position)
         reading.storages[key] = StorageRecord(
@@ -455,10 +481,18 @@ def walk_once(
         reading.tensors[key] = graph.objects[position]
         reading.anchors[key] = path.anchor
         reading.holdings[key] = holders.of(position)
+        below.setdefault(path.anchor, []).append(position)
         if path.attached or torch.node(graph.objects[position]):
             reading.attached.add(key)
         if position >= walk.program_end:
             reading.beyond.add(key)
+        reading.kept[key] += SIZES.storage
+    reading.containers = {anchor: holders.containers(positions) for anchor, positions in below.items()}
+    for position, key in keys.items():
+        reading.kept[key] += SIZES.tensor + (SIZES.wrapper if torch.wrapper(graph.objects[position]) else 0)
+    for position, nbytes in _kept_in_nodes(graph):
+        if position in keys:
+            reading.kept[keys[position]] += nbytes
     reading.trains = bool(graph.optimizers)
     reading.objects, reading.nodes, reading.chunks = len(graph.objects), len(graph.nodes), walk.chunks
     reading.leaves = torch.leaves(np.array([graph.objects[at] for at in graph.tensors], np.int64))
@@ -473,6 +507,20 @@ def walk_once(
         reading.notes.append(
             f"what {count:,} autograd nodes of unknown types save for backward is not listed"
         )
+
+
+def _kept_in_nodes(graph: RemoteGraph) -> Iterator[tuple[int, int]]:
+    """Yield the objects that hold autograd nodes, and the bytes of the nodes that each holds first."""
+    nodes = np.array(graph.nodes, np.int64)
+    parents = np.array(graph.parents, np.int64)
+    holder = np.arange(len(parents))
+    holder[nodes] = parents[nodes]
+    while not np.array_equal(holder, above := holder[holder]):
+        holder = above
+    holders, which = np.unique(holder[nodes], return_inverse=True)
+    objects = np.array(graph.objects, np.int64)
+    nbytes = np.bincount(which, graph.torch.node_bytes(objects[nodes]), len(holders))
+    yield from zip(holders.tolist(), nbytes.astype(np.int64).tolist(), strict=True)
 
 
 def joined(readings: Sequence[RemoteReading]) -> OutsideCensus:
@@ -498,10 +546,12 @@ def joined(readings: Sequence[RemoteReading]) -> OutsideCensus:
             if key not in chosen or weight < chosen[key][0]:
                 chosen[key] = weight, reading
     found = RemoteReading(last.heap, last.torch, last.modules, last.at)
+    found.containers = first.containers | last.containers
     for key, (_, reading) in chosen.items():
         found.storages[key] = reading.storages[key]
         found.anchors[key] = reading.anchors[key]
         found.holdings[key] = reading.holdings[key]
+        found.kept[key] = reading.kept[key]
         if key in reading.attached:
             found.attached.add(key)
     gone = {key: one for reading in readings for key, one in reading.storages.items() if key not in chosen}
@@ -550,9 +600,12 @@ def _groups(reading: RemoteReading) -> list[HolderGroup]:
         elements.setdefault(group.key, set()).add(holding.element)
         witnesses.setdefault(group.key, []).append(record.address)
     for group in groups.values():
-        group.entries = len(elements[group.key])
+        group.entries, group.containers = len(elements[group.key]), reading.containers[group.anchor]
         group.witnesses = frozenset(witnesses[group.key])
         group.path = max(group.by_path, key=lambda path: group.by_path[path])
+    counting = counting_kept(groups.values())
+    for key, nbytes in reading.kept.items():
+        counting[reading.anchors[key]].kept += nbytes
     return sorted(groups.values(), key=lambda group: -group.nbytes)
 
 

@@ -47,6 +47,7 @@ class FollowedOutside:
         return CensusSeen(
             position=TrainingPosition(time_s=now),
             work_s=now,
+            between=not (program_only and census.missing),
             partial=program_only,
             holders=seen,
             gone=gone,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memtriage.account.holder_index import HolderIndex
@@ -32,6 +33,10 @@ class Holders:
     def __init__(self, graph: RemoteGraph, namer: RemoteNamer) -> None:
         self._graph = graph
         self._index = HolderIndex(graph, namer)
+
+    def containers(self, positions: Iterable[int]) -> list[int]:
+        """Return how many containers have the entries on the paths to objects with one anchor."""
+        return self._index.containers({self._index.holder_of(position)[1] for position in positions})
 
     def of(self, position: int) -> RemoteHolding:
         """Return what holds the chain that leads to the object at a position."""

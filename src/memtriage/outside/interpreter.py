@@ -62,16 +62,13 @@ def own_layout() -> PythonLayout:
     """
     layout = layout_of(sys.version_info[:2])
     if sys.implementation.name != "cpython" or sys.maxsize < 1 << 32 or layout is None or is_special_build():
+        special = ", a debug or free-threaded build" if is_special_build() else ""
         raise OutsideError(
             f"reading from outside is not known for this Python ({sys.implementation.name} "
-            f"{sys.version_info[0]}.{sys.version_info[1]}{_kind_of_build()}): expected a 64-bit release of "
+            f"{sys.version_info[0]}.{sys.version_info[1]}{special}): expected a 64-bit release of "
             f"CPython {' or '.join(versions())}; start the job with `memtriage run --listen`"
         )
     return layout
-
-
-def _kind_of_build() -> str:
-    return ", a debug or free-threaded build" if is_special_build() else ""
 
 
 def measure(layout: PythonLayout) -> InterpreterLayout:

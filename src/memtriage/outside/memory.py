@@ -135,14 +135,12 @@ class RemoteMemory(ABC):
     """
 
     def __init__(self, mappings: Sequence[Mapping]) -> None:
-        self.mappings = mappings
+        self._take_mappings(mappings)
         self.bytes_read = 0
         self.full = self.steady = False
         self.failed = 0
-        self._readable = [mapping for mapping in mappings if mapping.readable]
-        self._starts = [mapping.start for mapping in self._readable]
         chunks = sum(2 + (mapping.end - mapping.start >> CHUNK_BITS) for mapping in self._readable)
-        self._slots = min(1 + chunks, MOST_BYTES // _SLOT_BYTES)
+        self._slots = min(1 + 2 * chunks, MOST_BYTES // _SLOT_BYTES)  # it may map more meanwhile
         self._used = 1
         copied = np.zeros((self._slots + 1) * SLOT, np.uint64)  # the kernel gives pages as they are written
         self.data: Words = copied.view(np.int64)
@@ -157,6 +155,17 @@ class RemoteMemory(ABC):
         self._number_of = np.zeros(self._slots, np.int64)
         self._asked = np.zeros(self._slots, bool)
         self._put: list[tuple[Words, Words]] = []
+
+    def _take_mappings(self, mappings: Sequence[Mapping]) -> None:
+        self.mappings = mappings
+        self._readable = [mapping for mapping in mappings if mapping.readable]
+        self._starts = [mapping.start for mapping in self._readable]
+
+    def map_again(self) -> None:
+        """Look up again what is mapped: what was not may be asked for again."""
+        self._blocks[self._blocks == _UNMAPPED_BLOCK] = _UNKNOWN_BLOCK
+        known = self._slot_of[_UNMAPPED_BLOCK + 1 : self._blocks_used]
+        known[known == 0] = -1
 
     def release(self) -> None:
         """Release the copy. Its readers refer to themselves, so they would keep it until a collection."""
@@ -472,6 +481,10 @@ class ProcessMemory(RemoteMemory):
         self._readv = ctypes.CDLL(None, use_errno=True).process_vm_readv
         self._readv.restype = ctypes.c_ssize_t
         self._readv.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
+
+    def map_again(self) -> None:
+        self._take_mappings(read_maps(self.pid))
+        super().map_again()
 
     def _copy(self, parts: Sequence[tuple[int, int, int]]) -> int:
         total = sum(size for _, size, _ in parts)

@@ -420,7 +420,7 @@ class RemoteHeap(RemoteValues):
         """Slots, attributes, the class, then what the built-in base has.
 
         Of classes written in C the layout is not known: each of their words that is the address of an object
-        counts as a reference.
+        counts as a reference. Python's allocators align objects to 16 bytes.
         """
         found: list[int] = []
         start = klass.own_from
@@ -430,7 +430,7 @@ class RemoteHeap(RemoteValues):
             found += [
                 word
                 for at, word in enumerate(words)
-                if 4096 < word < HIGHEST and not word & 7 and start + 8 * at not in skipped
+                if 4096 < word < HIGHEST and not word & 15 and start + 8 * at not in skipped
             ]
         if klass.managed:
             values = self._own_values(address, klass)
@@ -448,8 +448,8 @@ class RemoteHeap(RemoteValues):
         return self.deque_items(address)
 
     def _dict_referents(self, address: int, klass: RemoteType) -> list[int]:
+        entries = self.dict_items(address)
         keys = self.memory.word(address + self.layout.dict_keys)
-        entries = self._entries(keys, self.memory.word(address + self.layout.dict_values))
         if self.memory.byte(keys + self.layout.keys_kind):  # all keys are strings
             return [value for _, value in entries]
         return [part for entry in entries for part in entry]
@@ -485,15 +485,15 @@ class RemoteHeap(RemoteValues):
     def _lru_referents(self, address: int, klass: RemoteType) -> list[int]:
         memory, layout = self.memory, self.layout
         found: list[int] = []
-        link = memory.word(address + layout.lru_next)
-        for _ in range(MOST_ITEMS):
-            if not link or link == address:
-                break
+        before, link = address, memory.word(address + layout.lru_next)
+        # A ring that changed while it was copied may lead into one without an end: each link knows the last.
+        while link and link != address and memory.word(link + layout.lru_next - 8) == before:
             found += memory.words(link + layout.lru_key, 2)
-            link = memory.word(link + layout.lru_next)
+            before, link = link, memory.word(link + layout.lru_next)
         start = layout.lru_function
         words = memory.words(address + start, (klass.size - start) >> 3)
-        return found + [w for at, w in enumerate(words) if start + 8 * at != _weak_offset(klass)]
+        weak = next((offset for offset in klass.skipped if offset != klass.dict_offset), 0)
+        return found + [w for at, w in enumerate(words) if start + 8 * at != weak]
 
     # --- functions that run, or ran ---
 
@@ -567,7 +567,3 @@ class RemoteHeap(RemoteValues):
         if frame and memory.byte(frame + layout.frame_owner) == FRAME_OBJECT_OWNS:
             found += self._frame_referents(frame)
         return found
-
-
-def _weak_offset(klass: RemoteType) -> int:
-    return next((offset for offset in klass.skipped if offset != klass.dict_offset), 0)

@@ -101,7 +101,6 @@ class PythonLayout:
     number_tag_bits: int = 0
     # functions and descriptors
     function_globals: int = 16
-    function_name: int = 32
     function_qualified_name: int = 40
     function_code: int = 48
     function_defaults: int = 56

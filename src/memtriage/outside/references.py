@@ -50,7 +50,7 @@ class ClassRows:
         self._heap = heap
         self._kind_of = kind_of
         layout = heap.layout
-        self._fixed = [
+        self.fixed = [
             [layout.cell_value],
             [layout.method_function, layout.method_self],
             [layout.builtin_self, layout.builtin_module],
@@ -76,13 +76,6 @@ class ClassRows:
         self._skipped = np.full((256, _MOST_SKIPPED), -1, np.int64)
         self._count = 0
 
-    def fixed_offsets(self, which: int) -> list[int]:
-        return self._fixed[which]
-
-    @property
-    def fixed_count(self) -> int:
-        return len(self._fixed)
-
     def rows(self, classes: Words) -> Words:
         """Return the row of each class, by the addresses of the classes."""
         if not len(classes):
@@ -106,9 +99,6 @@ class ClassRows:
     def class_at(self, row: int) -> RemoteType | None:
         """Return the class of a row."""
         return self._heap.class_at(int(self._table[row, _COLUMNS.index("address")]))
-
-    def rows_of_kind(self, kind: int) -> Words:
-        return np.flatnonzero(self._table[: self._count, 0] == kind)
 
     def _learn(self, addresses: list[int]) -> None:
         rows = []
@@ -184,12 +174,10 @@ class References:
         fixed = np.flatnonzero(layouts == FIXED)
         if len(fixed):
             which = self._classes.column("fixed", rows[fixed])
-            for at in range(self._classes.fixed_count):
+            for at, offsets in enumerate(self._classes.fixed):
                 chosen = fixed[which == at]
                 if len(chosen):
-                    parts.append(
-                        (8, *self._at_offsets(objects[chosen], chosen, self._classes.fixed_offsets(at)))
-                    )
+                    parts.append((8, *self._at_offsets(objects[chosen], chosen, offsets)))
         return _in_order(parts)
 
     def _one_by_one(self, objects: Words, chosen: Words) -> tuple[int, Words, Words]:
@@ -209,7 +197,7 @@ class References:
             words, which = self._memory.spans(objects + starts, counts)
             within = np.arange(len(words)) - np.repeat(np.cumsum(counts) - counts, counts)
             offsets = starts[which] + 8 * within
-            followed = (words > 4096) & (words < HIGHEST) & (words & 7 == 0)
+            followed = (words > 4096) & (words < HIGHEST) & (words & 15 == 0)
             skipped = self._classes.skipped(rows)
             for at in range(skipped.shape[1]):
                 followed &= offsets != skipped[which, at]
@@ -255,12 +243,18 @@ class References:
         return [self._at_offsets(objects[made], holders[made], offsets)]
 
     def _lists(self, objects: Words, holders: Words) -> list[tuple[Words, Words]]:
-        self._heap.renew(objects)
+        words, which = self._list_words(objects)
+        torn = np.unique(which[(words <= 4096) | (words & 7 != 0)])
+        if len(torn):
+            self._heap.renew(objects[torn])
+            words, which = self._list_words(objects)
+        return [(words, holders[which])]
+
+    def _list_words(self, objects: Words) -> tuple[Words, Words]:
         data, places = self._memory.data, self._memory.places(objects)
         counts = _bounded(data[places + self._layout.size // 8])
         last = data[places + self._layout.list_items // 8] + 8 * (counts - 1)
-        words, which = self._memory.spans(last, counts, -8)
-        return [(words, holders[which])]
+        return self._memory.spans(last, counts, -8)
 
     def _tuples(self, objects: Words, holders: Words) -> list[tuple[Words, Words]]:
         counts = _bounded(self._memory.data[self._memory.places(objects) + self._layout.size // 8])
@@ -275,10 +269,13 @@ class References:
         return [(words, holders[which])]
 
     def _dicts(self, objects: Words, holders: Words) -> list[tuple[Words, Words]]:
-        self._heap.renew(objects)
-        data, places = self._memory.data, self._memory.places(objects)
-        keys = data[places + self._layout.dict_keys // 8]
-        values = data[places + self._layout.dict_values // 8]
+        memory, layout = self._memory, self._layout
+        places = memory.places(objects)
+        keys = memory.places(memory.data[places + layout.dict_keys // 8])
+        entries = _bounded(memory.data[keys + layout.keys_entries // 8])
+        self._heap.renew(objects[entries < _bounded(memory.data[places + layout.size // 8])])
+        data, places = memory.data, memory.places(objects)
+        keys, values = data[places + layout.dict_keys // 8], data[places + layout.dict_values // 8]
         if not (values != 0).any():
             return [self._entries(keys, None, holders)]
         split, whole = np.flatnonzero(values != 0), np.flatnonzero(values == 0)

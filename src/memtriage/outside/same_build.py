@@ -32,7 +32,6 @@ class SharedFiles:
         self._own = read_maps(os.getpid())
         self._theirs = theirs
         self._shifts: dict[str, int] = {}
-        self._file_of: dict[int, str] = {}
         python = self._file_at(id(object))
         if self._their_path(python) is None:
             raise self._other_python()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from memtriage.account.native_sizes import SIZES
 from memtriage.observe.tensors import StorageFacts
 from memtriage.outside.memory import Words
 from memtriage.outside.objects import RemoteHeap, RemoteType
@@ -49,6 +50,10 @@ class SavedHere:
     place: int | None
     tensor: int
     packed: int
+
+
+NodePart = Literal["next", "saved", "leaf"]
+"""What a node leads to: a node that the gradient flows to next, a tensor that it saves, or its leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +300,77 @@ class TorchReader:
                 self.unread.add(node)
             return []
         return self._members(node, names)
+
+    # --- many nodes at once ---
+
+    def read_alone(self, nodes: Words) -> npt.NDArray[np.bool_]:
+        """Return which of some nodes must be read one by one.
+
+        These have a Python object, a pack hook, or a type whose saved variables cannot be found yet.
+        """
+        memory, layout = self._memory, self._layout
+        places = memory.places(nodes)
+        alone: npt.NDArray[np.bool_] = memory.data[places + layout.node_wrapper // 8] & ~1 != 0
+        for chosen, name, members in self._by_type(nodes, places):
+            alone[chosen] |= members is None and name != _LEAF
+            for _, offset, is_vector in members or ():
+                tensors, hooks, which = self._saved_by(nodes[chosen], offset, is_vector=is_vector)
+                alone[chosen[which[(hooks > 4096) & (tensors == 0)]]] = True
+        return alone
+
+    def node_parts(self, nodes: Words) -> Iterator[tuple[NodePart, Words, Words]]:
+        """Yield what nodes lead to that need not be read one by one: (part, addresses, which node has them).
+
+        Args:
+            nodes: their addresses.
+        """
+        memory, layout = self._memory, self._layout
+        begins, counts = self._vectors(nodes + layout.node_edges, layout.edge_size)
+        yield "next", *memory.spans(begins, counts, layout.edge_size)
+        for chosen, name, members in self._by_type(nodes, memory.places(nodes)):
+            if name == _LEAF:
+                yield "leaf", self._defined(memory.data[memory.places(nodes[chosen] + layout.leaf)]), chosen
+            for _, offset, is_vector in members or ():
+                found, _, which = self._saved_by(nodes[chosen], offset, is_vector=is_vector)
+                yield "saved", found, chosen[which]
+
+    def node_bytes(self, nodes: Words) -> Words:
+        """Return the estimated host memory of each node."""
+        _, edges = self._vectors(nodes + self._layout.node_edges, self._layout.edge_size)
+        saved = np.zeros(len(nodes), np.int64)
+        for chosen, name, _ in self._by_type(nodes, self._memory.places(nodes)):
+            saved[chosen] = len(self._layout.node_names.get(name, ()))
+        return SIZES.node + SIZES.edge * edges + SIZES.saved * saved
+
+    def _by_type(
+        self, nodes: Words, places: Words
+    ) -> Iterator[tuple[Words, str, list[tuple[str, int, bool]] | None]]:
+        """Yield the nodes of each type, its name, and where these save tensors, if that is known."""
+        tables, which = np.unique(self._memory.data[places], return_inverse=True)
+        for at, table in enumerate(tables.tolist()):
+            chosen, name = np.flatnonzero(which == at), self._class_with(table)
+            if table not in self._members_of and name in self._layout.node_names:
+                self._members(int(nodes[chosen[0]]), self._layout.node_names[name])
+            yield chosen, name, self._members_of.get(table)
+
+    def _saved_by(self, nodes: Words, offset: int, *, is_vector: bool) -> tuple[Words, Words, Words]:
+        """Return (tensors, pack hooks, which node has them) of one member of nodes of one type."""
+        memory, layout = self._memory, self._layout
+        begins, counts = nodes + offset, np.ones(len(nodes), np.int64)
+        if is_vector:
+            begins, counts = self._vectors(begins, layout.saved_size)
+        found, which = memory.spans(begins, counts, layout.saved_size)
+        hooks, _ = memory.spans(begins + layout.saved_hooks, counts, layout.saved_size)
+        return self._defined(found), hooks, which
+
+    def _vectors(self, addresses: Words, size: int) -> tuple[Words, Words]:
+        """Return where the elements of each `std::vector` begin, and how many there are."""
+        data, places = self._memory.data, self._memory.places(addresses)
+        begins, ends, capacities = data[places], data[places + 1], data[places + 2]
+        sound = (begins > 4096) & (begins < ends) & (ends <= capacities)
+        sound &= ((ends - begins) % size == 0) & ((capacities - begins) % size == 0)
+        counts = np.where(sound, np.minimum((ends - begins) // size, _MOST_EDGES), 0)
+        return np.where(sound, begins, 0), counts
 
     def _members(self, node: int, names: tuple[str, ...]) -> list[SavedHere]:
         """Find a node's saved variables, in their order.

@@ -14,8 +14,6 @@ from memtriage.outside.python_layout import PythonLayout
 LONGEST_TEXT: Final = 300
 MOST_ITEMS: Final = 8_000_000
 """Entries of one container that are looked at; what claims more is no container."""
-_WIDE: Final = 64
-"""Entries from which on a list or dict is worth another look at its head: it may be growing right now."""
 _HEAD_WORDS: Final = 4
 """Words of a list or dict from its size on: they have the addresses of its arrays."""
 _LARGEST_ENTRY: Final = 40
@@ -87,28 +85,29 @@ class RemoteValues:
     # --- containers ---
 
     def renew(self, objects: Words) -> None:
-        """Copy lists and dicts again that got another array since they were copied.
+        """Copy lists and dicts again, with their arrays.
 
-        An array that grows moves, and its old place is used for other things. So a copy of a list and of its
-        array must not have the move between them.
+        An array that grows moves, maybe to where nothing was mapped. Its old place is used for other things.
+        If one was copied before the move and the other after it, what is read are no objects, or too few.
         """
-        memory, layout = self.memory, self.layout
-        places = memory.places(objects)
-        wide = memory.data[places + layout.size // 8] > _WIDE
-        if self.memory.steady or not wide.any():
+        memory, first = self.memory, self.layout.size // 8
+        if memory.steady or not len(objects):
             return
-        objects, places = objects[wide], places[wide]
-        heads = memory.live(objects + layout.size, _HEAD_WORDS)
-        first = layout.size // 8
-        changed = (heads != memory.data[places[:, None] + first + np.arange(_HEAD_WORDS)]).any(axis=1)
-        if changed.any():
-            chosen, heads = objects[changed], heads[changed]
-            memory.copy_again(chosen, np.full(len(chosen), 8 * (first + _HEAD_WORDS)))
-            sizes = np.clip(heads[:, 0], 0, MOST_ITEMS) * _LARGEST_ENTRY + _LARGEST_HEAD
-            for arrays in heads[:, 1:].T:
-                memory.copy_again(arrays, sizes)
+        memory.map_again()
+        heads = memory.live(objects + self.layout.size, _HEAD_WORDS)
+        memory.copy_again(objects, np.full(len(objects), 8 * (first + _HEAD_WORDS)))
+        sizes = np.clip(heads[:, 0], 0, MOST_ITEMS) * _LARGEST_ENTRY + _LARGEST_HEAD
+        for arrays in heads[:, 1:].T:
+            memory.copy_again(arrays, sizes)
 
     def list_items(self, address: int) -> list[int]:
+        items = self._list_items(address)
+        if any(item <= 4096 or item & 7 for item in items):
+            self.renew(np.array([address], np.int64))
+            items = self._list_items(address)
+        return items
+
+    def _list_items(self, address: int) -> list[int]:
         memory, layout = self.memory, self.layout
         count = memory.word(address + layout.size)
         if not 0 < count <= MOST_ITEMS:
@@ -144,6 +143,13 @@ class RemoteValues:
 
     def dict_items(self, address: int) -> list[tuple[int, int]]:
         """Return (key, value) of a dict, as addresses, in order."""
+        items = self._dict_items(address)
+        if len(items) < self.memory.word(address + self.layout.size) <= MOST_ITEMS:
+            self.renew(np.array([address], np.int64))
+            items = self._dict_items(address)
+        return items
+
+    def _dict_items(self, address: int) -> list[tuple[int, int]]:
         values = self.memory.word(address + self.layout.dict_values)
         return self._entries(self.memory.word(address + self.layout.dict_keys), values)
 

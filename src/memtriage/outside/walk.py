@@ -24,7 +24,7 @@ from memtriage.outside.values import Translate
 from memtriage.outside.walker import RemoteWalker
 from memtriage.process.stdlib import os
 
-_WORKER_FILE: Final = os.path.join("torch", "utils", "data", "_utils", "worker.py")
+WORKER_FILE: Final = os.path.join("torch", "utils", "data", "_utils", "worker.py")
 """Has the function that runs in each worker of a `DataLoader`, with the program's data set."""
 
 
@@ -98,7 +98,7 @@ class RemoteWalk:
                 continue
             self._graph.index.fence(frame.own_object)  # as the frame was read: the heap may be older
             thread = None if ident is None else names.get(ident, f"id {ident}")
-            runs_program = self._outermost_first and frame.file.endswith(_WORKER_FILE)
+            runs_program = self._outermost_first and frame.file.endswith(WORKER_FILE)
             frames.append(
                 (RemoteFrame(frame, thread), runs_program or self._modules.is_user_file(frame.file))
             )

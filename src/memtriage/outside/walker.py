@@ -35,6 +35,8 @@ from memtriage.outside.values import Translate
 MOST_OBJECTS: Final = 10_000_000
 _LOOK_AT_CLOCK_EVERY: Final = 4096
 _AT_ONCE: Final = 1 << 16
+_FOLLOWING: Final = -1
+"""A node that another one leads to, which is walked at once. Others wait until all objects were walked."""
 _FEW: Final = 32
 """Objects that are walked faster one by one."""
 _MANY: Final = 64
@@ -124,7 +126,10 @@ class RemoteWalker:
                 self._walk_one_by_one(end)
                 continue
             kinds = np.array(graph.kinds[self._head : end], np.int64)
-            several = (kinds != NODE) & (kinds != LOCALS)
+            several, nodes = kinds != LOCALS, np.flatnonzero(kinds == NODE)
+            several[nodes] = ~self._torch.read_alone(
+                np.array(graph.objects[self._head : end], np.int64)[nodes]
+            )
             turns = self._head + 1 + np.flatnonzero(several[1:] != several[:-1])
             start = self._head
             for first, last in zip([start, *turns.tolist()], [*turns.tolist(), end], strict=True):
@@ -159,7 +164,7 @@ class RemoteWalker:
                 self._enter_all(self._referents(address, kind), head)
 
     def _walk_at_once(self, end: int, kinds: Words) -> None:
-        """Walk the objects up to a position, none of which is a node or a frame."""
+        """Walk the objects up to a position, none of which is a frame or a node that is read alone."""
         graph, first = self.graph, self._head
         objects = np.array(graph.objects[first:end], np.int64)
         self._head = end
@@ -171,6 +176,16 @@ class RemoteWalker:
         python = objects.copy()
         python[odd] = 0
         parts: list[tuple[int, Words, Words, int]] = []  # number of the part, children, holders, kind
+        nodes = np.flatnonzero(kinds == NODE)
+        if len(nodes):
+            python[nodes] = 0
+            graph.nodes += (first + nodes).tolist()
+            for number, (part, children, which) in enumerate(self._torch.node_parts(objects[nodes])):
+                there = np.flatnonzero(children)
+                if part == "saved":
+                    graph.saved.update(children[there].tolist())
+                kind = _FOLLOWING if part == "next" else TENSOR
+                parts.append((number, children[there], nodes[which[there]], kind))
         if len(tensors):
             graph.tensors += (first + tensors).tolist()
             parts_of = self._torch.tensor_parts(objects[tensors])
@@ -193,7 +208,7 @@ class RemoteWalker:
         sorts = np.concatenate([np.full(len(part[1]), part[3]) for part in parts])
         if len(parts) > 1:
             numbers = np.concatenate([np.full(len(part[1]), part[0]) for part in parts])
-            order = np.argsort(holders * 4 + numbers, kind="stable")
+            order = np.lexsort((numbers, holders))
             children, holders, sorts = children[order], holders[order], sorts[order]
         self._enter_at_once(children, first + holders, sorts)
 
@@ -203,7 +218,7 @@ class RemoteWalker:
         Args:
             children: addresses.
             holders: position of what refers to each.
-            sorts: `TENSOR` or `NODE` where an address is that of the C++ object, else `PLAIN`.
+            sorts: `TENSOR`, `NODE` or `_FOLLOWING` where an address is that of the C++ object, else `PLAIN`.
         """
         index = self.graph.index.by_place
         sound = np.flatnonzero((children > 4096) & (children & 7 == 0))
@@ -211,7 +226,8 @@ class RemoteWalker:
         new = index[places] == 0
         chosen, places = sound[new], places[new]
         children, holders, sorts = children[chosen], holders[chosen], sorts[chosen]
-        kinds = sorts.copy()
+        following = sorts == _FOLLOWING
+        kinds = np.where(following, NODE, sorts)
         python = np.flatnonzero(sorts == PLAIN)
         rows = self.rows.rows(self._memory.data[places[python] + 1])
         kinds[python] = self.rows.column("kind", rows)
@@ -219,7 +235,7 @@ class RemoteWalker:
         if len(wrapped):
             children[wrapped] = self._torch.tensors(places[wrapped])
             places[wrapped] = self._memory.places(children[wrapped])
-        apart = (kinds == KLASS) | (kinds == OPTIMIZER) | (kinds == NODE)
+        apart = (kinds == KLASS) | (kinds == OPTIMIZER) | ((kinds == NODE) & ~following)
         if apart.any():
             chosen = np.flatnonzero(apart)
             self._enter_apart(children[chosen], holders[chosen], kinds[chosen], sorts[chosen])
@@ -255,9 +271,6 @@ class RemoteWalker:
         if kind == ARRAY:
             base = heap.memory.word(address + heap.layout.array_base)
             return [base] if base else []
-        klass = heap.type_of(address)
-        if klass is not None and heap.is_a(klass, list, dict):
-            heap.renew(np.array([address], np.int64))
         found = heap.referents(address)
         if kind == PLACEHOLDER and address in self.graph.checkpoints:
             found = [*found, self.graph.checkpoints[address]]
