@@ -332,16 +332,6 @@ def test_a_phase_that_parks_nothing_asks_only_for_what_came(
     assert [row.name for row in phase.report.residue] == ["train.loss -> grad_fn"]
 
 
-def test_thresholds_are_the_policys(
-    device: dict[str, AllocatorFigures], census: list[StorageRecord], watch: Watch
-) -> None:
-    census.append(held(GIB, "known cache"))
-    device["cuda:0"] = AllocatorFigures(allocated=GIB, reserved=GIB)
-    policy = PhasePolicy(park=(torch.ones(1),), clear=False, residue=ResiduePolicy(floor=2 * GIB))
-    assert phase_end("train", policy).residue == []
-    assert watch.findings == []
-
-
 @functools.lru_cache(maxsize=4)
 def table(length: int) -> Tensor:
     return torch.ones(length)

@@ -192,19 +192,17 @@ def _treat(work: _Clearing, situation: Conditions, asked: bool) -> None:
             errors.append(error)
     outcome.status = "cleared"
     if unmeasured:
-        work.counted = _fall(before, allocator_figures())
+        after = allocator_figures()
+        pairs = {device: (then.allocated, after[device].allocated) for device, then in before.items()}
+        work.counted = {
+            device: then - now
+            for device, (then, now) in pairs.items()
+            if then is not None and now is not None
+        }
     if errors:
         _fail(work, f"{len(errors)} of {len(actions)} could not be cleared", errors[0])
     _read_after(work)
     work.places.clear()
-
-
-def _fall(before: dict[str, AllocatorFigures], after: dict[str, AllocatorFigures]) -> dict[str, int]:
-    """By how much the allocated bytes fell, by device: what only C++ held."""
-    pairs = {device: (then.allocated, after[device].allocated) for device, then in before.items()}
-    return {
-        device: then - now for device, (then, now) in pairs.items() if then is not None and now is not None
-    }
 
 
 def _refusal(holder: Holder, situation: Conditions, asked: bool) -> str | None:

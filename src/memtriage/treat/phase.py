@@ -319,16 +319,13 @@ def _coming(policy: PhasePolicy) -> Mapping[int, int]:
 
 def _clear(policy: PhasePolicy, *, idle: bool) -> Cleared | None:
     if policy.clear:
-        kinds = policy.clear if isinstance(policy.clear, tuple) else _cleared_by_itself()
+        # Looking at others than those that are cleared automatically would take most of the time.
+        automatic = [holder.name for holder in holders() if holder.policy == "automatic"]
+        kinds = policy.clear if isinstance(policy.clear, tuple) else automatic
         return clear_holders(kinds, between_steps=True, empty_cache=False, idle=idle)
     if policy.collect:
         gc.collect()
     return None
-
-
-def _cleared_by_itself() -> list[str]:
-    """Names of the entries that are cleared automatically. Looking at others would take most of the time."""
-    return [holder.name for holder in holders() if holder.policy == "automatic"]
 
 
 def _park(policy: PhasePolicy, meanwhile: Callable[[], None]) -> Parked | None:

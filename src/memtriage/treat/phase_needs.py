@@ -14,7 +14,7 @@ from typing import Final
 from memtriage.allocator.settings import SEGMENT_STEP
 from memtriage.model.units import MIB
 from memtriage.observe import cuda
-from memtriage.treat.priming import BlockSource, CudaBlocks
+from memtriage.treat.priming import CudaBlocks
 
 SPARE: Final = 8
 """1/8 of what the phase makes is added. With 1/16, some steps of cases/fp8_refit reserve more."""
@@ -158,7 +158,7 @@ def left(needs: Mapping[int, Need]) -> None:
             need.left(now.reserved - now.allocated)
 
 
-def in_turn(sizes: list[int], source: BlockSource) -> int:
+def in_turn(sizes: list[int], source: CudaBlocks) -> int:
     """Allocate and free blocks one after the other; return their bytes, 0 if memory does not suffice.
 
     In that case all memory is returned.

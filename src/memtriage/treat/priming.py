@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -138,21 +138,6 @@ def set_allocator(settings: str, own: str) -> None:
     torch.cuda.memory._set_allocator_settings(join_conf(own, settings))
 
 
-class BlockSource(Protocol):
-    """What blocks are allocated from."""
-
-    def allocate(self, size: int) -> Any:
-        """Allocate a block; raises MemoryError or RuntimeError where there is no memory."""
-
-    def free(self, block: Any) -> None: ...
-
-    def give_back(self) -> None:
-        """Return cached memory to the driver."""
-
-    def forget_peaks(self) -> None:
-        """Reset the peaks."""
-
-
 class CudaBlocks:
     """Blocks of PyTorch's allocator, on the default stream of a device. No tensor is made."""
 
@@ -160,31 +145,31 @@ class CudaBlocks:
         self._device = device
 
     def allocate(self, size: int) -> Any:
-        """See `BlockSource`."""
+        """Allocate a block; raises MemoryError or RuntimeError where there is no memory."""
         import torch
 
         return torch.cuda.caching_allocator_alloc(size, self._device, 0)
 
     def free(self, block: Any) -> None:
-        """See `BlockSource`."""
+        """Free a block."""
         import torch
 
         torch.cuda.caching_allocator_delete(block)
 
     def give_back(self) -> None:
-        """See `BlockSource`."""
+        """Return cached memory to the driver."""
         import torch
 
         torch.cuda.empty_cache()
 
     def forget_peaks(self) -> None:
-        """See `BlockSource`."""
+        """Reset the peaks."""
         import torch
 
         torch.cuda.reset_peak_memory_stats(self._device)
 
 
-def allocate(sizes: Sequence[int], source: BlockSource) -> str | None:
+def allocate(sizes: Sequence[int], source: CudaBlocks) -> str | None:
     """Allocate blocks of these sizes and free them all. If memory does not suffice, return why.
 
     In that case all memory is returned, so that the program finds the device as without priming.

@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from memtriage.model.priming import StatePool
 from memtriage.observe.states import Around, StateMaking, parameter_bytes
 
 DROPPED: Final[set[tuple[int, int]]] = set()
 """Ids of pools from which nothing allocates any more: freed segments of theirs can return to the driver."""
-
-
-class PoolSource(Protocol):
-    """What pools are made by."""
-
-    def make(self, size: int) -> Any:
-        """A pool with one free segment of this size; None if it cannot be made now."""
-
-    def inside(self, pool: Any) -> AbstractContextManager[object]:
-        """A context in which this thread allocates from the pool."""
 
 
 class CudaPools:
@@ -35,7 +25,7 @@ class CudaPools:
         self._device = device
 
     def make(self, size: int) -> Any:
-        """See `PoolSource`."""
+        """A pool with one free segment of this size; None if it cannot be made now."""
         import torch
 
         cuda = torch.cuda
@@ -55,7 +45,7 @@ class CudaPools:
         return pool
 
     def inside(self, pool: Any) -> AbstractContextManager[object]:
-        """See `PoolSource`."""
+        """A context in which this thread allocates from the pool."""
         import torch
 
         context: AbstractContextManager[object] = torch.cuda.use_mem_pool(pool, self._device)
@@ -84,7 +74,7 @@ class StatePools:
     def __init__(
         self,
         pools: Sequence[StatePool],
-        source: PoolSource,
+        source: CudaPools,
         missed: Callable[[StatePool], object] | None = None,
     ) -> None:
         self._wanted = list(pools)

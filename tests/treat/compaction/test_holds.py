@@ -8,7 +8,7 @@ import pytest
 
 from memtriage.allocator.settings import parse_conf
 from memtriage.model.units import MIB
-from memtriage.treat.compaction.holds import HOLD_TRIES, Holds, largest_request, release_all
+from memtriage.treat.compaction.holds import Holds, largest_request, release_all
 from memtriage.treat.compaction.islands import islands_of
 from support.compaction import World, make_world
 
@@ -64,27 +64,6 @@ def test_what_is_held_is_not_handed_out_until_the_end() -> None:
         assert free_blocks(world) == [10, 180]
         assert world.allocate(6 * MIB).data_ptr() == second
     assert free_blocks(world) == [4, 6, 180]
-
-
-def test_holes_of_one_size_are_asked_for_until_the_one_meant_is_there() -> None:
-    world, addresses = with_holes(*[6] * HOLD_TRIES)
-    with holds(world) as held:
-        held.take(addresses[0], 6 * MIB)
-        assert world.allocate(6 * MIB).data_ptr() == addresses[1]
-    for _ in range(2):
-        with holds(world) as held:
-            held.take(max(addresses), 6 * MIB)
-            free = [
-                block.address
-                for segment in world.device.simulator.snapshot()
-                for block in segment.blocks
-                if (block.state, block.size) == ("free", 6 * MIB)
-            ]
-            assert free == addresses[:1] + addresses[2:-1]
-    more, addresses = with_holes(*[6] * (HOLD_TRIES + 1))
-    with holds(more) as held:
-        held.take(addresses[-1], 6 * MIB)
-        assert free_blocks(more) == [*[6] * (HOLD_TRIES + 1), 200 - 8 * (HOLD_TRIES + 1)]
 
 
 @pytest.mark.parametrize("parts", [(20,), (20, 2), (20, 3), (20, 3, 3)])

@@ -77,17 +77,6 @@ def test_an_island_holds_its_blocks_and_its_holes_touch_it(layout: DeviceLayout)
             )
 
 
-def test_a_hole_of_just_the_least_size_counts() -> None:
-    world = make_world("")
-    made = [world.allocate(2 * MIB) for _ in range(5)]
-    world.free([made[1]])
-    layout = world.device.layout()
-    islands = islands_of(layout)
-    (size,) = {int(size) for size in layout.size[layout.state == FREE] if size == 2 * MIB}
-    assert size in holes_of(layout, islands, size)[1]
-    assert size not in holes_of(layout, islands, size + 1)[1]
-
-
 @given(layouts(), st.integers(0, 4 * MIB))
 def test_holes_of_several_islands_come_once_and_none_is_too_small(layout: DeviceLayout, least: int) -> None:
     islands = islands_of(layout)

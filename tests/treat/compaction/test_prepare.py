@@ -74,24 +74,6 @@ def test_every_bin_of_a_plan_is_made_and_taken_once() -> None:
     assert world.device.use() == before
 
 
-@pytest.mark.parametrize(("more", "made"), [(-1, 0), (0, 2)])
-def test_bins_are_made_only_with_room_for_twice_as_much(more: int, made: int) -> None:
-    world, layout, plan = planned()
-    driver = world.device.simulator.backing._driver
-    driver.capacity = driver.used + 2 * sum(sizes(plan).values()) + SPARE + more
-    prepared = Prepared(world.device)
-    make_bins(prepared, layout, plan, SPARE)
-    assert len(prepared.bins) == made
-
-
-def test_a_plan_without_bins_makes_none() -> None:
-    world, layout, _ = planned()
-    asked: list[str] = []
-    world.device.before = asked.append
-    make_bins(Prepared(world.device), layout, CompactionPlan(()), SPARE)
-    assert asked == []
-
-
 @pytest.mark.parametrize(
     ("error", "passes"),
     [

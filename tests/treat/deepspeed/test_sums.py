@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,8 +53,8 @@ class Trainer:
     def __init__(self, *, share: bool) -> None:
         self.optimizer = Optimizer()
         self.sums = SharedSums(lambda optimizer: share)
-        self.accumulate = self.sums.accumulating(Optimizer.accumulate)
-        self.finish = self.sums.finishing(Optimizer.finish)
+        self.accumulate = partial(self.sums.accumulating, Optimizer.accumulate)
+        self.finish = partial(self.sums.finishing, Optimizer.finish)
         self.generator = torch.Generator().manual_seed(0)
 
     def micro_batch(self, *, last: bool, used: tuple[int, ...] = (0, 1, 2)) -> None:

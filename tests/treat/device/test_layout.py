@@ -11,7 +11,7 @@ from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.model.blocks import Segment
 from memtriage.model.units import MIB
 from memtriage.observe.cuda import parse_segments
-from memtriage.treat.device.layout import DeviceLayout, divides, layout_of_raw, layout_of_segments
+from memtriage.treat.device.layout import DeviceLayout, layout_of_raw, layout_of_segments
 from memtriage.treat.device.simulated import simulate
 from support.compaction import fragmented
 
@@ -112,11 +112,3 @@ def test_needs_leave_out_what_a_block_kept_beyond_its_request() -> None:
         used = np.flatnonzero(layout.state)
         expected = [settings.round_size(size) for size in layout.requested[used].tolist()]
         assert layout.needs_of(used).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("conf", "rounds"),
-    [("", False), ("roundup_power2_divisions:1", False), ("roundup_power2_divisions:2", True)],
-)
-def test_requests_are_rounded_to_parts_of_powers_of_two_from_two_parts_on(conf: str, rounds: bool) -> None:
-    assert divides(parse_conf(conf)) is rounds

@@ -264,19 +264,6 @@ def test_offload_gradients_needs_the_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"lr": -1.0}, "lr"),
-        ({"state_dtype": torch.float16}, "state_dtype"),
-        ({"max_norm": 1.0, "overlap_backward": True}, "max_norm"),
-    ],
-)
-def test_settings_that_cannot_be_are_named(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make(parameters(), **arguments)
-
-
-@pytest.mark.parametrize(
     ("parameter", "error", "words"),
     [
         (Parameter(torch.zeros(2, dtype=torch.float64)), TypeError, "float64"),

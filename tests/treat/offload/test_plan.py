@@ -16,14 +16,6 @@ GROUP = {
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"lr": 0.0}, {"eps": 0.0}, {"weight_decay": 0.0}, {"betas": (0.0, 0.0)}, {"lr": torch.tensor(0.5)}],
-)
-def test_settings_may_have_their_least(settings: dict[str, Any]) -> None:
-    check_group(GROUP | settings)
-
-
-@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"lr": -1e-9}, "lr must not be negative, got -1e-09"),

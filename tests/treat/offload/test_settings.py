@@ -24,24 +24,6 @@ USUAL = OffloadSettings(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"state_dtype": torch.bfloat16},
-        {"gradients": "host"},
-        {"kernel": "torch"},
-        {"max_norm": 1e-9},
-        {"tile_elements": 64},
-        {"ring_depth": 1},
-        {"overlap_backward": True},
-        {"overlap_backward": True, "gradients": "host", "max_norm": 1.0},
-    ],
-)
-def test_settings_may_have_their_least_and_go_together(changes: dict[str, Any]) -> None:
-    replace(USUAL, **changes).check(partitioned=False)
-
-
-@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"state_dtype": torch.int8}, "state_dtype must be one of"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.observe.cgroup import CgroupMemory
-from memtriage.treat.parking.arena import ALIGNMENT, CHUNK, Chunk, Home, HostArena
+from memtriage.treat.parking.arena import ALIGNMENT, Home, HostArena
 
 PAGE = 4096
 
@@ -72,26 +72,6 @@ def test_more_than_the_machine_has_is_refused() -> None:
     with pytest.raises(MemoryError, match=r"parking needs 8\.0 EiB more host memory, and .* park less"):
         arena.take([1 << 63])
     assert arena.owned == 0
-
-
-def test_chunks_are_cut_at_their_largest_size_and_end_with_a_page() -> None:
-    arena = HostArena(pin=False, chunk=2 * PAGE)
-    arena.take([5 * PAGE - 700])
-    assert (arena.owned, len(arena.addresses())) == (5 * PAGE, 3)
-    assert arena.used == 5 * PAGE - 512
-    assert (CHUNK, ALIGNMENT) == (256 << 20, 512)
-
-
-def test_free_runs_that_adjoin_are_joined() -> None:
-    chunk = Chunk(4 * PAGE, pin=False)
-    first, second, third = (chunk.take(PAGE)[0] for _ in range(3))
-    chunk.give(first)
-    assert chunk.free == [(0, PAGE), (3 * PAGE, PAGE)] and chunk.unused == 2 * PAGE
-    assert [(piece.start, piece.length) for piece in chunk.take(PAGE + 512)] == [(0, PAGE), (3 * PAGE, 512)]
-    chunk.give(third)
-    chunk.give(second)
-    assert chunk.free == [(PAGE, 2 * PAGE), (3 * PAGE + 512, PAGE - 512)]
-    assert chunk.take(5 * PAGE)[-1].length == PAGE - 512 and chunk.take(1) == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,28 +118,6 @@ def test_what_cannot_be_parked_is_refused_by_name() -> None:
     assert choose([[3, torch.ones(2)]]).storages[0].owner == "tensor"  # in a container it is passed over
 
 
-def nested(value: Any, levels: int, *, mapped: bool) -> Any:
-    for _ in range(levels):
-        value = {"inside": value} if mapped else [value]
-    return value
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize(("levels", "found"), [(4, 1), (5, 1), (6, 0)])
-def test_containers_are_searched_five_levels_deep(levels: int, found: int, mapped: bool) -> None:
-    assert len(choose([nested(torch.ones(2), levels, mapped=mapped)]).storages) == found
-    assert len(choose([Trainer(nested(torch.ones(2), levels, mapped=mapped))]).storages) == found
-
-
-def test_each_tensor_on_a_storage_is_known_once() -> None:
-    weight = torch.ones(3)
-    view = weight.view(-1)
-    (chosen,) = choose([weight, view, weight]).storages
-    assert same(chosen.tensors, weight, view)
-    (wrapped,) = choose([outer := Hollow(weight), outer]).storages
-    assert same(wrapped.tensors, outer, weight)
-
-
 def test_every_kind_of_container_is_looked_through() -> None:
     one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
     assert len(choose([{"a": one}, (two,), iter([three])]).storages) == 3
@@ -173,14 +150,6 @@ def test_parameters_of_an_optimizer_are_its_own_only_when_asked_for() -> None:
     ]  # fmt: skip
     assert choose([optimizer, "gradients"]).leaves == [weight]
     assert choose([optimizer]).leaves == [] and choose([optimizer, "parameters"]).modules == []
-
-
-def test_optimizers_inside_wrappers_are_found() -> None:
-    inner = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
-    inner.param_groups[0]["params"][0].grad = torch.ones(2)
-    inner.step()
-    chained = SimpleNamespace(chained_optimizers=[SimpleNamespace(optimizer=inner), inner])
-    assert is_optimizer(chained) and len(choose([chained]).storages) == 1
 
 
 def test_tensors_without_storage_are_passed_over() -> None:

@@ -103,16 +103,12 @@ class DriverThread:
         # The other thread releases all these while the driver works.
         del draft, layout, drafted, job, plan, mover
         if planned:
-            self._give_back_emptied()
+            self._prepared.drop()
+            self._prepared.device.synchronize()
+            self._moved.set()
+            self._emptying.set()  # last: the thread that waits for it will hold the interpreter
+            self._prepared.device.empty_cache()
         return moved, stopped
-
-    def _give_back_emptied(self) -> None:
-        """Free the segments that the moves have emptied."""
-        self._prepared.drop()
-        self._prepared.device.synchronize()
-        self._moved.set()
-        self._emptying.set()  # last: the thread that waits for it will hold the interpreter
-        self._prepared.device.empty_cache()
 
 
 def _carry_out(plan: CompactionPlan, mover: Mover) -> str | None:

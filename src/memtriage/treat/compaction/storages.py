@@ -160,7 +160,7 @@ def _by_address(objects: list[Any]) -> list[_ByAddress]:
         tensors = [candidate for candidate in objects if type(candidate) is not _Storage]
     return [
         _sorted(tensors, _Tensor.data_ptr, _Tensor.untyped_storage),
-        _sorted(storages, _Storage.data_ptr, _itself),
+        _sorted(storages, _Storage.data_ptr, lambda storage: storage),
     ]
 
 
@@ -337,10 +337,6 @@ def _kept_addresses(one: Any) -> Iterator[int]:
 
 def _storage_of(one: Any) -> torch.UntypedStorage:
     return one if type(one) is _Storage else _Tensor.untyped_storage(one)
-
-
-def _itself(storage: Any) -> Any:
-    return storage
 
 
 def _with_referents_of_their_own(objects: Sequence[Any]) -> list[Any]:

@@ -71,6 +71,7 @@ class ExactHostMemory:
         self.rounding = 0
         self.staging = 0
         self._slimmed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         internals = find_internals(sums=share_gradient_sums)
         self._internals: Internals | None = internals
         if getattr(internals.optimizer, _PATCHES, None) is not None:
@@ -116,32 +117,29 @@ class ExactHostMemory:
     ) -> None:
         self.undo()
 
-    def _replace(
-        self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
-    ) -> None:
-        """Replace an attribute by `make(attribute)`; `undo` restores the owner's own attributes."""
+    def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Call a function, with the attribute first, instead of it; `undo` restores the owner's own."""
         before = getattr(owner, name)
         if name in vars(owner):
             self._undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
         else:
             self._undo.append(functools.partial(delattr, owner, name))
-        setattr(owner, name, functools.wraps(before)(make(before)))
 
-    def _pin(self, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def pin(tensor: Tensor) -> Tensor:
-            if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.is_pinned():
-                return original(tensor)
-            locked = self._locked(tensor.dtype, tensor.shape)
-            return original(tensor) if locked is None else locked.copy_(tensor.detach())
+        @functools.wraps(before)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return function(before, *args, **kwargs)
 
-        return pin
+        setattr(owner, name, replaced)
 
-    def _empty_pinned(self, original: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
-        def empty_pinned(tensor: Tensor, shape: Any) -> Tensor:
-            locked = self._locked(tensor.dtype, torch.Size(shape))
-            return original(tensor, shape) if locked is None else locked
+    def _pin(self, original: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+        if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.is_pinned():
+            return original(tensor)
+        locked = self._locked(tensor.dtype, tensor.shape)
+        return original(tensor) if locked is None else locked.copy_(tensor.detach())
 
-        return empty_pinned
+    def _empty_pinned(self, original: Callable[[Tensor, Any], Tensor], tensor: Tensor, shape: Any) -> Tensor:
+        locked = self._locked(tensor.dtype, torch.Size(shape))
+        return original(tensor, shape) if locked is None else locked
 
     def _locked(self, dtype: torch.dtype, shape: torch.Size) -> Tensor | None:
         """Exactly pinned memory; None if it is small, or the driver refuses."""
@@ -154,32 +152,23 @@ class ExactHostMemory:
         self.rounding += pinned_block(nbytes) - nbytes
         return locked.view(dtype).view(shape)
 
-    def _initializing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _initializing(self, original: Callable[[Any], Any], optimizer: Any) -> Any:
         """DeepSpeed calls it when the partitions are made, and before their gradients are."""
+        internals = self._internals
+        if internals is not None:
+            self._slim(optimizer, internals)
+        result = original(optimizer)
+        trim()
+        return result
 
-        def initialize_optimizer_states(optimizer: Any) -> Any:
-            internals = self._internals
-            if internals is not None:
-                self._slim(optimizer, internals)
-            result = original(optimizer)
+    def _stepping(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._sums is not None:
+            self._sums.before_step(optimizer)
+        result = original(optimizer, *args, **kwargs)
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
             trim()
-            return result
-
-        return initialize_optimizer_states
-
-    def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        stepped: weakref.WeakSet[Any] = weakref.WeakSet()
-
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._sums is not None:
-                self._sums.before_step(optimizer)
-            result = original(optimizer, *args, **kwargs)
-            if optimizer not in stepped:
-                stepped.add(optimizer)
-                trim()
-            return result
-
-        return step
+        return result
 
     def _slim(self, optimizer: Any, internals: Internals) -> None:
         if not optimizer.cpu_offload or type(optimizer).step is not internals.optimizer.step:

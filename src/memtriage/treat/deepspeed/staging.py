@@ -56,7 +56,10 @@ class Tiles:
             tile = tiles[turn][: part.numel()]
             tile.copy_(part)
             target[start : start + length].copy_(tile, non_blocking=target.is_cuda)
-            self._departed(turn, target)
+            if target.is_cuda:
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(target.device))
+                self._left[turn] = event
 
     def _tiles(self, target: Tensor) -> Sequence[Tensor]:
         if self._memory is None:
@@ -71,12 +74,6 @@ class Tiles:
         if left is not None:
             left.synchronize()
             self._left[turn] = None
-
-    def _departed(self, turn: int, target: Tensor) -> None:
-        if target.is_cuda:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(target.device))
-            self._left[turn] = event
 
 
 class Streamed:

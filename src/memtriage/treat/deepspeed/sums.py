@@ -37,25 +37,17 @@ class SharedSums:
         self._knows = knows
         self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
 
-    def accumulating(self, original: Method) -> Method:
+    def accumulating(self, original: Method, optimizer: Any, param: Any) -> Any:
         """In place of `async_accumulate_grad_in_cpu_via_gpu`."""
+        if self._knows(optimizer) and not optimizer.low_precision_master_weights_and_grads:
+            self._window(optimizer).admit(optimizer, param)
+        return original(optimizer, param)
 
-        def async_accumulate_grad_in_cpu_via_gpu(optimizer: Any, param: Any) -> Any:
-            if self._knows(optimizer) and not optimizer.low_precision_master_weights_and_grads:
-                self._window(optimizer).admit(optimizer, param)
-            return original(optimizer, param)
-
-        return async_accumulate_grad_in_cpu_via_gpu
-
-    def finishing(self, original: Method) -> Method:
+    def finishing(self, original: Method, optimizer: Any, param: Any) -> Any:
         """In place of `async_inplace_copy_grad_to_fp32_buffer_from_gpu`."""
-
-        def async_inplace_copy_grad_to_fp32_buffer_from_gpu(optimizer: Any, param: Any) -> Any:
-            if self._knows(optimizer):
-                self._window(optimizer).finished.add(optimizer.get_param_id(param))
-            return original(optimizer, param)
-
-        return async_inplace_copy_grad_to_fp32_buffer_from_gpu
+        if self._knows(optimizer):
+            self._window(optimizer).finished.add(optimizer.get_param_id(param))
+        return original(optimizer, param)
 
     def before_step(self, optimizer: Any) -> None:
         """Check that all sums that were begun have become gradients.
@@ -110,7 +102,10 @@ class _Window:
         sums = optimizer.accumulated_grads_in_cpu
         further = optimizer.micro_step_id > 0
         if param_id not in sums:
-            own = _within_gradient(optimizer, param, param_id)
+            group, _, first, count = optimizer.grad_position[param_id]
+            whole: Tensor = optimizer.single_partition_of_fp32_groups[group].grad.view(-1)
+            room = whole.narrow(0, first, count).view(param.dtype)
+            own = room[: param.numel()] if room.numel() >= param.numel() else None
             if own is None:
                 return
             if further:
@@ -127,11 +122,3 @@ class _Window:
     def _holds(self, optimizer: Any, param_id: int) -> bool:
         """Whether a shared sum is the current sum of this step."""
         return param_id in optimizer._offload_accumulated_param_ids and param_id not in self.finished
-
-
-def _within_gradient(optimizer: Any, param: Any, param_id: int) -> Tensor | None:
-    """The beginning of a parameter's fp32 gradient, viewed as 16-bit elements; None if it is too short."""
-    group, _, first, count = optimizer.grad_position[param_id]
-    whole: Tensor = optimizer.single_partition_of_fp32_groups[group].grad.view(-1)
-    room = whole.narrow(0, first, count).view(param.dtype)
-    return room[: param.numel()] if room.numel() >= param.numel() else None

@@ -28,7 +28,6 @@ KERNEL_FROM: Final = 64
 """For this many ranges or more, one table is faster than a call per range (5 us of Python and launch)."""
 LARGE: Final = 1 << 20
 """A range of at least this many bytes uses the whole device: a plain copy is as fast as any."""
-UNLIMITED: Final = 1.0
 _NOTHING: Final = contextlib.nullcontext()
 
 

@@ -123,7 +123,12 @@ def _register(memory: Tensor) -> bool:
     status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE))
     if status == 0:
         return True
-    _swallow_stale_error()
+    # Clear the error of a refused registration, which the next kernel launch would raise. Torch clears
+    # the driver's error when it raises it: so launch a harmless kernel and drop the exception.
+    try:
+        torch.ones(1, device="cuda")
+    except RuntimeError:
+        pass
     warnings.warn(
         f"the CUDA driver refused to page-lock {size(memory.numel())} of host memory (cudaError {status}); "
         "copies to and from the GPU will be slower and overlap with nothing. "
@@ -132,14 +137,3 @@ def _register(memory: Tensor) -> bool:
         stacklevel=2,
     )
     return False
-
-
-def _swallow_stale_error() -> None:
-    """Clear the error of a refused registration, which the next kernel launch would raise.
-
-    Torch clears the driver's error when it raises it: so launch a harmless kernel and drop the exception.
-    """
-    try:
-        torch.ones(1, device="cuda")
-    except RuntimeError:
-        pass

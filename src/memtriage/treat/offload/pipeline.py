@@ -283,7 +283,12 @@ class Ring:
             """Pass jobs on, finish the oldest."""
             while arriving and len(computing) < _JOBS_AHEAD:
                 tile, slot = arriving.popleft()
-                self._await_copies(slot)
+                began = perf_counter()
+                slot.arrived()
+                between = perf_counter()
+                slot.vacated()
+                self.spent.arriving += between - began
+                self.spent.leaving += perf_counter() - between
                 job = prepare(tile, slot)
                 computing.append((tile, slot, job))
                 job.start()
@@ -308,14 +313,6 @@ class Ring:
                 with suppress(Exception):
                     job.wait()
             self.spent.total += perf_counter() - began
-
-    def _await_copies(self, slot: TileSlot) -> None:
-        began = perf_counter()
-        slot.arrived()
-        between = perf_counter()
-        slot.vacated()
-        self.spent.arriving += between - began
-        self.spent.leaving += perf_counter() - between
 
     def _await_job(self, job: Job) -> None:
         began = perf_counter()

@@ -28,6 +28,7 @@ _MASTERS: Final = (
 _BY_ITSELF: Final = ("parameters", "gradients", "buffers")
 """What a model means without names."""
 _DEPTH: Final = 5
+"""Levels of nested containers that are searched."""
 _SINGLE: Final = (str, Tensor, nn.Module, torch.UntypedStorage, torch.TypedStorage)
 
 
@@ -95,7 +96,8 @@ def choose(what: Iterable[Any]) -> Selection:
         if isinstance(item, str):
             continue
         if isinstance(item, torch.UntypedStorage | torch.TypedStorage):
-            _add_storage(storages, item)
+            untyped = item if isinstance(item, torch.UntypedStorage) else item.untyped()
+            storages.setdefault(untyped._cdata, Chosen(untyped, "storage", ""))
             continue
         for owner, name, tensor in _tensors_of(item, names):
             _add(storages, owner, name, tensor)
@@ -158,7 +160,13 @@ def _tensors_of(holder: Any, names: set[str]) -> Iterator[tuple[str, str, Tensor
     if "optimizer_state" in wanted and not isinstance(holder, nn.Module):
         yield from _state_of(holder, set())
     for name, parameter in _parameters_of(holder):
-        yield from _of_parameter(name, parameter, wanted)
+        if "parameters" in wanted:
+            yield "parameter", name, parameter
+        if "gradients" in wanted:
+            for attribute in _GRADIENTS:
+                gradient = getattr(parameter, attribute, None)
+                if isinstance(gradient, Tensor):
+                    yield "gradient", name, gradient
     if "buffers" in wanted and isinstance(holder, nn.Module):
         for name, buffer in holder.named_buffers():
             yield "buffer", name, buffer
@@ -171,16 +179,6 @@ def _wanted(holder: Any, names: set[str]) -> set[str]:
 
 def _parameters_of(holder: Any) -> Iterable[tuple[str, Tensor]]:
     return holder.named_parameters() if isinstance(holder, nn.Module) else _stepped_by(holder)
-
-
-def _of_parameter(name: str, parameter: Tensor, wanted: set[str]) -> Iterator[tuple[str, str, Tensor]]:
-    if "parameters" in wanted:
-        yield "parameter", name, parameter
-    if "gradients" in wanted:
-        for attribute in _GRADIENTS:
-            gradient = getattr(parameter, attribute, None)
-            if isinstance(gradient, Tensor):
-                yield "gradient", name, gradient
 
 
 def _stepped_by(optimizer: Any) -> Iterator[tuple[str, Tensor]]:
@@ -200,11 +198,11 @@ def _state_of(optimizer: Any, seen: set[int]) -> Iterator[tuple[str, str, Tensor
         rest = {name: value for name, value in own.items() if name not in ("param_groups", "state")}
         state = ((str(key), value) for entry in optimizer.state.values() for key, value in _items(entry))
         for name, value in (*state, *rest.items()):
-            for tensor in _tensors_in(value):
+            for tensor in tensors_in(value):
                 if id(tensor) not in stepped:
                     yield "optimizer state", name, tensor
     for name in _MASTERS:
-        for tensor in _tensors_in(own.get(name)):
+        for tensor in tensors_in(own.get(name)):
             yield "optimizer state", name, tensor
     for name in _WRAPPED:
         inside = own.get(name)
@@ -217,15 +215,16 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     return value.items() if isinstance(value, Mapping) else [("state", value)]
 
 
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif depth < _DEPTH and isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors_in(item, depth + 1)
+            yield from tensors_in(item, depth + 1)
     elif depth < _DEPTH and isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors_in(item, depth + 1)
+            yield from tensors_in(item, depth + 1)
 
 
 def _add(storages: dict[int, Chosen], owner: str, name: str, tensor: Tensor) -> None:
@@ -237,11 +236,6 @@ def _add(storages: dict[int, Chosen], owner: str, name: str, tensor: Tensor) -> 
         for holder in (tensor, part):
             if not any(holder is known for known in chosen.tensors):
                 chosen.tensors.append(holder)
-
-
-def _add_storage(storages: dict[int, Chosen], storage: Any) -> None:
-    untyped = storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()
-    storages.setdefault(untyped._cdata, Chosen(untyped, "storage", ""))
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:

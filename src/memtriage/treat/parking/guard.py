@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 
+from memtriage.treat.parking.choose import tensors_in
 from memtriage.treat.parking.errors import ParkedError
 from memtriage.treat.parking.registry import title_of
 
@@ -47,8 +48,6 @@ _READ_NOTHING_ATTRIBUTES: Final = frozenset(
 )  # fmt: skip
 """Attributes likewise, without `data` and `T`, which return an object that is not guarded."""
 _SETTABLE: Final = frozenset(("grad", "requires_grad", "_grad", "_backward_hooks"))
-_DEPTH: Final = 4
-"""Levels of nested containers in a call's arguments that are searched."""
 _SHOWN: Final = frozenset(("__repr__", "__str__", "__format__"))
 
 
@@ -63,7 +62,9 @@ class Guard:
         kind = type(tensor)
         if issubclass(kind, _GuardedMixin):
             return True
-        guarded = _guarded_class(kind)
+        if kind not in _guarded:
+            _guarded[kind] = _make_guarded(kind)
+        guarded = _guarded[kind]
         if guarded is None:
             return False
         try:
@@ -168,7 +169,7 @@ class _GuardedMixin:
         cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        guarded = [tensor for tensor in _tensors_in((args, kwargs), 0) if isinstance(tensor, _GuardedMixin)]
+        guarded = [tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, _GuardedMixin)]
         parked = None
         for tensor in guarded:
             title = title_of(tensor)
@@ -189,13 +190,6 @@ class _GuardedMixin:
 _guarded: Final[dict[type, type | None]] = {}
 
 
-def _guarded_class(kind: type) -> type | None:
-    """The subclass that replaces a tensor's class while it is parked; None if there cannot be one."""
-    if kind not in _guarded:
-        _guarded[kind] = _make_guarded(kind)
-    return _guarded[kind]
-
-
 def _make_guarded(kind: type) -> type | None:
     body = {"__slots__": (), "__module__": kind.__module__, "_parked_kind": kind}
     try:
@@ -209,17 +203,6 @@ def _restore(tensor: Any) -> None:
     kind = type(tensor)
     if issubclass(kind, _GuardedMixin):
         tensor.__class__ = kind._parked_kind
-
-
-def _tensors_in(value: Any, depth: int) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple) and depth < _DEPTH:
-        for item in value:
-            yield from _tensors_in(item, depth + 1)
-    elif isinstance(value, dict) and depth < _DEPTH:
-        for item in value.values():
-            yield from _tensors_in(item, depth + 1)
 
 
 def _reads_nothing(function: Any) -> bool:

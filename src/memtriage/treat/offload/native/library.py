@@ -110,7 +110,9 @@ class Crew:
             before += part.count
             step = float(number)
             if step not in corrections:
-                corrections[step] = _corrections(hyper, step)
+                # In double precision, as torch computes them.
+                size, correction = hyper.lr / (1 - hyper.beta1**step), math.sqrt(1 - hyper.beta2**step)
+                corrections[step] = -size, correction
             part.step_size, part.correction = corrections[step]
         kinds = (
             _KINDS[operands.gradients[0].dtype],
@@ -168,11 +170,6 @@ def takes(operands: Operands) -> bool:
 def _function(function: Any, result: Any, arguments: list[Any]) -> Any:
     function.restype, function.argtypes = result, arguments
     return function
-
-
-def _corrections(hyper: Hyper, step: float) -> tuple[float, float]:
-    """In double precision, as torch computes them."""
-    return -(hyper.lr / (1 - hyper.beta1**step)), math.sqrt(1 - hyper.beta2**step)
 
 
 def _settings(hyper: Hyper, scaling: Scaling) -> _Settings:
