@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from memtriage.cli import app, run
-from memtriage.model.version import __version__
 
 
 @pytest.mark.parametrize(
@@ -23,12 +22,6 @@ def test_run_gets_its_arguments_unread(arguments, monkeypatch):
     monkeypatch.setattr(run, "main", lambda argv: seen.append(list(argv)) or 7)
     assert app.main(arguments) == 7
     assert seen == [arguments]
-
-
-@pytest.mark.parametrize("option", ["--version", "-V"])
-def test_version(option, capsys):
-    assert app.main([option]) == 0
-    assert capsys.readouterr().out == f"memtriage {__version__}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -134,26 +127,6 @@ def test_without_torch_a_program_is_run_without_priming(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        (["nonsense"], "memtriage"),
-        (["--nonsense"], "memtriage"),
-        (["report"], "memtriage report"),
-        (["report", "--nonsense", "x"], "memtriage report"),
-        (["doctor", "x"], "memtriage doctor"),
-        (["plan", "train.py"], "memtriage plan"),
-    ],
-)
-def test_bad_usage_is_one_line_and_status_2(arguments, command, capsys):
-    assert app.main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"{command}: ")
-    assert err.endswith(f"; see `{command} --help`\n")
-    assert err.count("\n") == 1
-
-
 def test_python_m_memtriage():
     done = subprocess.run([sys.executable, "-m", "memtriage", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -167,13 +140,6 @@ def test_run_waits_for_no_parser_and_no_report():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n"
-
-
-def test_a_reader_that_goes_away_is_no_error():
-    done = subprocess.run(
-        f"{sys.executable} -m memtriage doctor | true", shell=True, capture_output=True, text=True
-    )
-    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("command", ["snapshot", "diff", "explain M8"])

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from memtriage.cli import app
-from memtriage.cli.run import parse
 from memtriage.model.asked import Answer
 
 pytest.importorskip("torch")
@@ -218,11 +217,6 @@ def test_a_process_without_torch_is_refused(capsysbinary: pytest.CaptureFixture[
         plain.kill()
     assert (status, out) == (2, b"")
     assert f"process {plain.pid} has not loaded torch" in err and len(err.splitlines()) == 1
-
-
-def test_listening_is_an_option_of_run() -> None:
-    assert parse(["run", "--listen", "train.py"]).listen
-    assert not parse(["run", "train.py", "--listen"]).listen
 
 
 @pytest.mark.parametrize(("option", "pause_s"), [("--pause", 0.05), ("--pause=500ms", 0.5), ("--json", 0.0)])

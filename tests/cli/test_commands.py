@@ -19,42 +19,6 @@ GROUPS = {
     "Test a change": ["diff", "gate", "compare"],
     "Look up": ["doctor", "holders", "metrics"],
 }
-ATTACH = """\
-Usage: memtriage attach [OPTIONS] PID
-
-  Judge a running job from outside, without changing it.
-
-Arguments:
-  PID  A training process, or its launcher.
-
-Options:
-  --for TIME   Watch for a time, such as 60s or 5m.  [default: 60s]
-  --json       Print the report as JSON.
-  --all-ranks  Watch all ranks of the job on this node.
-  -h, --help   Show this message and exit.
-
-  Examples:
-    memtriage attach 4711 --for 5m
-"""
-METRICS = """\
-Usage: memtriage metrics [OPTIONS]
-
-  List the exported metrics; print a Grafana dashboard.
-
-Options:
-"""
-EXPLAIN = """\
-Usage: memtriage explain [OPTIONS] [FILE|-|M1...M21]
-
-  Explain an out-of-memory error or a log.
-
-Arguments:
-  [FILE|-|M1...M21]  A log or an error text; `-` or nothing reads standard
-                     input. M1 to M21: an entry of the playbook.
-
-Options:
-  --json                  Print the result as JSON.
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -78,14 +42,6 @@ def test_commands_are_listed_under_headings_in_their_order(capsys: pytest.Captur
     assert text.endswith(
         f"\n  Exit status:\n{statuses}\n  `memtriage COMMAND --help` has options and examples.\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "help_text"), [("attach", ATTACH), ("metrics", METRICS), ("explain", EXPLAIN)]
-)
-def test_the_help_of_a_command(name: str, help_text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch([name, "-h"]) == 0
-    assert capsys.readouterr().out.startswith(help_text)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

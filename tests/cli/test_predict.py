@@ -88,6 +88,17 @@ def test_a_hugging_face_configuration_is_predicted(tmp_path, capsys):
     assert "against" not in prediction
 
 
+def test_a_library_trains_a_configuration_on_as_many_ranks_as_an_option_says(tmp_path, capsys):
+    pytest.importorskip("peft")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    arguments = ["--batch", "2", "--seq", "64", "--method", "lora", "--lora-r", "4", "--fsdp", "2"]
+    assert app.main(["predict", "--hf-config", str(tmp_path), "--json", *arguments]) == 0
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction["context"]["ranks"] == "2"
+    # On `q_proj` and `v_proj` of two layers: a matrix of 4 x 64 and one of 64 x 4, and a half for each rank.
+    assert prediction["by_owner"]["optimizer state"] == 2 * 4 * (2 * 2 * 2 * 4 * 64) / 2
+
+
 def test_a_run_is_compared(program, tmp_path, capsys):
     writer = RankWriter(record_path(tmp_path / "runs", identify({}, pid=1, time_s=0.0)))
     writer.write("start", Start(time=1.0))
@@ -118,6 +129,7 @@ def test_a_run_is_compared(program, tmp_path, capsys):
     [
         (["{program}:build", "--", "--lr", "1"], "only a script or a module takes arguments"),
         (["{program}:build", "-m", "package.train", "--hf-config", "config.json"], "use only one of"),
+        (["--hf-config", "config.json", "--ddp", "2", "--world-size", "4"], "one of --ddp and --world-size"),
         (["nowhere.py:build"], "no such file"),  # found out by the child process
     ],
 )
@@ -142,6 +154,7 @@ def test_bad_input_is_one_line_on_stderr(program, arguments, said, capsys):
         ({"module": "nowhere"}, {}, "no module named 'nowhere'"),
         ({"hf_config": "nowhere.json"}, {}, "No such file"),
         ({"hf_config": "nowhere.json", "training": {"precision": "fp8"}}, {}, "precision='fp8'"),
+        ({"hf_config": "nowhere.json", "training": {"lora_r": 4}}, {}, "expected method lora or qlora"),
     ],
 )
 def test_what_the_child_process_cannot_use_is_a_value_error(program, target, options, said):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memtriage.cli import primed, run
+from memtriage.cli import primed
 from memtriage.cli.trace_options import NamedProgram
 from memtriage.model.priming import Priming, no_priming
 from memtriage.prediction import gpu_kinds
@@ -70,11 +70,6 @@ def test_a_program_that_cannot_be_predicted_gets_no_blocks(tmp_path: Path) -> No
     assert choice.blocks == []
     assert choice.reason is not None
     assert choice.reason.startswith("the program cannot be predicted: ")
-
-
-def test_the_flag_is_parsed() -> None:
-    assert run.parse(["run", "--prime", "train.py"]).prime
-    assert not run.parse(["run", "train.py"]).prime
 
 
 @pytest.mark.parametrize(

@@ -99,15 +99,6 @@ def test_the_page_is_written_beside_the_report(tmp_path, capsys):
     assert "losses[*]" in page and "rank 1 only" in page
 
 
-def test_the_page_and_json_alone_on_stdout(tmp_path, capfdbinary):
-    write_rank(tmp_path / "out", None, 1)
-    page = tmp_path / "run.html"
-    assert app.main(["report", str(tmp_path / "out"), "--json", "--html", str(page)]) == 0
-    out, err = capfdbinary.readouterr()
-    assert (json.loads(out)["verdict"], err) == ("clean", f"wrote {page}\n".encode())
-    assert page.stat().st_size > 0
-
-
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 @pytest.mark.parametrize("where", ["absent/run.html", "out"])
 def test_a_page_that_cannot_be_written_is_one_line_and_status_2(where, flags, tmp_path, capsys):
@@ -203,23 +194,6 @@ def test_a_cut_bundle_is_one_line_and_status_2(length, tmp_path, capsys):
     assert out == ""
     assert err.startswith(f"memtriage report: {bundle}: ")
     assert err.count("\n") == 1
-
-
-def test_node_local_directories_are_merged(tmp_path, capfdbinary):
-    write_rank(tmp_path / "node0", 0, 2)
-    write_rank(tmp_path / "node1", 1, 2, leaking=True)
-    assert app.main(["report", str(tmp_path / "node0"), str(tmp_path / "node1"), "--json"]) == 0
-    report = json.loads(capfdbinary.readouterr().out)
-    assert report["ranks"] == {"seen": 2, "of": 2}
-    assert report["verdict"] == "leak"
-
-
-def test_a_run_that_was_killed(tmp_path, capfdbinary):
-    write_rank(tmp_path / "out", None, 1, leaking=True, end=False)
-    assert app.main(["report", str(tmp_path / "out"), "--json"]) == 0
-    report = json.loads(capfdbinary.readouterr().out)
-    assert report["verdict"] == "killed"
-    assert report["findings"][0]["holder"] == "losses[*]"
 
 
 def test_killed_writer_is_read_to_its_last_line(tmp_path, capfdbinary):

@@ -3,10 +3,16 @@ import pytest
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.report import RankCount, RunReport
+from support.chromium import Chromium, find
 from support.runs import step_mark
 
 MiB = 1024**2
 GiB = 1024**3
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    return Chromium(find(), tmp_path_factory.mktemp("chromium"))
 
 
 @pytest.fixture

@@ -89,11 +89,6 @@ def test_colors_in_a_file(environment: dict[str, str], colors: bool, monkeypatch
     assert console_for(Terminal()).is_terminal
 
 
-def test_lines_are_never_longer_than_120_columns_nor_in_two_columns_below_60() -> None:
-    assert [page(width)[0].width for width in (59, 60, 120, 121)] == [59, 60, 120, 120]
-    assert [page(width)[0].narrow for width in (59, 60)] == [True, False]
-
-
 def test_a_stream_of_ascii_gets_ascii() -> None:
     shown, out = page(80, "ascii")
     assert (shown.ascii_only, shown.dot) == (True, " - ")
@@ -116,17 +111,6 @@ def test_a_verdict_begins_with_its_word() -> None:
     shown, out = page(80)
     shown.verdict("leak", "bold red", "1 MiB per step")
     assert text_of(out) == "LEAK: 1 MiB per step\n"
-
-
-def test_values_are_beside_their_label_from_60_columns_on() -> None:
-    def lines(width: int) -> list[str]:
-        shown, out = page(width)
-        shown.field("label", "one", "- two " + "x " * 30)
-        return [line.rstrip() for line in text_of(out).splitlines()]
-
-    assert lines(60)[:2] == ["  label         one", " " * 16 + "- two " + "x " * 17 + "x"]
-    assert lines(60)[2].startswith(" " * 18 + "x")  # below the text, not below the dash
-    assert lines(59)[:2] == ["  label", "    one"]
 
 
 def test_a_whole_value_stays_on_one_line_in_a_file() -> None:

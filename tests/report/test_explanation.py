@@ -199,21 +199,6 @@ def events(count: int, cause: int) -> list[LogEvent]:
     return made
 
 
-@pytest.mark.parametrize(
-    ("count", "cause", "first", "left_out"),
-    [(1, 0, None, 0), (2, 0, 1000, 0), (8, 0, 1000, 0), (9, 0, 1000, 1), (9, 8, 1001, 1), (30, 10, 1008, 22)],
-)
-def test_eight_events_are_shown(count: int, cause: int, first: int | None, left_out: int) -> None:
-    shown = page(Explanation(diagnosis="host_memory_limit", confidence=0.9, events=events(count, cause)))
-    listed = [line for line in shown.splitlines() if "a consequence" in line]
-    assert len(listed) == (0 if first is None else min(count, 8))
-    if first is not None:
-        assert f"{first:,}" in listed[0]
-    assert ("more in --json" in shown) == bool(left_out)
-    if left_out:
-        assert f"{left_out} more in --json" in shown
-
-
 def test_an_event_says_who_wrote_it_and_how_often() -> None:
     two = events(2, 0)
     two[0].ranks, two[1].ranks, two[1].diagnosis = [3], [0, 1, 2], "host_memory_limit"

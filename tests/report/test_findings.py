@@ -34,7 +34,6 @@ def test_facts_are_those_that_are_known_the_holder_first() -> None:
         ("allocated at", ["a.py:2"], "path"),
         ("size at step 7", ["1.0 MiB - 512 B per micro-batch"], "words"),
         ("runs out", ["in 9 steps, at step 21"], "words"),
-        ("detected", ["at step 7"], "words"),
         ("why", ["kept"], "words"),
         ("fix", ["clear it"], "fix"),
         ("evidence", ["rose"], "list"),
@@ -128,6 +127,8 @@ def test_what_is_severe_and_what_would_confirm_a_suspicion(
          "3 B per step", "size at step 6", ["5 B", "2 B per micro-batch"]),
         ({"bytes_per_microbatch": 2, "step": 7}, "2 B per micro-batch", "size at step 7", []),
         ({"bytes": 5, "bytes_per_second": 3, "step": 0}, "3 B per second", "size", ["5 B"]),
+        ({"bytes": 90, "event": "save", "bytes_per_event": 40, "bytes_per_step": 2, "step": 9},
+         "40 B per save", "size at step 9", ["90 B", "2 B per step", "every 20 steps"]),
     ],
 )  # fmt: skip
 def test_the_rate_comes_first_and_then_what_has_piled_up(
@@ -142,7 +143,7 @@ def test_a_finding_by_time_or_of_growth_has_no_step_of_detection() -> None:
     by_step, by_time, growth = (
         found(step=7),
         found(step=7, bytes_per_second=3),
-        found(step=7, bytes_per_step=3, bytes_step=6),
+        found(step=7, bytes_per_step=3),
     )
     assert "7" in fold([by_step], [None])[0].detected
     assert [fold([other], [None])[0].detected for other in (by_time, growth)] == ["", ""]

@@ -82,23 +82,23 @@ def test_native_memory_of_entries_adds_its_evidence() -> None:
 @pytest.mark.parametrize(
     ("failed", "steps", "torch", "expected"),
     [
-        (True, 0, True, "the script failed at once: 3 steps"),
-        (True, 3, True, "the script failed after 3 steps: 3 steps"),
-        (False, 0, False, "torch was not imported: 3 steps"),
-        (False, 3, True, "3 steps"),
-        (False, 3, False, "3 steps"),  # counted by `memtriage.step()`
+        (True, 0, True, "the script failed before its first step"),
+        (True, 3, True, "the script failed after 3 steps: 3 steps are too few, 12 are needed"),
+        (False, 0, False, "torch was not imported: 3 steps are too few, 12 are needed"),
+        (False, 3, True, "3 steps are too few, 12 are needed"),
+        (False, 3, False, "3 steps are too few, 12 are needed"),  # counted by `memtriage.step()`
     ],
 )
 def test_a_short_run_says_how_it_came_to_be_short(
     failed: bool, steps: int, torch: bool, expected: str
 ) -> None:
     judged = {"cpu": SHORT, "cuda:0": FLAT}
-    said = judged_in_words(judged, failed=failed, steps=steps, torch=torch)
-    assert said["cpu"].reason == f"{expected} are too few, 12 are needed"
+    said = judged_in_words(judged, script_failed=failed, steps=steps, torch=torch)
+    assert said["cpu"].reason == expected
     assert said["cuda:0"] == Judged(scale="step", points=40, detection_limit=DetectionLimit(512, "step"))
 
 
 def test_what_was_long_enough_keeps_its_reason() -> None:
     restless = JudgedDevice(scale="step", points=30, obstacle="restless")
     judged = {"cpu": restless, "cuda:0": JudgedDevice(obstacle="no counter")}
-    assert judged_in_words(judged, failed=True, steps=30, torch=False) == judged_in_words(judged)
+    assert judged_in_words(judged, script_failed=True, steps=30, torch=False) == judged_in_words(judged)

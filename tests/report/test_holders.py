@@ -1,21 +1,16 @@
-"""The catalogue in words: every entry on the page of the documentation, which is the one that is made now."""
+"""The catalogue in words, on the terminal."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from memtriage.catalogue.catalogue import BUILT_IN
-from memtriage.catalogue.entry import Holder
 from memtriage.catalogue.installed import holders_here
 from memtriage.model.holders import HolderHere
-from memtriage.report.holders import markdown, render
-
-PAGE = Path(__file__).parents[2] / "docs" / "holders.md"
+from memtriage.report.holders import render
 
 
 def printed(version: str | None, *, every: bool) -> str:
@@ -23,16 +18,6 @@ def printed(version: str | None, *, every: bool) -> str:
     console = Console(file=out, width=100, highlight=False, markup=False, emoji=False)
     render(holders_here(BUILT_IN, lambda holder: version), console, every=every)
     return out.getvalue()
-
-
-def test_the_page_of_the_documentation_is_up_to_date() -> None:
-    assert PAGE.read_text() == markdown(), "python -m memtriage.report.holders > docs/holders.md"
-
-
-@pytest.mark.parametrize("entry", BUILT_IN, ids=lambda one: one.name)
-def test_an_entry_has_its_row_of_three_cells(entry: Holder) -> None:
-    (row,) = [line for line in markdown().splitlines() if line.startswith(f"| `{entry.name}` |")]
-    assert row.replace("\\|", "").count("|") == 4
 
 
 def test_what_is_not_installed_is_printed_only_when_asked_for() -> None:

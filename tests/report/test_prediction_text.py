@@ -65,7 +65,8 @@ MARK = ComparedMark(
     predicted_reserved=GIB,
 )  # fmt: skip
 HORIZON = Horizon(
-    steps=2000, peak_reserved=9 * GIB, peak_allocated=8 * GIB, peak_step=412, peak_shape="input_ids 8x1873",
+    steps=2000, peak_reserved=9 * GIB, peak_allocated=8 * GIB, allocated_p50=5 * GIB, allocated_p99=6 * GIB,
+    allocated_p999=7 * GIB, peak_step=412, peak_shape="input_ids 8x1873",
     full_at=412, full_shape="input_ids 8x1873", full_operator="aten::mm", full_asked=GIB, flushed_at=None,
     memory=8 * GIB, shapes=24, error=None,
     course=[HorizonPoint(step=1, peak_allocated=GIB, peak_reserved=GIB, stranded=0)],
@@ -134,6 +135,7 @@ Ranks  number of ranks, peak allocated, peak reserved
 Over 2,000 steps  inputs of 24 shapes
   8.0 GiB is full at step 412 (input_ids 8x1873): aten::mm requests 1.0 GiB more
   without a limit, at most 9.0 GiB are reserved, first in step 412 (input_ids 8x1873)
+  half of the steps allocate at most 5.0 GiB, 99 % 6.0 GiB, 99.9 % 7.0 GiB, all 8.0 GiB
   from step 97 cached blocks are returned for lack of memory
 
 Course of the run  peak allocated, peak reserved, stranded after the step
@@ -202,6 +204,12 @@ def test_the_page_with_all_that_a_prediction_may_have() -> None:
 def test_how_a_run_ends(changes: dict[str, Any], ending: str) -> None:
     text = shown(made(horizon=msgspec.structs.replace(HORIZON, **changes)), 100)
     assert ending in text and "are returned" not in text
+
+
+def test_steps_that_allocate_the_same_have_no_distribution() -> None:
+    same = dict.fromkeys(("allocated_p50", "allocated_p99", "allocated_p999"), HORIZON.peak_allocated)
+    assert "of the steps" in shown(made(horizon=HORIZON), 100)
+    assert "of the steps" not in shown(made(horizon=msgspec.structs.replace(HORIZON, **same)), 100)
 
 
 @pytest.mark.parametrize(("points", "first"), [(19, [1, 2]), (20, [1, 3]), (59, [1, 6])])

@@ -34,7 +34,7 @@ SUMMARY: Final = "Account for every byte of GPU and host memory of a PyTorch tra
 EXIT_STATUSES: Final = {
     "0": "the command did its work, whatever it found",
     "2": "bad usage, or input that cannot be read: one line on stderr says why",
-    "3": "`run --fail-on`: the script succeeded and its verdict is listed; `gate`: the peak is too high",
+    "3": "`run --fail-on`: a verdict that is listed; `gate`: the peak is too high",
     "4": "`census`: something is missing; the first line says what",
     "other": "`run`: the exit status of the script; 128 + N if signal N ended it",
 }
@@ -114,6 +114,7 @@ COMMANDS: Final = (
             "memtriage predict train.py -- --batch-size 8",
             "memtriage predict --horizon 1000 train.py",
             "memtriage predict --hf-config config.json --batch 8",
+            "memtriage predict --hf-config config.json --method lora --task sft",
         ),
     ),
     Command(

@@ -39,7 +39,8 @@ def gate(
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time of a prediction.")] = "30m",
     json: Annotated[bool, typer.Option("--json", help="Print the difference as JSON.")] = False,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Also write a comment.")
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Also write a comment for the pull request."),
     ] = None,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report.")

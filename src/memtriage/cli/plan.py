@@ -24,14 +24,15 @@ def plan(
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    world_size: Annotated[
-        int, typer.Option(metavar="N", help="GPUs of the job; above 1, FSDP2 is tried too.")
-    ] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--world-size", metavar="N", help="GPUs of the job; above 1, FSDP2 is tried too."),
+    ] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RUNG",
-            help="Also try 'torch.compile', 'activation budget', 'LoRA', 'QLoRA' or 'shorter inputs'.",
+            help="Also try 'LoRA', which changes the task.",
         ),
     ] = None,
     maximize: Annotated[
@@ -46,6 +47,7 @@ def plan(
 
     from memtriage.model.plan import Plan
 
+    world_size = program.ranks(ranks) or 1
     if maximize is not None:
         if allow:
             raise ValueError("use only one of --maximize and --allow")

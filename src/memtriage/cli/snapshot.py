@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memtriage.cli.diff import BAD_INPUT, write
 from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
     from memtriage.model.recording import Recording
-
-BAD_INPUT: Final = 2
 
 
 def snapshot(
@@ -59,7 +58,6 @@ def snapshot(
     if what_if:
         _what_if(recording, json)
     elif other is not None:
-        from memtriage.cli.diff import write
         from memtriage.difference.sources import of_snapshot
 
         write(of_snapshot(recording), of_snapshot(other), as_json=json)

@@ -47,6 +47,20 @@ class NamedProgram:
     show_output: bool
     timeout_s: float = parse_duration(_LIMIT, "--timeout")
 
+    def ranks(self, given: int | None) -> int | None:
+        """How many ranks the job has: as many as `--ddp` or `--fsdp` say, else `--world-size`.
+
+        Raises:
+            ValueError: they differ.
+        """
+        named = next((name for name in ("ddp", "fsdp") if name in self.target.training), None)
+        if named is None:
+            return given
+        ranks: int = self.target.training[named]
+        if given not in (None, ranks):
+            raise ValueError(f"use only one of --{named} and --world-size")
+        return ranks
+
     def trace(self, function: str, options: dict[str, Any], returned: type[T]) -> T:
         """Call a function that traces a program in a child process that can change no file.
 
@@ -163,6 +177,26 @@ def _program(
         str | None,
         typer.Option(metavar="A", help=f"{_TRAINING}sdpa, eager, ...; Transformers' choice by default."),
     ] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="M", help=f"{_TRAINING}full (default), lora or qlora.")
+    ] = None,
+    lora_r: Annotated[
+        int | None, typer.Option(metavar="R", help=f"{_TRAINING}rank of the adapters; peft's by default.")
+    ] = None,
+    lora_targets: Annotated[
+        str | None,
+        typer.Option(metavar="T", help=f"{_TRAINING}all-linear, or names with commas; peft's by default."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="T", help=f"{_TRAINING}causal (default), or TRL's sft, dpo or grpo."),
+    ] = None,
+    ddp: Annotated[
+        int | None, typer.Option(metavar="N", help=f"{_TRAINING}ranks of a job that use DDP.")
+    ] = None,
+    fsdp: Annotated[
+        int | None, typer.Option(metavar="N", help=f"{_TRAINING}ranks that share the model by FSDP.")
+    ] = None,
 ) -> NamedProgram:
     """Return the program that these options name.
 
@@ -177,6 +211,12 @@ def _program(
         "gradient_checkpointing": gradient_checkpointing,
         "gradient_accumulation": gradient_accumulation,
         "attention": attention,
+        "method": method,
+        "lora_r": lora_r,
+        "lora_targets": lora_targets,
+        "task": task,
+        "ddp": ddp,
+        "fsdp": fsdp,
     }
     return NamedProgram(
         target_of(target, arguments, module, hf_config, training, inference),

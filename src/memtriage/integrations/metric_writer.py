@@ -74,7 +74,10 @@ def _sink(to: Any) -> Sink:
     if hasattr(to, "log_metrics"):
         return lambda values, step: to.log_metrics(values, step=step)
     if hasattr(to, "define_metric") and hasattr(to, "log"):
-        return _wandb(to)
+        # A step of our own: W&B counts every `log` call as a step, including the program's.
+        to.define_metric(_WANDB_STEP, hidden=True)
+        to.define_metric(f"{SCALAR_PREFIX}*", step_metric=_WANDB_STEP)
+        return lambda values, step: to.log({**values, _WANDB_STEP: step})
     if callable(to):
         sink: Sink = to
         return sink
@@ -87,10 +90,3 @@ def _tensorboard(writer: Any) -> Sink:
             writer.add_scalar(name, value, step)
 
     return write
-
-
-def _wandb(run: Any) -> Sink:
-    """Log against a step of our own: W&B counts every `log` call as a step, including the program's."""
-    run.define_metric(_WANDB_STEP, hidden=True)
-    run.define_metric(f"{SCALAR_PREFIX}*", step_metric=_WANDB_STEP)
-    return lambda values, step: run.log({**values, _WANDB_STEP: step})

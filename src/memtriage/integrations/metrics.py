@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from memtriage.model.run_status import RunStatus
@@ -55,7 +56,7 @@ def serve_metrics(port: int = 9400, host: str = "127.0.0.1") -> MetricsServer | 
     from memtriage.report.monitoring.prometheus import rank_address, serve
 
     identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
-    return serve(statuses, rank_address(host, port, identity), _say)
+    return serve(statuses, rank_address(host, port, identity), partial(complain, "memtriage"))
 
 
 def otel_gauges(meter_provider: MeterProvider | None = None) -> None:
@@ -70,7 +71,3 @@ def otel_gauges(meter_provider: MeterProvider | None = None) -> None:
     from memtriage.report.monitoring.otel import observe
 
     observe(statuses, meter_provider, __version__)
-
-
-def _say(text: str) -> None:
-    complain("memtriage", text)

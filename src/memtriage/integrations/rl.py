@@ -72,8 +72,8 @@ BOUNDARIES: Final = (
 )
 
 
-Build = Callable[[Any, Method], Method]
-"""Makes what replaces a method, given the worker and its bound method."""
+Around = Callable[..., Any]
+"""What runs instead of a method: it is given the worker, its bound method, and the call's arguments."""
 
 
 class Attachment:
@@ -83,14 +83,14 @@ class Attachment:
         methods: names of the methods that it replaces.
     """
 
-    def __init__(self, target: Any, builds: dict[str, Build]) -> None:
-        self.methods = tuple(builds)
+    def __init__(self, target: Any, replaced: dict[str, Around]) -> None:
+        self.methods = tuple(replaced)
         self._target = target
         own = vars(target)
-        self._before = {name: own[name] for name in (*builds, _ATTACHED) if name in own}
+        self._before = {name: own[name] for name in (*replaced, _ATTACHED) if name in own}
         make = _for_a_class if isinstance(target, type) else _for_a_worker
-        for name, build in builds.items():
-            setattr(target, name, make(target, name, build))
+        for name, around in replaced.items():
+            setattr(target, name, make(target, name, around))
         setattr(target, _ATTACHED, True)
 
     def detach(self) -> None:
@@ -142,107 +142,92 @@ def attach(worker: Any, *, policy: PhasePolicy | None = None, park: bool = True)
         known = ", ".join(boundary.method for boundary in BOUNDARIES)
         raise ValueError(f"{name} has none of the methods {known}: use memtriage.phase()")
     chosen = PhasePolicy() if policy is None else policy
-    begun: dict[str, Phase] = {}
-    builds: dict[str, Build] = {
-        boundary.method: _with_phase(boundary, chosen, begun) for boundary in boundaries
+    phases = _Phases(chosen)
+    replaced: dict[str, Around] = {
+        boundary.method: functools.partial(phases.end, boundary) for boundary in boundaries
     }
-    builds |= {
-        name: _with_beginning(boundary.phase, chosen, begun)
+    replaced |= {
+        name: functools.partial(phases.begin, boundary.phase)
         for boundary in boundaries
         for name in boundary.begins
         if callable(getattr(worker, name, None))
     }
     if park:
-        moves = {
+        moves: dict[str, Around] = {
             "move_model": _move_model,
             "move_optimizer": _move_optimizer,
             "move_optimizer_to_device": _move_optimizer,
-            "move_to_cpu": _move_to_cpu,
-            "move_to_cuda": _move_to_cuda,
+            "move_to_cpu": functools.partial(_move_whole, "cpu"),
+            "move_to_cuda": functools.partial(_move_whole, "cuda"),
         }
-        builds |= {
-            name: move(chosen) for name, move in moves.items() if callable(getattr(worker, name, None))
+        replaced |= {
+            name: functools.partial(move, chosen)
+            for name, move in moves.items()
+            if callable(getattr(worker, name, None))
         }
-    return Attachment(worker, builds)
+    return Attachment(worker, replaced)
 
 
-def _for_a_worker(worker: Any, name: str, build: Build) -> Method:
+def _for_a_worker(worker: Any, name: str, around: Around) -> Method:
     method = getattr(worker, name)
-    return functools.wraps(method)(build(worker, method))
+    return functools.wraps(method)(functools.partial(around, worker, method))
 
 
-def _for_a_class(kind: type, name: str, build: Build) -> Method:
+def _for_a_class(kind: type, name: str, around: Around) -> Method:
     function = getattr(kind, name)
 
     @functools.wraps(function)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return build(self, functools.partial(function, self))(*args, **kwargs)
+        return around(self, functools.partial(function, self), *args, **kwargs)
 
     return method
 
 
-def _with_beginning(phase: str, policy: PhasePolicy, begun: dict[str, Phase]) -> Build:
-    def build(_worker: Any, method: Method) -> Method:
-        def with_beginning(*args: Any, **kwargs: Any) -> Any:
-            if phase not in begun:
-                begun[phase] = phase_begin(phase, policy)
-            return method(*args, **kwargs)
+class _Phases:
+    """The phases that a worker's methods begin and end, with a policy."""
 
-        return with_beginning
+    def __init__(self, policy: PhasePolicy) -> None:
+        self._policy = policy
+        self._begun: dict[str, Phase] = {}
 
-    return build
+    def begin(self, phase: str, _worker: Any, method: Method, *args: Any, **kwargs: Any) -> Any:
+        if phase not in self._begun:
+            self._begun[phase] = phase_begin(phase, self._policy)
+        return method(*args, **kwargs)
 
+    def end(self, boundary: Boundary, _worker: Any, method: Method, *args: Any, **kwargs: Any) -> Any:
+        here = boundary.applies(*args, **kwargs)
+        if here and boundary.before:
+            self._end(boundary.phase)
+        result = method(*args, **kwargs)
+        if here and not boundary.before:
+            self._end(boundary.phase)
+        return result
 
-def _with_phase(boundary: Boundary, policy: PhasePolicy, begun: dict[str, Phase]) -> Build:
-    def build(_worker: Any, method: Method) -> Method:
-        def with_phase(*args: Any, **kwargs: Any) -> Any:
-            here = boundary.applies(*args, **kwargs)
-            if here and boundary.before:
-                phase_end(boundary.phase, policy, begun.pop(boundary.phase, None))
-            result = method(*args, **kwargs)
-            if here and not boundary.before:
-                phase_end(boundary.phase, policy, begun.pop(boundary.phase, None))
-            return result
-
-        return with_phase
-
-    return build
+    def _end(self, phase: str) -> None:
+        phase_end(phase, self._policy, self._begun.pop(phase, None))
 
 
-def _move_model(policy: PhasePolicy) -> Build:
-    def build(_worker: Any, method: Method) -> Method:
-        def move_model(model: Any, device: Any, move_params: bool = True, move_grads: bool = True) -> Any:
-            moved = move_params and _move((*_MODEL, model), device, policy)
-            return method(model, device, move_params=move_params and not moved, move_grads=move_grads)
-
-        return move_model
-
-    return build
-
-
-def _move_optimizer(policy: PhasePolicy) -> Build:
-    def build(worker: Any, method: Method) -> Method:
-        def move_optimizer(device: Any) -> None:
-            if worker.optimizer is not None and not _move((worker.optimizer,), device, policy):
-                method(device)
-
-        return move_optimizer
-
-    return build
+def _move_model(
+    policy: PhasePolicy,
+    _worker: Any,
+    method: Method,
+    model: Any,
+    device: Any,
+    move_params: bool = True,
+    move_grads: bool = True,
+) -> Any:
+    moved = move_params and _move((*_MODEL, model), device, policy)
+    return method(model, device, move_params=move_params and not moved, move_grads=move_grads)
 
 
-def _move_to_cpu(policy: PhasePolicy) -> Build:
-    def build(_worker: Any, method: Method) -> Method:
-        return lambda model: model if _move((model,), "cpu", policy) else method(model)
-
-    return build
+def _move_optimizer(policy: PhasePolicy, worker: Any, method: Method, device: Any) -> None:
+    if worker.optimizer is not None and not _move((worker.optimizer,), device, policy):
+        method(device)
 
 
-def _move_to_cuda(policy: PhasePolicy) -> Build:
-    def build(_worker: Any, method: Method) -> Method:
-        return lambda model: model if _move((model,), "cuda", policy) else method(model)
-
-    return build
+def _move_whole(device: str, policy: PhasePolicy, _worker: Any, method: Method, model: Any) -> Any:
+    return model if _move((model,), device, policy) else method(model)
 
 
 def _move(what: tuple[Any, ...], device: Any, policy: PhasePolicy) -> bool:

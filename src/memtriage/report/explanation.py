@@ -14,8 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.messages.grammar.message import Message, figures
-from memtriage.messages.grammar.sizes import as_printed
+from memtriage.messages.grammar.message import Message, as_printed, figures
 from memtriage.model.explanation import Explanation, Fix, Label, LogEvent, Maths
 from memtriage.playbook.entries import PlaybookAction, PlaybookEntry
 from memtriage.report import labels
@@ -23,7 +22,6 @@ from memtriage.report.console import BULLET, Page
 from memtriage.report.styles import BAD, GOOD, PLAIN_WARN, WARN
 from memtriage.report.text import count, rank_list
 
-_LABELS: Final = 16
 _MOST_LINES: Final = 20
 _AMOUNTS: Final = tuple((facts, fixes) for fixes in (3, 2, 1) for facts in (3, 2, 1))
 """How many facts and actions the short page tries to show, until it is short enough."""

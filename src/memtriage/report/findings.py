@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -84,12 +85,18 @@ class FindingGroup:
 
     @property
     def piled_up(self) -> tuple[str, list[str]]:
-        """Label and values of what the headline leaves out where it gives a rate: the size, other rates."""
+        """Label and values of what the headline leaves out where it gives a rate.
+
+        These are the size, other rates, and how often what it grows with comes.
+        """
         finding = self.first
         rates = [rate(amount, per) for per, amount in finding.rates.items()]
         if not rates:
             return "", []
         values = ([] if finding.bytes is None else [size(finding.bytes)]) + rates[1:]
+        apart = round((finding.bytes_per_event or 0) / (finding.bytes_per_step or math.inf))
+        if apart > 1:
+            values.append(f"every {apart} steps")
         if finding.bytes_per_second is not None:  # a program without steps
             return labels.size_label(None), values
         return labels.size_label(finding.step if finding.bytes_step is None else finding.bytes_step), values
@@ -100,8 +107,7 @@ class FindingGroup:
 
         Growth is, from all of the run: its step would be that of the last judgment, not of the first.
         """
-        judged_again = self.first.bytes_per_second is not None or self.first.bytes_step is not None
-        return labels.detected(None if judged_again else self.first.step, self.first.phase)
+        return labels.detected(None if self.first.rates else self.first.step, self.first.phase)
 
     @property
     def evidence(self) -> list[str]:

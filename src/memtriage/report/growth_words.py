@@ -25,14 +25,13 @@ from memtriage.model.units import count, duration, rate, size
 from memtriage.playbook.entries import LEAKS
 from memtriage.playbook.mechanisms import MECHANISMS, MechanismText
 from memtriage.store.reader import RankRecord
+from memtriage.store.records import failed
 
 NOT_NAMED: Final = "not named"
 """Holder of growth that no census covers."""
 CPP_ONLY: Final = "C++ only (nothing that a census lists explains it)"
 OPEN_SEGMENTS: Final = "open segments of shared memory that no process maps"
-_SPANS: Final[Mapping[Scale, str]] = {
-    "step": "steps", "microbatch": "backwards", "second": "seconds", "run": "runs",
-}  # fmt: skip
+_SPANS: Final[Mapping[Scale, str]] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
 _WHY: Final[Mapping[Open, str]] = {
     "few": "it was seen to grow too seldom, or too irregularly, to be certain",
     "once": "it was only seen at the end: the program makes no step and calls no module in a loop",
@@ -108,11 +107,7 @@ def _mechanism(leak: Leak) -> MechanismText:
         return MECHANISMS[cause].filled({"why": leak.unread or "it was read too seldom while it lived"})
     if isinstance(cause, str):
         return MECHANISMS[cause]
-    why = mechanism_of(cause)
-    if leak.scale == "run" and isinstance(leak.shown_by, HolderRise):
-        more = f"{size(round(leak.shown_by.rate))} more with every run of this cell"
-        return MechanismText(f"{why.mechanism}: {more}", why.fix)
-    return why
+    return mechanism_of(cause)
 
 
 def _objects(seen: DataSeen) -> MechanismText:
@@ -211,28 +206,29 @@ def _of_holder(leak: Leak, rise: HolderRise) -> Iterator[str]:
 
 
 def judged_in_words(
-    judged: Mapping[str, JudgedDevice], *, failed: bool = False, steps: int = 0, torch: bool = True
+    judged: Mapping[str, JudgedDevice], *, script_failed: bool = False, steps: int = 0, torch: bool = True
 ) -> dict[str, Judged]:
     """Say by device why growth could not be judged.
 
     Args:
         judged: by device.
-        failed: whether an exception ended the program.
+        script_failed: whether it ended by an exception or with a nonzero status.
         steps: its optimizer steps.
         torch: whether it imported torch.
     """
-    why = None
-    if failed:
-        why = f"the script failed after {count(steps, 'step')}" if steps else "the script failed at once"
+    why = "{}"
+    if script_failed:
+        after = f"after {count(steps, 'step')}: {{}}"
+        why = f"the script failed {after if steps else 'before its first step'}"
     elif not torch and not steps:
-        why = "torch was not imported"
+        why = "torch was not imported: {}"
     return {device: _judged(each, why) for device, each in judged.items()}
 
 
-def _judged(judged: JudgedDevice, why: str | None) -> Judged:
+def _judged(judged: JudgedDevice, why: str) -> Judged:
     reason = _reason(judged)
-    if why is not None and judged.scale is not None and judged.points < ENOUGH_MARKS:
-        reason = f"{why}: {reason}"
+    if judged.scale is not None and judged.points < ENOUGH_MARKS:
+        reason = why.format(reason)
     return Judged(
         scale=judged.scale,
         points=judged.points,
@@ -290,6 +286,6 @@ def judged_again(rank: RankRecord) -> RankRecord:
     findings = [*deaths, *growing, *(finding for finding in kept if finding not in deaths)]
     if rank.end is None:
         return replace(rank, interim_findings=findings)
-    failed = rank.end.exception is not None
-    judged = judged_in_words(judgment.judged, failed=failed, steps=rank.end.steps)
+    script_failed = failed(rank.end.exit_code, rank.end.exception)
+    judged = judged_in_words(judgment.judged, script_failed=script_failed, steps=rank.end.steps)
     return replace(rank, final_findings=findings, end=msgspec.structs.replace(rank.end, judged=judged))

@@ -11,7 +11,6 @@ ALSO_KEPT_ALIVE_BY: Final = "also kept alive by"
 STORED_AT: Final = "stored at"
 ALLOCATED_AT: Final = "allocated at"
 SIZE: Final = "size"
-GROWTH: Final = "growth"
 RUNS_OUT: Final = "runs out"
 DETECTED: Final = "detected"
 WHY: Final = "why"
@@ -44,4 +43,5 @@ def detected(step: int | None, phase: str | None) -> str:
     ('at step 12, in forward', 'in forward', '')
     """
     at = "" if step is None else f"at step {step:,}"
-    return at if phase is None else f"{at}, in {phase}".removeprefix(", ")
+    where = "" if phase is None else phase if phase.startswith("after ") else f"in {phase}"
+    return ", ".join(part for part in (at, where) if part)

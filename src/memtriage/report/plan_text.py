@@ -13,7 +13,7 @@ from memtriage.report.styles import BAD, GOOD
 from memtriage.report.text import count, duration, size
 
 _INDENT: Final = "     "
-_NAME_WIDTH: Final = 22
+_NAME_WIDTH: Final = 24
 _OWNERS: Final = 4
 _FRAMEWORKS: Final = {
     "torch": "torch",
@@ -63,8 +63,9 @@ def render_maximum(maximum: Maximum, console: Console) -> None:
         page.line(("FITS", GOOD), (f"  {', '.join(sizes)}: needs {size(row.needs)} of {budget}", "bold"))
         if row.next is not None and row.next_needs is not None:
             name = "seq" if row.batch is None else "batch"
-            excess = size(row.next_needs - maximum.budget)
-            page.line((f"      {name} {row.next:,} needs {size(row.next_needs)}, {excess} too much", ""))
+            excess = size(row.next_needs - round(maximum.budget * (1 - maximum.margin)))
+            more = f"{size(row.next_needs)}, {excess} too much; {maximum.margin:.0%} stays free"
+            page.line((f"      {name} {row.next:,} needs {more}", ""))
     page.line((f"{count(maximum.traces, 'trace')} in {duration(maximum.seconds)}", "dim"))
     if maximum.notes:
         page.heading("Assumed")

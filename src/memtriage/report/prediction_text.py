@@ -121,6 +121,16 @@ def _horizon(page: Page, horizon: Horizon) -> None:
         ),
         indent=4,
     )
+    if horizon.allocated_p50 < horizon.peak_allocated:
+        page.line(
+            (
+                f"  half of the steps allocate at most {size(horizon.allocated_p50)}, 99 % "
+                f"{size(horizon.allocated_p99)}, 99.9 % {size(horizon.allocated_p999)}, all "
+                f"{size(horizon.peak_allocated)}",
+                "",
+            ),
+            indent=4,
+        )
     if horizon.flushed_at is not None:
         returned = f"  from step {horizon.flushed_at:,} cached blocks are returned for lack of memory"
         page.line((returned, ""), indent=4)

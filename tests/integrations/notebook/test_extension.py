@@ -155,7 +155,7 @@ def test_a_result_is_in_the_variable_that_is_asked_for(shell: Any, no_census: No
     assert (now["schema"], now["holders"], now["outputs"]) == (1, [], {})
     assert "host" in {ledger["device"] for ledger in now["ledgers"]}
     assert freed == {"schema": 1, "freed": {"bytes": {}, "frames": 0, "holders": []}}
-    assert (told["verdict"], told["cell"]["label"], told["cell"]["run"]) == ("not_judged", "In[5]", 1)
+    assert (told["verdict"], told["cell"]["label"]) == ("not_judged", "In[5]")
     assert "run_report" not in told["cell"]
 
 
@@ -182,13 +182,6 @@ def test_other_cells_are_left_alone(shell: Any, no_census: None, capsys: pytest.
 def test_a_cell_that_is_not_kept_in_the_history_is_watched_too(shell: Any, no_census: None) -> None:
     shell.run_cell("%%memtriage -q --json told\nz = 1", store_history=False)
     assert shell.user_ns["told"]["verdict"] == "not_judged"
-
-
-def test_a_cell_has_a_history_by_its_text(shell: Any, no_census: None) -> None:
-    for options, body in (("-q", "x = 1"), ("-q --top 3", "x = 1\n\n"), ("-q", "x = 2"), ("-q", "\nx = 1")):
-        run(shell, f"%%memtriage {options} --json told\n{body}")
-        shell.user_ns.setdefault("runs", []).append(shell.user_ns["told"]["cell"]["run"])
-    assert shell.user_ns["runs"] == [1, 2, 1, 3]
 
 
 def test_loading_twice_is_loading_once(shell: Any, no_census: None) -> None:

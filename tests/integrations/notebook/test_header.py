@@ -33,9 +33,9 @@ def test_only_the_first_line_with_text_is_the_header(cell: str, header: tuple[in
 
 
 def test_its_options_are_parsed_as_a_command_s_are() -> None:
-    chosen = chosen_in(["%%memtriage --top 3 -o 'my runs' --census\n"], PARSER)
+    chosen = chosen_in(["%%memtriage --top 3 -o 'my runs' -q\n"], PARSER)
     assert chosen is not None
-    assert (chosen.top, chosen.directory, chosen.census, chosen.quiet) == (3, "my runs", True, False)
+    assert (chosen.top, chosen.directory, chosen.quiet) == (3, "my runs", True)
 
 
 @pytest.mark.parametrize("line", ["%%memtriage --bogus", "%%memtriage 'open", "%%memtriage -h", "x = 1"])

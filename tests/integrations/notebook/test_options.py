@@ -18,11 +18,9 @@ from memtriage.integrations.notebook.options import (
     parse,
 )
 
-CELL_USAGE = (
-    "usage: %%memtriage [-h] [--json VAR] [--no-html] [-q] [--census] [--top N] [--keep-traceback] [-o DIR]"
-)
+CELL_USAGE = "usage: %%memtriage [-h] [--json VAR] [--no-html] [-q] [--top N] [--keep-traceback] [-o DIR]"
 CELL_DEFAULTS = {
-    "help": False, "json": None, "no_html": False, "quiet": False, "census": False, "top": 12,
+    "help": False, "json": None, "no_html": False, "quiet": False, "top": 12,
     "keep_traceback": False, "directory": None,
 }  # fmt: skip
 LINE_DEFAULTS = {"help": False, "json": None, "no_html": False, "top": 12}
@@ -40,9 +38,9 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         (cell_parser, "", CELL_DEFAULTS),
         (
             cell_parser,
-            "--json told --no-html -q --census --top 3 --keep-traceback -o 'my runs'",
+            "--json told --no-html -q --top 3 --keep-traceback -o 'my runs'",
             {
-                "help": False, "json": "told", "no_html": True, "quiet": True, "census": True, "top": 3,
+                "help": False, "json": "told", "no_html": True, "quiet": True, "top": 3,
                 "keep_traceback": True, "directory": "my runs",
             },
         ),

@@ -12,15 +12,13 @@ import pytest
 import torch
 
 import memtriage
-from memtriage.diagnose.cells import CellRun
 from memtriage.integrations.notebook import watched_cell
-from memtriage.integrations.notebook.watched_cell import CellHistory, CellOptions, WatchedCell
+from memtriage.integrations.notebook.watched_cell import CellOptions, WatchedCell
 from memtriage.integrations.notebook.words import census_in_words
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.cell import CellReport
-from memtriage.model.census import Census, GroupDetail, HolderGroup
+from memtriage.model.census import Census, HolderGroup
 from memtriage.model.findings import Finding
-from memtriage.model.judged import DetectionLimit, Judged
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import MIB
@@ -29,8 +27,6 @@ from memtriage.process import active
 from support import censuses
 from support.censuses import census
 from support.paths import of_module
-
-FLAT = {"cpu": Judged(scale="step", points=30, detection_limit=DetectionLimit(1024, "step"))}
 
 
 def mib(size: float) -> torch.Tensor:
@@ -57,16 +53,13 @@ class Notebook:
     """Executes cells as IPython does, as far as a watched cell asks."""
 
     def __init__(self, main: Any) -> None:
-        self.history = CellHistory()
         self.shell: Any = SimpleNamespace(
             user_ns=vars(main), compile=SimpleNamespace(_filename_map={"/tmp/ipykernel_7/12.py": 4}),
             last_execution_result=None, InteractiveTB=SimpleNamespace(),
         )  # fmt: skip
 
-    def run(
-        self, body: Callable[[], object] = lambda: None, cell: str = "cell", **options: Any
-    ) -> CellReport:
-        watched = WatchedCell(self.shell, cell, self.history, CellOptions(**options))
+    def run(self, body: Callable[[], object] = lambda: None, **options: Any) -> CellReport:
+        watched = WatchedCell(self.shell, CellOptions(**options))
         watched.begin()
         failed = False
         try:
@@ -92,7 +85,7 @@ def test_what_an_execution_changed(main: Any) -> None:
         main._oh[5] = mib(3)
 
     report = Notebook(main).run(cell)
-    assert (report.label, report.run) == ("In[5]", 1)
+    assert report.label == "In[5]"
     assert 0 < report.seconds < 60
     assert changed(report.came) == [("Out[*]", 3 * MIB, 1), ("kept[*]", 2 * MIB, 1), ("new", MIB, 1)]
     assert changed(report.went) == [("old[*]", -5 * MIB, -2)]
@@ -118,7 +111,7 @@ def test_an_out_of_memory_error_frees_what_its_traceback_keeps(main: Any) -> Non
     assert (kept.traceback, kept.freed) == ({"cpu": 3 * MIB}, None)
     assert ("last traceback -> frame cell(): activations[*]", 3 * MIB, 2) in changed(kept.came)
     freed = notebook.run(cell)
-    assert (freed.run, freed.traceback) == (2, {})
+    assert freed.traceback == {}
     assert freed.freed is not None
     assert (freed.freed.bytes, freed.freed.frames > 0) == ({"cpu": 3 * MIB}, True)
     assert [each.bytes for each in freed.freed.holders] == [-3 * MIB]
@@ -159,12 +152,6 @@ class Stated:
     def census(self) -> Census:
         return self.now
 
-    def heads(self, *, last: bool = False) -> dict[Any, bytes]:
-        return {}
-
-    def details(self, keys: list[Any], named: object) -> dict[Any, GroupDetail]:
-        return {key: GroupDetail(bound=100 if "bounded" in str(key) else None) for key in keys}
-
 
 Sees = Callable[..., Notebook]
 
@@ -178,49 +165,10 @@ def sees(main: Any, monkeypatch: pytest.MonkeyPatch) -> Sees:
     return notebook
 
 
-def growing(*names: str, runs: int = 4) -> list[Census]:
-    """Looks before and after each run, of lists that get 1 MiB longer in each."""
-    sizes = [size for run in range(runs) for size in (run, run + 1)]
-    return [census(*(held(f"{name}[*]", size, size) for name in names if size)) for size in sizes]
-
-
-def test_growth_from_run_to_run_is_judged_at_the_third(sees: Sees) -> None:
-    notebook = sees(*growing("kept", "bounded"))
-    first, second, third, fourth = (notebook.run() for _ in range(4))
-    assert [report.run for report in (first, second, third, fourth)] == [1, 2, 3, 4]
-    assert first.notes == []
-    assert sorted(second.notes) == [
-        f"{name}[*] grew in this run and in the one before, by 1.0 MiB; run the cell once more, and it is "
-        "judged"
-        for name in ("bounded", "kept")
-    ]
-    assert third.notes == fourth.notes == []
-    assert first.run_report is not None and third.run_report is not None
-    assert (first.run_report.verdict, third.run_report.verdict) == ("not_judged", "leak")
-    (finding,) = third.run_report.findings
-    assert (finding.kind, finding.holder, finding.bytes) == ("leak", "kept[*]", 3 * MIB)
-    assert third.runs_out_in == [None]
-
-
-def test_each_cell_has_a_history_of_its_own_and_errors_judge_nothing(sees: Sees) -> None:
-    def failing() -> None:
-        raise KeyError("its own")
-
-    looks = growing("kept")
-    notebook = sees(*looks)
-    assert [notebook.run(cell="a").notes, notebook.run(cell="b").notes] == [[], []]
-    notebook = sees(*looks)
-    notebook.run()
-    report = notebook.run(failing)
-    assert report.notes == []
-    assert report.run_report is not None and report.run_report.exception == "KeyError: 'its own'"
-
-
-def test_lists_are_cut_and_all_holders_come_where_asked(sees: Sees, tmp_path: Path) -> None:
+def test_lists_are_cut_and_holders_come_after_an_out_of_memory_error(sees: Sees, tmp_path: Path) -> None:
     few, many = census(held("model", 9)), census(*(held(f"v{each}", 10 - each) for each in range(9)))
-    report = sees(few, many).run(top=2, census=True, directory=str(tmp_path))
+    report = sees(few, many).run(top=2, directory=str(tmp_path))
     assert [each.holder for each in report.came] == ["v0", "v1"]
-    assert [each.holder for each in report.holders] == ["v0", "v1"]
     assert [each.holder for each in sees(many, few).run(top=2).went] == ["v0", "v1"]
     (record,) = tmp_path.rglob("*.jsonl")
     assert report.notes == [f"the record is kept: memtriage report {record.parent}"]
@@ -293,45 +241,10 @@ class ReportingWatch:
     def __exit__(self, *exception: object) -> None: ...
 
 
-RESIDUE = Finding(kind="residue", device="cpu", holder="rest", bytes=MIB)
 WITHIN = Finding(
     kind="leak", device="cpu", holder_path=(*of_module("__main__", "kept"), ANY_ITEM), bytes_per_step=5,
     certainty="proven", allocated_at="12.py:3 in train", evidence=["at other.py:1"],
 )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("verdict", "findings", "judged", "grows", "word"),
-    [
-        ("clean", [], FLAT, False, "clean"),
-        ("clean", [], FLAT, True, "leak"),
-        ("not_judged", [], {}, False, "not_judged"),
-        ("not_judged", [], {}, True, "leak"),
-        ("residue", [RESIDUE], FLAT, True, "leak"),
-        ("residue", [RESIDUE], FLAT, False, "residue"),
-        ("leak", [WITHIN], FLAT, True, "leak"),
-        ("error", [], {}, True, "error"),
-        ("out_of_memory", [], FLAT, True, "out_of_memory"),
-    ],
-)
-def test_the_verdict_is_that_of_the_watch_and_of_all_runs(
-    sees: Sees, monkeypatch: pytest.MonkeyPatch, verdict: Any, findings: list[Finding], judged: Any,
-    grows: bool, word: str,
-) -> None:  # fmt: skip
-    report = RunReport(
-        verdict=verdict, steps=3, findings=findings, marks=[], ledger={}, ranks=RankCount(seen=1, of=1),
-        judged=judged,
-    )  # fmt: skip
-    monkeypatch.setattr(watched_cell, "Watch", ReportingWatch)
-    monkeypatch.setattr(ReportingWatch, "report", report)
-    notebook = sees(*(growing("kept") if grows else [census()]))
-    told = [notebook.run() for _ in range(3)][-1]
-    assert told.run_report is not None
-    assert told.run_report.verdict == word
-    kinds = [finding.kind for finding in told.run_report.findings]
-    # What the watch has found already is not told twice.
-    assert kinds == [finding.kind for finding in findings] + ["leak"] * (grows and findings != [WITHIN])
-    assert len(told.runs_out_in) == len(kinds)
 
 
 def test_findings_within_the_cell_have_the_notebook_s_names(
@@ -382,19 +295,3 @@ def test_what_has_gone_since_a_census(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (freed.bytes, freed.frames) == ({"cpu": 3 * MIB, "cuda:0": MIB}, 3)
     assert changed(freed.holders) == [("model", -3 * MIB, 0), ("x", -MIB, -1)]
     assert [group.holder for group in after.groups] == ["y", "model", "new"]
-
-
-def test_a_history_keeps_the_last_runs_of_the_last_cells() -> None:
-    history = CellHistory()
-    runs = [CellRun(number, {}, {}) for number in range(5)]
-    assert [len(history.add("a", run)) for run in runs] == [1, 2, 3, 3, 3]
-    assert history.add("a", runs[0])[:2] == runs[3:]
-    assert [history.begin("a"), history.begin("a"), history.begin("b")] == [1, 2, 1]
-    for number in range(198):
-        history.begin(f"cell {number}")
-    assert history.begin("a") == 3  # still known, and now the newest
-    history.begin("one more")
-    assert [history.begin("b"), history.begin("a")] == [1, 4]  # the oldest has gone
-    for number in range(200):
-        history.begin(f"later {number}")
-    assert len(history.add("a", runs[0])) == 1

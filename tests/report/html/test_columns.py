@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.report.html.columns import EXACT, LONGEST_TEXT, Texts, pack
-
-_TYPES = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f8": "<f8"}
-
-
-def unpack(column: dict[str, Any]) -> list[int]:
-    """What `assets/page.js` does, in doubles."""
-    entries = np.frombuffer(base64.b64decode(column["base64"]), _TYPES[column["type"]])
-    return [int(float(column["from"]) + float(column["unit"]) * float(entry)) for entry in entries]
+from support.page_data import unpack
 
 
 @given(st.lists(st.integers(-EXACT // 2, EXACT // 2)))

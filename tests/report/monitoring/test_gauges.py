@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.report.monitoring.gauges import GAUGES, Gauge, dashboard, markdown
+from memtriage.report.monitoring.gauges import GAUGES, Gauge, dashboard
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
-NAMES = DOCS.with_name("metric-names.md")
-
-
-def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
-    assert NAMES.read_text(encoding="utf-8") == markdown()
 
 
 def test_the_documentation_names_no_other_metric() -> None:
@@ -46,17 +41,6 @@ def test_names_follow_the_conventions(gauge: Gauge) -> None:
     assert gauge.help.endswith(".") and len(gauge.help) <= 120 and "|" not in gauge.help
     wanted = re.findall(r"\{(\w+)\}", gauge.scalar or "")
     assert set(wanted) <= set(gauge.labels)
-
-
-def test_units_as_opentelemetry_writes_them() -> None:
-    units = {gauge.unit: gauge.ucum for gauge in GAUGES}
-    assert units == {"bytes": "By", "seconds": "s", "steps": "{step}"}
-
-
-def test_scalars_of_a_device_are_one_group() -> None:
-    scalars = {gauge.name: gauge.scalar_name for gauge in GAUGES}
-    assert scalars["memtriage.host.class"] == "memtriage/{device}/{class}_bytes"
-    assert scalars["memtriage.ledger.size"] is None
 
 
 def test_the_dashboard_asks_for_gauges_that_there_are() -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from memtriage.model.cell import CellReport
 from memtriage.model.findings import Finding
-from memtriage.model.marks import Mark
 from memtriage.model.units import MIB
 from memtriage.report.notebook.document import cell_document
 from memtriage.report.notebook.html import html
-from support.cell_reports import Balanced, change, report, rising, run_report
+from support.cell_reports import Balanced, change, report, run_report
 
 HOSTILE = "cache['</div><script>alert(1)</script>']"
 
@@ -28,20 +25,6 @@ def test_the_styles_hold_for_the_report_alone() -> None:
     assert all(
         ".memtriage" in rule for rule in re.findall(r"([^{}]+)\{[^{}]*\}", style[1]) if "@" not in rule
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "points", "ends"),
-    [
-        ((MIB, 3 * MIB, 2 * MIB), "0.0,98.0 500.0,2.0 1000.0,50.0", "step 1 1.0 MiB to 3.0 MiB step 3"),
-        ((3 * MIB, None, MIB, MIB), "0.0,2.0 500.0,98.0 1000.0,98.0", "step 1 1.0 MiB to 3.0 MiB step 4"),
-    ],
-)
-def test_a_course_goes_from_edge_to_edge(values: tuple[int | None, ...], points: str, ends: str) -> None:
-    page = cell_html(report(run_report=run_report(steps=3, marks=rising("cuda:0", *values))))
-    assert f'<polyline class="line" points="{points}"/>' in page
-    assert f'points="0,100 {points} 1000,100"' in page
-    assert ends in Balanced(page).text
 
 
 def test_names_are_never_markup() -> None:
@@ -68,19 +51,3 @@ def test_a_finding_names_its_entry_of_the_playbook() -> None:
         for name in ("M1", None)
     )
     assert "M1" in Balanced(entry).text and "M1" not in Balanced(none).text
-
-
-def test_the_course_is_drawn_where_it_rises() -> None:
-    def marks(step_bytes: int) -> list[Mark]:
-        return [
-            Mark(
-                name="step", step=step, microbatch=1, rank=None, time_s=step, device="cuda:0",
-                allocated=MIB + step * step_bytes,
-            )
-            for step in range(1, 2000)
-        ]  # fmt: skip
-
-    drawn = cell_html(report(run_report=run_report(steps=1999, marks=marks(1 << 16))))
-    assert "allocated on cuda:0" in Balanced(drawn).text
-    assert len(drawn) < 30_000
-    assert "<svg" not in cell_html(report(run_report=run_report(steps=1999, marks=marks(0))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import msgspec
@@ -17,14 +16,8 @@ from memtriage.model.marks import Mark
 from memtriage.report.run.course import charts
 from memtriage.store.reader import RankRecord
 from memtriage.store.records import End
+from support.page_data import unpack
 from support.runs import ACTIVATIONS, GIB, MIB, WEIGHTS, gpu_rank
-
-_TYPES = {"u1": np.uint8, "u2": np.dtype("<u2"), "u4": np.dtype("<u4"), "f8": np.dtype("<f8")}
-
-
-def unpack(column: dict[str, Any]) -> list[int]:
-    entries = np.frombuffer(base64.b64decode(column["base64"]), _TYPES[column["type"]])
-    return [int(column["from"] + column["unit"] * entry) for entry in entries.tolist()]
 
 
 def drawn(*ranks: RankRecord, interest: str | None = None) -> list[dict[str, Any]]:
@@ -69,7 +62,7 @@ def test_processes_that_do_the_same_work_have_a_chart_of_their_memory_together()
         rank.evidence.append(
             Readings(scale="second", counter="cpu", role=role, at=[1.0, 2.0, 3.0], means=means)
         )
-    *_, chart = drawn(rank)
+    chart = drawn(rank, interest="workers of loader")[0]
     assert chart["title"] == "Memory of the workers of loader over the run"
     assert [measure["name"] for measure in chart["measures"]] == ["anonymous memory"]
     (lane,) = chart["lanes"]
@@ -125,15 +118,16 @@ def test_unread_figures_are_negative_unread_counters_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interest", "focus", "of_interest"),
-    [("cpu", "malloc", (False, True)), ("host", "rss", (False, True)), ("cuda:0", None, (True, False))],
+    ("interest", "focus", "title"),
+    [("cpu", "malloc", "Host memory"), ("host", "rss", "Host memory"), ("cuda:0", None, "Memory of cuda:0")],
 )
-def test_the_chart_of_the_first_finding_shows_its_counter(
-    interest: str, focus: str | None, of_interest: tuple[bool, bool]
+def test_the_chart_of_the_first_finding_comes_first_and_shows_its_counter(
+    interest: str, focus: str | None, title: str
 ) -> None:
-    gpu, host = drawn(gpu_rank(steps=3), interest=interest)
-    assert (gpu["of_interest"], host["of_interest"]) == of_interest
-    assert (gpu["focus"], host["focus"]) == (None, focus)
+    made = drawn(gpu_rank(steps=3), interest=interest)
+    assert [chart["of_interest"] for chart in made] == [True, False]
+    assert [chart["focus"] for chart in made] == [focus, None]
+    assert made[0]["title"].startswith(title)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +170,6 @@ def test_a_long_course_keeps_its_extremes(seed: int, highest: int) -> None:
         assert (min(own), max(own)) == (min(all_own), max(all_own))
 
 
-@pytest.mark.parametrize(("names", "last"), [(60, "batch 59"), (61, "other marks")])
-def test_sixty_names_are_drawn_as_they_are(names: int, last: str) -> None:
-    (chart,) = drawn(cpu_rank([(f"batch {n}", n, n) for n in range(names)]))
-    assert len(chart["names"]) == 60 and chart["names"][-1] == last
-
-
 def test_names_made_up_for_every_mark_are_drawn_together() -> None:
     (chart,) = drawn(cpu_rank([(f"batch {n} {'x' * 500}", n, n) for n in range(5000)]))
     assert len(chart["names"]) == 60
@@ -220,34 +208,6 @@ def test_the_band_of_a_long_run_keeps_its_extremes() -> None:
     assert len(low) == len(high) <= 400
     assert set(middle) == {5 * MIB}
     assert (min(low), max(high)) == (1 * MIB, 9 * MIB)
-
-
-def packed_characters(charted: list[dict[str, Any]]) -> int:
-    """Of all packed columns of the lanes."""
-    columns = [
-        column
-        for chart in charted
-        for lane in chart["lanes"]
-        for column in (lane["at"], lane["time"], lane["kind"], *lane["values"].values())
-    ]
-    return sum(len(column["base64"]) for column in columns)
-
-
-@pytest.mark.parametrize(("ranks", "rows"), [(4, 3000), (40, None)])
-def test_all_lanes_of_a_page_share_its_room(ranks: int, rows: int | None) -> None:
-    """Marks of a few ranks are all drawn; lanes of many get fewer, the extremes among them."""
-    values = np.random.default_rng(1).integers(0, 2**40, 3000).tolist()
-    records = [
-        cpu_rank([("step", step, value) for step, value in enumerate(values)], rank) for rank in range(4)
-    ]
-    records = [records[rank % 4] for rank in range(ranks)]
-    charted = charts(records, records, lambda number, on_host: None, None)
-    lanes = [unpack(lane["values"]["malloc"]) for chart in charted for lane in chart["lanes"]]
-    assert len({len(lane) for lane in lanes}) == 1
-    assert rows is None or len(lanes[0]) == rows
-    if rows is None:
-        assert 0.6 * 700_000 < packed_characters(charted) <= 700_000
-        assert (min(lanes[0]), max(lanes[0])) == (min(values), max(values))
 
 
 def test_often_is_what_a_course_has_more_than_once() -> None:

@@ -37,17 +37,13 @@ def test_a_ledger_is_drawn_whole_and_closes() -> None:
     assert [row["row"] for row in shown["rows"] if row["hatched"]] == ["stranded"]
 
 
-def test_small_ledger_rows_are_merged_without_loss() -> None:
-    rows = [LedgerRow(row="requested", bytes=GIB, owner="parameter")]
-    rows += [LedgerRow(row=f"mapped file {number}", bytes=1, detail="x" * 5000) for number in range(100)]
-    shown = ledger(Ledger(device="host", total=GIB + 100, source="smaps", rows=rows))
-    assert [(row["row"], row["bytes"]) for row in shown["rows"]] == [
-        ("requested", GIB),
-        ("others, each below 1 %", 100),
-    ]
-
-
 def test_details_are_cut() -> None:
     row = LedgerRow(row="mapped files", bytes=1, detail="x" * 5000)
     shown = ledger(Ledger(device="host", total=1, source="smaps", rows=[row]))
     assert len(shown["rows"][0]["detail"]) == 600
+
+
+def test_processes_of_a_job_have_different_colors() -> None:
+    rows = [LedgerRow(row=f"worker {number}: pages of its own", bytes=GIB) for number in range(4)]
+    shown = ledger(Ledger(device="job", total=4 * GIB, source="smaps", rows=rows))
+    assert len({row["color"] for row in shown["rows"]}) == 4

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from memtriage.diagnose.ranks.merge import context, merge
 from memtriage.model.findings import Finding
 from memtriage.report.html.shell import LARGEST
-from memtriage.report.labels import playbook_entry
 from memtriage.report.run.page import html
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End
-from support.chromium import Chromium, find
+from support.chromium import Chromium
+from support.page_data import data_in
 from support.runs import GIB, MIB, gpu_rank, leak, run
 
 _GROWTH = 164 * MIB
 _DEATH = "torch.OutOfMemoryError: CUDA out of memory.\nTried to allocate 2.00 GiB."
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Chromium:
-    return Chromium(find(), tmp_path_factory.mktemp("chromium"))
 
 
 def page_of(recorded: RunRecord) -> str:
@@ -35,13 +27,6 @@ def page_of(recorded: RunRecord) -> str:
 
 def data_of(recorded: RunRecord) -> dict[str, Any]:
     return data_in(page_of(recorded))
-
-
-def data_in(page: str) -> dict[str, Any]:
-    match = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
-    assert match is not None
-    data: dict[str, Any] = json.loads(match[1])
-    return data
 
 
 def leaking() -> RunRecord:
@@ -142,7 +127,7 @@ def test_a_leak_is_told_and_drawn_and_nothing_is_loaded(chromium: Chromium) -> N
         *finding.evidence,
         "6.6 GiB · 82.0 MiB per micro-batch",
         "in 339 steps, at step 380",
-        "at step 41, in forward",
+        "detected\nin forward",
         "M21 · Leaks: something keeps what a step makes · memtriage explain M21",
     ):
         assert words in result["finding"]
@@ -263,31 +248,6 @@ def test_a_clean_run_has_no_findings_and_names_its_own_marks() -> None:
     assert data["ranks"] is None
     gpu = data["charts"][0]
     assert [gpu["names"][own] for own in gpu["own"]] == ["after refit"]
-
-
-def test_a_finding_has_what_is_known_of_it_and_no_more() -> None:
-    bare = Finding(kind="residue", device="cuda:0", bytes=GIB)
-    whole = Finding(
-        kind="residue",
-        device="cuda:1",
-        bytes=2 * GIB,
-        playbook="M1",
-        stored_at="train.py:3 in log",
-        allocated_at="train.py:2 in log",
-        mechanism="a list keeps it",
-        fix="clear it",
-    )
-    findings = data_of(run(gpu_rank(findings=(bare, whole))))["findings"]
-    assert sorted((finding["facts"] for finding in findings), key=len) == [
-        [],
-        [
-            ["stored at", ["train.py:3 in log"], "path"],
-            ["allocated at", ["train.py:2 in log"], "path"],
-            ["why", ["a list keeps it"], "words"],
-            ["fix", ["clear it"], "fix"],
-            ["playbook", [playbook_entry("M1", " · ")], "words"],
-        ],
-    ]
 
 
 def test_the_words_are_those_of_the_terminal() -> None:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-from typing import Any
-
-import numpy as np
-import pytest
-
 from memtriage.diagnose.ranks.merge import context, merge
 from memtriage.model.rank_groups import RankFigures, RankGroups, RankOutlier
 from memtriage.report.run.page import html
 from memtriage.report.run.ranks import compared_ranks
 from memtriage.store.reader import RankRecord
-from support.chromium import Chromium, find
+from support.chromium import Chromium
+from support.page_data import unpack
 from support.runs import GIB, MIB, gpu_rank, run
-
-
-def unpack(column: dict[str, Any]) -> list[int]:
-    entries = np.frombuffer(base64.b64decode(column["base64"]), f"<{column['type']}")
-    return [int(column["from"] + column["unit"] * entry) for entry in entries.tolist()]
 
 
 def ranks() -> list[RankRecord]:
@@ -65,11 +55,6 @@ def test_of_very_many_ranks_those_that_stand_out_are_kept() -> None:
     assert data is not None
     shown = unpack(data["plot"]["ranks"])
     assert len(shown) <= 4097 and 19_999 in shown
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Chromium:
-    return Chromium(find(), tmp_path_factory.mktemp("chromium"))
 
 
 def test_a_browser_draws_groups_and_outliers_and_tells_a_rank(chromium: Chromium) -> None:

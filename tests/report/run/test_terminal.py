@@ -1,6 +1,5 @@
 import io
 import re
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -9,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from memtriage.diagnose.ranks.merge import RunContext
-from memtriage.model.findings import Finding, FindingKind, Projection, Verdict
+from memtriage.model.findings import Finding, FindingKind, Verdict
 from memtriage.model.judged import DetectionLimit, Judged
 from memtriage.model.ledger import LedgerRow
+from memtriage.model.marks import Mark
 from memtriage.model.rank_groups import RankDifference, RankGroup, RankGroups, RankOutlier, RankSpan
 from memtriage.model.report import RankCount
 from memtriage.report.run.terminal import console_for, render
@@ -44,19 +44,6 @@ def test_the_verdict_comes_first(make_report, leak):
     assert second == "train.py --lr 3 · 41 steps · 1 min 32 s"
 
 
-def test_a_size_says_the_step_of_its_census(make_report, leak):
-    finding = leak()
-    finding.bytes_step = 30
-    assert "size at step 30" in shown(make_report(finding))
-
-
-def test_a_program_without_steps_has_none_in_its_report(make_report, leak):
-    finding = leak()
-    finding.bytes_per_step, finding.bytes_per_second, finding.step, finding.phase = None, 7, 0, None
-    text = shown(make_report(finding))
-    assert "size" in text and "at step 0" not in text.replace("ledger at step 0", "")
-
-
 def test_a_finding_tells_all_that_is_known(make_report, leak):
     text = shown(make_report(leak()))
     for value in (
@@ -68,7 +55,7 @@ def test_a_finding_tells_all_that_is_known(make_report, leak):
         leak().fix,
         *leak().evidence,
         "size at step 41     6.6 GiB · 41.0 MiB per micro-batch",
-        "detected            at step 41, in forward",
+        "detected            in forward",
         "M21 · Leaks: something keeps what a step makes · memtriage explain M21",
     ):
         assert value in text
@@ -95,19 +82,6 @@ def test_a_file_has_no_color_no_trailing_space_and_whole_paths(make_report, leak
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
     assert leak().holder in text
-
-
-def test_a_file_is_as_wide_as_columns_says_and_has_colors_if_forced(make_report, leak, monkeypatch):
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # of another test
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    narrow = shown(make_report(leak()))
-    monkeypatch.delenv("COLUMNS")
-    assert max(map(len, narrow.splitlines())) < max(map(len, shown(make_report(leak())).splitlines()))
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b[" in shown(make_report(leak()))
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[" not in shown(make_report(leak()))
 
 
 def test_memory_kept_by_malloc_does_not_choose_the_chart(make_report):
@@ -162,26 +136,6 @@ def test_the_same_finding_on_many_ranks_is_told_once(make_report, leak):
     assert "41 steps · 8 of 8 ranks" in text
 
 
-def test_a_leak_on_one_rank_names_it(make_report, leak):
-    assert "leak on cuda:0, rank 1 only" in shown(make_report(leak(1), ranks=2))
-
-
-def test_different_causes_are_told_apart(make_report, leak):
-    text = shown(make_report(leak(0), leak(1, holder="other[*]"), leak(0), ranks=2))
-    assert [line[:1] for line in text.splitlines() if re.match(r"\d  ", line)] == ["1", "2", "3"]
-
-
-def test_differing_ranks_are_one_block_with_all_evidence(make_report):
-    findings = [
-        Finding(kind="rank_differs", device="cuda:0", rank=rank, evidence=[f"evidence of {rank}"])
-        for rank in range(8)
-    ]
-    text = shown(make_report(*findings, verdict="clean", ranks=20))
-    assert text.count("  rank differs on") == 1
-    assert "- rank 5: evidence of 5" in text
-    assert "- and 2 more ranks" in text
-
-
 @pytest.mark.parametrize("verdict", get_args(Verdict))
 @pytest.mark.parametrize("width", [40, 100, None])
 def test_every_verdict_has_its_line_even_with_nothing_known(make_report, verdict, width):
@@ -206,108 +160,8 @@ def test_every_kind_has_its_block_even_with_nothing_known(make_report, kind):
     assert "None" not in text
 
 
-def test_verdict_lines(make_report, leak):
-    def line(report, context=None):
-        return shown(report, context).splitlines()[0]
-
-    died = Finding(kind="out_of_memory", device="cuda:3", bytes=2 * GiB, step=41, phase="backward")
-    residue = Finding(kind="residue", device="cuda:0", bytes=3 * GiB)
-    limit = Finding(kind="host_limit", device="host")
-    assert line(make_report(verdict="clean")) == "CLEAN: no leak, residue or fragmentation found in 41 steps"
-    assert line(make_report(limit, verdict="clean")).endswith("; host memory at its limit")
-    assert line(make_report(leak(), leak(holder="x"))).endswith("; 1 more leak below")
-    assert line(make_report(leak(bytes_per_step=None))) == "LEAK: 41.0 MiB per micro-batch on cuda:0"
-    assert line(make_report(leak(), died, verdict="out_of_memory")) == (
-        "OUT OF MEMORY: cuda:3 at step 41, in backward: 2.0 GiB asked for; leaking 164.0 MiB per step"
-    )
-    assert line(make_report(residue, verdict="residue")) == "RESIDUE: 3.0 GiB not released on cuda:0"
-    assert line(make_report(limit, verdict="killed")) == (
-        "KILLED: the process is gone without writing an end, after 41 steps; host memory was at its limit"
-    )
-    assert line(make_report(verdict="killed", ranks=8), RunContext(killed=[1, 2])) == (
-        "KILLED: 2 of 8 ranks are gone without writing an end, after 41 steps"
-    )
-    assert line(make_report(verdict="error")) == "ERROR: memtriage could not judge this run"
-
-
 def limit(nbytes, per="step", scale="step", points=310):
     return Judged(scale=scale, points=points, detection_limit=DetectionLimit(nbytes, per))
-
-
-@pytest.mark.parametrize(
-    ("judged", "expected"),
-    [
-        ({"cpu": limit(1434)}, "no growth above 1.4 KiB per step on cpu in 312 steps"),
-        (
-            {"cpu": limit(1434), "cuda:0": limit(512)},
-            "no growth above 1.4 KiB per step on cpu and 512 B per step on cuda:0 in 312 steps",
-        ),
-        (
-            {"cpu": limit(900)} | {f"cuda:{index}": limit(512) for index in range(3)},
-            "no growth above 900 B per step on cpu and 512 B per step on cuda:0-2 in 312 steps",
-        ),
-        ({"cpu": limit(2048, "second", "time")}, "no growth above 2.0 KiB per second on cpu in 1 min 04 s"),
-        (
-            {"cpu": limit(2048, "step", "microbatch")},
-            "no growth above 2.0 KiB per step on cpu in 310 backwards",
-        ),
-    ],
-)
-def test_clean_says_what_it_rests_on(make_report, judged, expected):
-    report = make_report(verdict="clean", steps=312, judged=judged)
-    text = shown(report, RunContext(duration_s=64.0))
-    assert text.splitlines()[0] == f"CLEAN: {expected}"
-
-
-@pytest.mark.parametrize(
-    ("judged", "expected"),
-    [
-        ({"cpu": Judged(reason="too short: 3 steps")}, "too short: 3 steps"),
-        ({}, "growth could not be judged"),
-        ({"cpu": limit(512), "cuda:0": Judged(reason="no counter")}, "cuda:0: no counter"),
-    ],
-)
-def test_not_judged_says_why(make_report, judged, expected):
-    text = shown(make_report(verdict="not_judged", judged=judged))
-    assert text.splitlines()[0] == f"NOT JUDGED: {expected}"
-
-
-def test_headline_without_leak_names_what_needs_action(make_report):
-    findings = [
-        Finding(kind="worker_copy_on_write", device="host", bytes=500 * MiB),
-        Finding(kind="malloc_retention", device="host", bytes=1229 * MiB),
-    ]
-    text = shown(make_report(*findings, verdict="clean", judged={"cpu": limit(512)}), width=120)
-    assert " ".join(text.splitlines()[:2]) == (
-        "CLEAN: no growth above 512 B per step on cpu in 41 steps; workers un-share memory: 500.0 MiB; "
-        "memory kept by malloc: 1.2 GiB"
-    )
-
-
-def test_a_batch_that_will_not_fit_is_in_the_headline_and_is_no_death(make_report, leak):
-    full = Projection(device="cuda:0", limit=80 * GiB, step=8412)
-    ahead = Finding(
-        kind="out_of_memory", device="cuda:0", bytes=92 * GiB, certainty="suspected", projection=full
-    )
-    text = shown(make_report(ahead, verdict="clean", judged={"cpu": limit(512)}), width=120)
-    assert text.splitlines()[0].endswith("in 41 steps; cuda:0 will be full at step 8,412")
-    assert "suspected out of memory on cuda:0   92.0 GiB" in text
-    assert re.search(r"to confirm +run a step with this batch first", text)
-    unknown = msgspec.structs.replace(ahead, projection=msgspec.structs.replace(full, step=None))
-    text = shown(make_report(unknown, verdict="clean"), width=120)
-    assert text.splitlines()[0].endswith("in 41 steps; cuda:0 will be full at the longest batch")
-    died = Finding(kind="out_of_memory", device="cuda:1", bytes=GiB, step=41)
-    text = shown(make_report(ahead, died, verdict="out_of_memory"))
-    assert text.splitlines()[0] == "OUT OF MEMORY: cuda:1 at step 41: 1.0 GiB asked for"
-
-
-def test_clean_notes_what_awaits_the_collector(make_report):
-    awaits = "6.0 MiB in garbage cycles of Fold awaited the collector at step 19"
-    judged = {"cpu": msgspec.structs.replace(limit(512), note=awaits)}
-    text = shown(make_report(verdict="clean", judged=judged), width=120)
-    assert " ".join(text.splitlines()[:2]) == (
-        f"CLEAN: no growth above 512 B per step on cpu in 41 steps; {awaits}"
-    )
 
 
 def test_a_suspicion_is_no_leak_and_says_what_would_settle_it(make_report, leak):
@@ -322,18 +176,6 @@ def test_a_suspicion_is_no_leak_and_says_what_would_settle_it(make_report, leak)
     both = shown(make_report(leak(), suspected))
     assert both.splitlines()[0].startswith("LEAK: 164.0 MiB per step on cuda:0")
     assert "more leak" not in both.splitlines()[0]
-
-
-def test_what_one_rank_proves_another_may_only_suspect(make_report, leak):
-    findings = [leak(0, certainty="proven"), leak(1, certainty="suspected")]
-    text = shown(make_report(*findings, ranks=2))
-    assert "leak on cuda:0, rank 0 only" in text
-    assert "suspected leak on cuda:0, rank 1 only" in text
-
-
-def test_a_rate_over_time_is_printed(make_report, leak):
-    slow = leak(bytes_per_step=None, bytes_per_microbatch=None, bytes_per_second=4 * MiB)
-    assert shown(make_report(slow)).splitlines()[0] == "LEAK: 4.0 MiB per second on cuda:0"
 
 
 def test_the_exception_is_told(make_report):
@@ -352,11 +194,6 @@ def test_the_ledger_shows_rows_sums_and_shares(make_report):
     assert re.search(r"unexplained +-1\.0 MiB +-0\.1%", text)  # alone below 1 %, nothing to fold it with
 
 
-def test_a_ledger_of_a_program_without_steps_names_none(make_report):
-    text = shown(make_report(verdict="clean", steps=0, ledger_steps={"cuda:0": 0}))
-    assert "cuda:0  4.6 GiB in use\n" in text
-
-
 def test_a_detail_that_does_not_fit_beside_its_row_stands_below(make_report):
     detail = " ".join(["largest kept alive by"] + ["some.name"] * 9)
     rows = [
@@ -370,30 +207,6 @@ def test_a_detail_that_does_not_fit_beside_its_row_stands_below(make_report):
     assert all(line.startswith("      ") for line in below)
     assert " ".join(line.strip() for line in below) == detail
     assert lines[libraries + 3].endswith("0.0%  short")
-
-
-@pytest.mark.parametrize(("width", "parts"), [(120, "bar detail"), (90, "bar detail"), (89, "bar"), (40, "")])
-def test_a_row_has_as_much_as_its_terminal_has_room_for(make_report, width, parts):
-    rows = [LedgerRow(row="libraries", bytes=3 * GiB, detail="short"), LedgerRow(row="stacks", bytes=GiB)]
-    text = shown(make_report(verdict="clean", ledger={"host": rows}, marks=[]), width=width)
-    line = next(line for line in text.splitlines() if "libraries" in line)
-    assert (
-        line.rstrip()
-        == {
-            "bar detail": "  libraries     3.0 GiB  ███████▌    75.0%  short",
-            "bar": "  libraries     3.0 GiB  ███████▌    75.0%",
-            "": "  libraries     3.0 GiB",
-        }[parts]
-    )
-
-
-@pytest.mark.parametrize("extra", [0, 1])
-def test_a_detail_is_beside_its_row_if_it_just_fits(make_report, extra):
-    detail = "x" * (100 - len("  libraries     1.0 GiB  ██████████ 100.0%  ") + extra)
-    rows = [LedgerRow(row="libraries", bytes=GiB, detail=detail)]
-    lines = shown(make_report(verdict="clean", ledger={"host": rows}, marks=[]), width=100).splitlines()
-    line = next(line for line in lines if "libraries" in line)
-    assert line.rstrip().endswith("x" if extra == 0 else "%")
 
 
 def test_a_long_name_wraps_beside_its_figures(make_report):
@@ -411,14 +224,6 @@ def test_an_empty_ledger_has_no_shares(make_report):
     rows = [LedgerRow(row="malloc in use", bytes=0), LedgerRow(row="stacks", bytes=0)]
     text = shown(make_report(verdict="clean", ledger={"host": rows}, marks=[]), width=80)
     assert re.search(r"malloc in use +0 B +0\.0%", text)
-
-
-def test_rows_below_one_percent_become_one(make_report):
-    rows = [LedgerRow(row="big", bytes=GiB)] + [LedgerRow(row=f"r{index}", bytes=1000) for index in range(30)]
-    rows.append(LedgerRow(row="last", bytes=GiB // 98))
-    text = shown(make_report(verdict="clean", ledger={"host": rows}))
-    assert re.search(r"others, each below 1 % +29\.3 KiB", text)
-    assert "r17" not in text and "last" in text
 
 
 def test_the_course_is_drawn_and_a_flat_one_told(make_report):
@@ -548,7 +353,7 @@ def test_a_report_fits_on_a_screen_and_says_where_the_rest_is(make_report, leak)
     finding.evidence = [f"measurement {number}" for number in range(9)]
     rows = [LedgerRow(row=f"row {number}", bytes=(20 - number) * MiB, detail="long") for number in range(15)]
     text = brief(make_report, *[leak(holder=f"names[{n}]") for n in range(8)], ledger={"cuda:0": rows})
-    assert len(text.splitlines()) <= 45
+    assert len(text.splitlines()) <= 30
     one = brief(make_report, finding, ledger={"cuda:0": rows, "host": rows})
     assert len(one.splitlines()) <= 30
     assert one.rstrip().endswith("memtriage report some/run --full")
@@ -571,3 +376,27 @@ def test_the_ledger_of_the_job_is_shown_if_a_worker_grows(make_report, leak):
     rows = [LedgerRow(row="rank 0", bytes=MiB)]
     text = brief(make_report, finding, ledger={"host": rows, "job": rows, "cuda:0": rows})
     assert [line.split()[0] for line in text.splitlines() if "in use" in line] == ["job"]
+
+
+@pytest.mark.parametrize("process", ["2 workers of loader", "worker 1 of loader"])
+def test_the_chart_is_of_the_processes_that_grow(make_report, leak, process):
+    finding = leak()
+    finding.device, finding.process = "host", process
+    marks = [
+        Mark(name="time", step=at, microbatch=0, rank=None, time_s=at, device="", allocated=at * MiB)
+        for at in (100, 200, 300)
+    ]
+    courses = {"workers of loader": marks, "worker 1 of loader": marks}
+    text = shown(make_report(finding), RunContext(courses=courses, runs_out_in=[None]))
+    heading = text.index(f"anonymous memory of {process}  over time, 100 to 300")
+    assert re.findall(r"(\S+ MiB) │", text[heading:]) == ["300.0 MiB", "100.0 MiB"]
+
+
+def test_of_several_findings_the_first_is_told_and_of_the_second_what_to_do(make_report, leak):
+    text = brief(make_report, *[leak(holder=f"names[{number}]") for number in range(3)])
+    first, second = re.split(r"^[12]  ", text, flags=re.MULTILINE)[1:]
+    assert "  why" in first and "  evidence" not in text
+    assert re.findall(r"^  ([a-z][a-z ]*?)  ", second.split("\n\n")[0], re.MULTILINE) == [
+        "kept alive by", "stored at", "fix",
+    ]  # fmt: skip
+    assert "and 1 more finding" in second

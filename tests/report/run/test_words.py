@@ -129,10 +129,15 @@ def test_an_error_that_is_still_to_come_is_announced(step: int | None, when: str
         "out_of_memory", certainty="suspected", projection=Projection(device="cuda:0", limit=9, step=step)
     )
     assert said(report("clean", ahead)).endswith(f"12 steps; cuda:0 will be full {when}")
+    died = found("out_of_memory", device="cuda:1", step=41)
+    assert said(report("out_of_memory", ahead, died)) == "cuda:1 at step 41"
 
 
 def test_why_a_run_is_not_judged() -> None:
     assert said(report("not_judged")) == "growth could not be judged"
+    assert said(report("not_judged", judged={"cpu": Judged(reason="too short")})) == "too short"
+    one_device = {"cpu": flat(512), "cuda:0": Judged(reason="no counter")}
+    assert said(report("not_judged", judged=one_device)) == "cuda:0: no counter"
     assert said(report("not_judged"), RunContext(running=[0])) == "the run had not finished"
     context = RunContext(running=[1], killed=[2], missing=[3])
     assert said(report("not_judged", ranks=(3, 4)), context) == (
@@ -188,6 +193,10 @@ def flat(limit: int, scale: JudgedScale = "step") -> Judged:
 def test_a_limit_in_words_rests_on_steps_backwards_or_time() -> None:
     assert stated_limit({"cpu": flat(1434)}, steps=312, seconds=9.0) == (
         "no growth above 1.4 KiB per step on cpu in 312 steps"
+    )
+    devices = {"cpu": flat(900)} | {f"cuda:{index}": flat(512) for index in range(3)}
+    assert stated_limit(devices, steps=312, seconds=9.0) == (
+        "no growth above 900 B per step on cpu and 512 B per step on cuda:0-2 in 312 steps"
     )
     assert stated_limit({"cpu": flat(1434, "microbatch")}, steps=0, seconds=9.0) == (
         "no growth above 1.4 KiB per step on cpu in 40 backwards"

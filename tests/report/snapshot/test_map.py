@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,21 +13,16 @@ from memtriage.model.blocks import Block
 from memtriage.model.recording import OWNERS, DeviceRecording
 from memtriage.report.html.columns import Texts
 from memtriage.report.snapshot.map import segment_map
+from support.page_data import unpack
 from support.recordings import MIB, Tape, stack
 
-_TYPES = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f8": "<f8"}
 _USED, _AWAITING, _STRANDED, _RELEASABLE, _MIXED = range(5)
 _NO_OWNER = 255  # as in assets/snapshot_segments.js
 
 
-def _column(packed: dict[str, Any]) -> list[int]:
-    entries = np.frombuffer(base64.b64decode(packed["base64"]), _TYPES[packed["type"]])
-    return [int(packed["from"] + packed["unit"] * entry) for entry in entries.tolist()]
-
-
 def _parts(drawn: dict[str, Any]) -> list[tuple[int, int, int]]:
     columns = drawn["parts"]
-    return list(zip(*(_column(columns[name]) for name in ("size", "state", "count")), strict=True))
+    return list(zip(*(unpack(columns[name]) for name in ("size", "state", "count")), strict=True))
 
 
 def _tape() -> Tape:
@@ -42,7 +35,7 @@ def test_a_free_part_is_stranded_where_a_block_pins_it() -> None:
     tape.segment(4 * MIB)
     drawn = segment_map(tape.end(), Texts(), 100)
     assert _parts(drawn) == [(MIB, _USED, 1), (7 * MIB, _STRANDED, 1), (4 * MIB, _RELEASABLE, 1)]
-    assert _column(drawn["segments"]["stranded"]) == [7 * MIB, 0]
+    assert unpack(drawn["segments"]["stranded"]) == [7 * MIB, 0]
 
 
 def test_whole_free_pages_of_an_expandable_segment_are_releasable() -> None:
@@ -63,10 +56,10 @@ def test_blocks_have_owner_site_and_state() -> None:
     texts = Texts()
     drawn = segment_map(tape.end(), texts, 100)
     assert [state for _, state, _ in _parts(drawn)] == [_USED, _AWAITING, _STRANDED]
-    owners = _column(drawn["parts"]["owner"])
+    owners = unpack(drawn["parts"]["owner"])
     assert [OWNERS[owner] for owner in owners[:2]] == ["gradient", "parameter"]
     assert owners[2] == _NO_OWNER
-    sites = _column(drawn["parts"]["site"])
+    sites = unpack(drawn["parts"]["site"])
     assert [texts.all[site] for site in sites[:2]] == ["train.py:3 in main", "model.py:10 in __init__"]
     assert sites[2] == -1
 
@@ -82,7 +75,7 @@ def test_groups_are_streams_and_pools_and_say_what_is_in_them() -> None:
         "default pool, stream 0x9: 4.0 MiB in 1 segment",
         "private pool 0.2, default stream, expandable: 6.0 MiB in 1 segment",
     ]
-    assert _column(drawn["segments"]["group"]) == [0, 1, 2]
+    assert unpack(drawn["segments"]["group"]) == [0, 1, 2]
 
 
 def test_pins_are_named_by_site_with_the_rest_counted() -> None:
@@ -117,7 +110,7 @@ def test_only_small_neighbors_are_merged() -> None:
     device = _with_blocks([(512, True), (512, False), (512, True), (MIB, True), (512, True), (512, True)])
     drawn = segment_map(device, Texts(), 3)
     assert _parts(drawn) == [(1536, _MIXED, 3), (MIB, _USED, 1), (1024, _USED, 2)]
-    assert _column(drawn["parts"]["requested"]) == [1024, MIB, 1024]  # of mixed parts: what is in use
+    assert unpack(drawn["parts"]["requested"]) == [1024, MIB, 1024]  # of mixed parts: what is in use
     assert drawn["note"] == "1 segment, 6 blocks; small neighbors drawn together: 3 parts"
 
 
@@ -129,12 +122,12 @@ def test_the_biggest_part_gives_its_owner_and_site_to_those_it_is_drawn_with() -
     texts = Texts()
     drawn = segment_map(tape.end(), texts, 2)
     assert _parts(drawn) == [(2048, _USED, 3), (4 * MIB - 2048, _STRANDED, 1)]
-    owners = _column(drawn["parts"]["owner"])
+    owners = unpack(drawn["parts"]["owner"])
     assert (OWNERS[owners[0]], owners[1]) == ("parameter", _NO_OWNER)
-    assert texts.all[_column(drawn["parts"]["site"])[0]] == "train.py:3 in main"
+    assert texts.all[unpack(drawn["parts"]["site"])[0]] == "train.py:3 in main"
     mixed = segment_map(tape.end(), texts, 1)
     assert _parts(mixed) == [(4 * MIB, _MIXED, 4)]
-    assert (_column(mixed["parts"]["owner"]), _column(mixed["parts"]["site"])) == ([_NO_OWNER], [-1])
+    assert (unpack(mixed["parts"]["owner"]), unpack(mixed["parts"]["site"])) == ([_NO_OWNER], [-1])
 
 
 def test_many_small_blocks_keep_their_detail() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +15,11 @@ from memtriage.model.recording import OWNERS, Events, Lives, Recording, SiteRow,
 from memtriage.report.html.shell import LARGEST
 from memtriage.report.snapshot.page import html
 from memtriage.report.text import size
-from support.chromium import Chromium, find
+from support.chromium import Chromium
+from support.page_data import data_in
 from support.recordings import MIB, Tape, recording, stack, training
 
 _LEAK = 3 * MIB
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Chromium:
-    return Chromium(find(), tmp_path_factory.mktemp("chromium"))
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +27,6 @@ def leaking() -> Recording:
     first, stacks = training(leak=_LEAK)
     second, _ = training(device="cuda:1")
     return recording(first, second, stacks=stacks, path="runs/leaking.pickle.gz")
-
-
-def _data(page: str) -> dict[str, Any]:
-    match = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
-    assert match is not None
-    data: dict[str, Any] = json.loads(match[1])
-    return data
 
 
 def test_everything_is_drawn_and_nothing_is_loaded(chromium: Chromium, leaking: Recording) -> None:
@@ -408,7 +395,7 @@ def test_an_out_of_memory_error_shows_what_was_free(chromium: Chromium) -> None:
 
 def test_the_figures_of_the_chart_are_those_of_the_recording(leaking: Recording) -> None:
     device = leaking.devices[0]
-    chart = _data(html(leaking))["devices"][0]["timeline"]
+    chart = data_in(html(leaking))["devices"][0]["timeline"]
     names = [layer["name"] for layer in chart["layers"]]
     assert names == [
         "parameter",

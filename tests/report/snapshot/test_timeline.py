@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +12,8 @@ from hypothesis import strategies as st
 
 from memtriage.model.recording import OWNERS, DeviceRecording
 from memtriage.report.snapshot.timeline import timeline
+from support.page_data import unpack
 from support.recordings import BEGAN_US, MIB, Tape, stack, training
-
-_TYPES = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f8": "<f8"}
-
-
-def _column(packed: dict[str, Any]) -> list[int]:
-    entries = np.frombuffer(base64.b64decode(packed["base64"]), _TYPES[packed["type"]])
-    return [int(packed["from"] + packed["unit"] * entry) for entry in entries.tolist()]
 
 
 def _drawn(device: DeviceRecording, values: int = 100_000) -> dict[str, Any]:
@@ -51,9 +44,9 @@ def devices(draw: st.DrawFn) -> DeviceRecording:
 @given(devices())
 def test_layers_sum_to_what_is_reserved(device: DeviceRecording) -> None:
     drawn = _drawn(device)
-    layers = [_column(layer["values"]) for layer in drawn["layers"]]
+    layers = [unpack(layer["values"]) for layer in drawn["layers"]]
     assert [sum(column) for column in zip(*layers, strict=True)] == device.timeline.reserved.tolist()
-    lines = {line["name"]: _column(line["values"]) for line in drawn["lines"]}
+    lines = {line["name"]: unpack(line["values"]) for line in drawn["lines"]}
     assert lines["allocated"] == device.timeline.allocated.tolist()
     assert lines["reserved"] == device.timeline.reserved.tolist()
 
@@ -70,13 +63,13 @@ def test_long_course_keeps_peak_errors_and_extremes() -> None:
             tape.oom(MIB)
     device = tape.end()
     drawn = _drawn(device, 1)
-    rows = _column(drawn["event"])
+    rows = unpack(drawn["event"])
     assert len(rows) < 200 < len(device.events)
     assert device.peak.event == rows[drawn["peak_row"]]
     assert device.ooms[0].event in rows
     for layer in drawn["layers"][:3]:
         whole = device.owner_timeline(OWNERS.index(layer["name"]))
-        shown = _column(layer["values"])
+        shown = unpack(layer["values"])
         assert (min(shown), max(shown)) == (whole.min(), whole.max())
 
 
@@ -87,7 +80,7 @@ def test_what_no_block_accounts_for_is_a_layer_of_its_own() -> None:
     )
     drawn = _drawn(replace(device, timeline=course))
     (unknown,) = (layer for layer in drawn["layers"] if layer["name"] == "not attributed")
-    assert set(_column(unknown["values"])) == {MIB}
+    assert set(unpack(unknown["values"])) == {MIB}
 
 
 def test_the_chart_says_from_when_on_it_is_exact() -> None:
@@ -129,9 +122,9 @@ def test_a_long_course_takes_about_the_characters_that_it_may() -> None:
         return sum(len(column["base64"]) for column in packed)
 
     assert 3_000 < size(drawn[6_000]) <= 6_000
-    shown = len(_column(drawn[6_000]["event"]))
+    shown = len(unpack(drawn[6_000]["event"]))
     assert drawn[6_000]["left_out"].startswith(f"{shown:,} of {len(device.events):,} instants")
-    assert len(_column(drawn[10_000_000]["event"])) == len(device.events)
+    assert len(unpack(drawn[10_000_000]["event"])) == len(device.events)
     assert drawn[10_000_000]["left_out"] is None
 
 

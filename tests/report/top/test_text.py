@@ -61,19 +61,6 @@ def test_a_narrow_terminal_keeps_the_columns_that_matter_most(tmp_path: Path) ->
     assert max(map(len, lines)) <= 72
 
 
-def test_words_are_flush_left_and_figures_flush_right(tmp_path: Path) -> None:
-    lines = printed(two_ranks(tmp_path))
-    at = next(number for number, line in enumerate(lines) if line.startswith("rank  "))
-    assert lines[at : at + 3] == [
-        "rank  host   device  step  allocated  reserved       peak  stranded  host RSS  growth/step  "
-        "last mark    age  state",
-        "   0  node0  cuda:0    10  900.0 MiB   1.1 GiB  900.0 MiB   5.0 MiB   2.9 GiB            -  "
-        "step       1.0 s  running",
-        "   1  node1  cuda:1    10    1.3 GiB   1.5 GiB    1.3 GiB       n/a   2.9 GiB    +32.0 MiB  "
-        "step       1.0 s  running",
-    ]
-
-
 def test_what_grows_and_the_states_are_colored(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=160, force_terminal=True, color_system="standard")

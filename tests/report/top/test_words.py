@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine
 from memtriage.report.top.words import (
     BY_KEY,
-    COLUMNS,
     age,
     columns_for,
     groups_of,
@@ -144,14 +143,6 @@ def test_growth_is_shown_from_the_first_byte() -> None:
     assert (rate(1), rate(0), rate(None)) == ("+1 B", "-", "n/a")
 
 
-def test_columns_leave_a_narrow_screen_in_this_order() -> None:
-    spare = [column for column in COLUMNS if column.spare]
-    assert [column.key for column in sorted(spare, key=lambda column: -column.spare)] == [
-        "host", "stranded", "mark", "age", "device", "peak", "reserved", "rss", "state",
-    ]  # fmt: skip
-    assert {column.key for column in COLUMNS if column.left} == {"host", "device", "mark", "state"}
-
-
 def test_ranks_that_are_alike_are_said_once() -> None:
     text = overview(LiveView(lines=ranks(100 * MIB, 100 * MIB)))
     assert text == "allocated 100.0 MiB each; host RSS 30.0 MiB each"
@@ -178,11 +169,3 @@ def test_the_verdict_is_said_when_the_run_has_finished(tmp_path: Path) -> None:
     assert headline(view)[0] == "running"
     ended = replace(view, lines=[replace(line, state="ended") for line in view.lines])
     assert headline(ended)[0] == "not judged"
-
-
-def test_a_row_has_the_figures_of_its_rank() -> None:
-    assert {column.key: column.text(replace(LINE, step=5000, growth=2 * MIB)) for column in COLUMNS} == {
-        "rank": "0", "host": "node0", "device": "cuda:0", "step": "5,000", "allocated": "10.0 MiB",
-        "reserved": "20.0 MiB", "peak": "15.0 MiB", "stranded": "n/a", "rss": "30.0 MiB",
-        "growth": "+2.0 MiB", "mark": "step", "age": "3.0 s", "state": "running",
-    }  # fmt: skip

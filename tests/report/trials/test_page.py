@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,6 +13,7 @@ from memtriage.prove.state import ComparisonState
 from memtriage.report.html.shell import LARGEST
 from memtriage.report.trials.page import html
 from support.chromium import Chromium, find
+from support.page_data import data_in
 from support.trials import GIB, MORE, trials_of
 
 
@@ -22,13 +21,6 @@ def test_a_page_of_which_nothing_ran(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b", more=MORE.split("[[target]]")[0])
     nothing = make_report(trials, ComparisonState(tmp_path / "out", trials))
     assert '"time": null' in json.dumps(data_in(html(nothing)))
-
-
-def data_in(page: str) -> dict[str, Any]:
-    match = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
-    assert match is not None
-    data: dict[str, Any] = json.loads(match[1])
-    return data
 
 
 def test_the_pages_data(report: TrialsReport) -> None:

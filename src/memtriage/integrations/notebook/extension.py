@@ -17,8 +17,7 @@ from IPython.display import display
 from memtriage.integrations.notebook import options
 from memtriage.integrations.notebook.header import TakeHeader, chosen_in
 from memtriage.integrations.notebook.now import free_now, memory_now
-from memtriage.integrations.notebook.watched_cell import CellHistory, CellOptions, WatchedCell
-from memtriage.model.cell import CellReport
+from memtriage.integrations.notebook.watched_cell import CellOptions, WatchedCell
 from memtriage.report.notebook.document import Document, cell_document, freed_document, now_document
 from memtriage.report.notebook.html import html
 from memtriage.report.notebook.text import text
@@ -39,7 +38,6 @@ class Extension:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._history = CellHistory()
         self._cell_options = options.cell_parser()
         self._line_options = options.line_parser()
         self._free_options = options.free_parser()
@@ -83,9 +81,9 @@ class Extension:
         lines = info.raw_cell.splitlines(keepends=True)
         chosen = chosen_in(lines, self._cell_options)
         if chosen is not None:
-            body = "".join(lines).strip().partition("\n")[2].strip()
-            asked = CellOptions(chosen.census, chosen.top, chosen.keep_traceback, chosen.directory)
-            watched = WatchedCell(self._shell, body, self._history, asked)
+            watched = WatchedCell(
+                self._shell, CellOptions(chosen.top, chosen.keep_traceback, chosen.directory)
+            )
             watched.begin()
             self._watched = watched, chosen
 
@@ -103,9 +101,7 @@ class Extension:
         number = None if result is None else result.execution_count
         report = watched[0].end(error, f"In[{number or self._shell.execution_count}]")
         del error
-        self._show_cell(report, watched[1])
-
-    def _show_cell(self, report: CellReport, chosen: argparse.Namespace) -> None:
+        chosen = watched[1]
         if chosen.json:
             cell = msgspec.to_builtins(report)
             run = cell.pop("run_report") or {"schema": _SCHEMA}

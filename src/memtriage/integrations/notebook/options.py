@@ -59,7 +59,6 @@ def cell_parser() -> argparse.ArgumentParser:
     )
     _with_output(parser, "the result (a dict: what `memtriage run --json` writes, and `cell`)")
     parser.add_argument("-q", "--quiet", action="store_true", help="show nothing")
-    parser.add_argument("--census", action="store_true", help="list also all that holds memory afterwards")
     parser.add_argument(
         "--top", metavar="N", type=_count, default=_MOST_HOLDERS, help=f"rows of a list ({_MOST_HOLDERS})"
     )

@@ -13,39 +13,25 @@ from typing import Any, Final
 
 import msgspec
 
-from memtriage.account.census import CensusView, Look
-from memtriage.account.followed import Contents, FollowedHolders
+from memtriage.account.census import Look
 from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose import cells
-from memtriage.diagnose.cells import CellRun
-from memtriage.diagnose.verdict import verdict
 from memtriage.integrations.notebook.outputs import behind_variables
 from memtriage.integrations.notebook.tracebacks import free_tracebacks
-from memtriage.integrations.notebook.words import (
-    cell_path,
-    census_in_words,
-    finding_in_words,
-    main_left_out,
-)
+from memtriage.integrations.notebook.words import census_in_words, finding_in_words, main_left_out
 from memtriage.model.cell import CellReport, DeviceUse, Freed
-from memtriage.model.census import Census, GroupKey
-from memtriage.model.evidence import HolderSeen
-from memtriage.model.findings import Finding
-from memtriage.model.paths import SegmentKind, has, in_words
+from memtriage.model.census import Census
+from memtriage.model.paths import SegmentKind, has
 from memtriage.model.report import RunReport
-from memtriage.model.units import size
 from memtriage.observe import cuda
 from memtriage.observe.host_peak import PeakMeter
 from memtriage.process import active
-from memtriage.report.growth_words import findings_of
 from memtriage.session.death import memory_error
 from memtriage.session.run import Watch, WatchedProgram
 from memtriage.store.layout import identify
 from memtriage.store.locate import RecordError
 
-_RUNS_KEPT: Final = cells.JUDGED_FROM
-_CELLS_KEPT: Final = 200
 _HOLDERS_AFTER_OOM: Final = 8
 _LEAST_KEPT: Final = 64 << 10
 """A shown loss or metric is not worth a sentence."""
@@ -59,37 +45,9 @@ _ALREADY: Final = (
 class CellOptions:
     """What the cell's first line asks for; see `options.cell_parser`."""
 
-    census: bool = False
     top: int = 12
     keep_traceback: bool = False
     directory: str | None = None
-
-
-class CellHistory:
-    """The last executions of every cell, by its text.
-
-    Attributes:
-        followed: numbers the holders of all censuses, whichever cell they are for.
-    """
-
-    def __init__(self) -> None:
-        self.followed = FollowedHolders()
-        self._runs: dict[str, list[CellRun]] = {}
-        self._count: dict[str, int] = {}
-
-    def begin(self, cell: str) -> int:
-        """Return the number of the execution that begins."""
-        self._count[cell] = self._count.pop(cell, 0) + 1
-        for old in list(self._count)[:-_CELLS_KEPT]:
-            del self._count[old]
-            self._runs.pop(old, None)
-        return self._count[cell]
-
-    def add(self, cell: str, run: CellRun) -> list[CellRun]:
-        """Return the executions that are known, this one last."""
-        runs = [*self._runs.get(cell, ()), run][-_RUNS_KEPT:]
-        self._runs[cell] = runs
-        return runs
 
 
 class WatchedCell:
@@ -97,15 +55,11 @@ class WatchedCell:
 
     Args:
         shell: IPython's.
-        cell: the cell's text without its first line.
-        history: its earlier executions, and those of others.
         options: what the first line asks for.
     """
 
-    def __init__(self, shell: Any, cell: str, history: CellHistory, options: CellOptions) -> None:
+    def __init__(self, shell: Any, options: CellOptions) -> None:
         self._shell = shell
-        self._cell = cell
-        self._history = history
         self._options = options
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._watch: Watch | None = None
@@ -114,12 +68,10 @@ class WatchedCell:
 
     def begin(self) -> None:
         """Look, and begin the watch."""
-        self._number = self._history.begin(self._cell)
         behind_variables(self._shell.user_ns)
         gc.collect()
         with Look() as view:
             self._before = census_in_words(view.census())
-            self._holders = self._follow(self._before, view)
         for device in cuda.devices() if cuda.initialized() else ():
             self._peaks[device] = cuda.counters(device).peak_allocated or 0
         if active.session is None or not active.session.running:
@@ -150,16 +102,9 @@ class WatchedCell:
         on_host = read_host()  # before the census, which takes memory itself
         with Look() as view:
             after = census_in_words(view.census())
-            run = CellRun(self._number, self._holders, self._follow(after, view))
-            runs = self._history.add(self._cell, run)
-            if run_report is None:
-                notes.append(_ALREADY)
-            elif error is None:
-                grown, more = self._grown(runs, view, run_report)
-                notes += more
-                runs_out += [None] * len(grown)
-                run_report = _with_growth(run_report, grown)
-        if run_report is not None:
+        if run_report is None:
+            notes.append(_ALREADY)
+        else:
             ledgers = take_ledgers(after.storages, on_host=on_host, parameters=after.parameters)
             run_report.ledger = {ledger.device: ledger.rows for ledger in ledgers}
         freed = None
@@ -169,7 +114,6 @@ class WatchedCell:
         came, went = cells.changes(self._before, after)
         report = CellReport(
             label=label,
-            run=self._number,
             seconds=seconds,
             devices=self._devices(after, resident),
             came=came[: self._options.top],
@@ -181,9 +125,8 @@ class WatchedCell:
             run_report=run_report,
             runs_out_in=runs_out,
         )
-        if self._options.census or out_of_memory:
-            most = self._options.top if self._options.census else _HOLDERS_AFTER_OOM
-            report.holders = cells.holders(after)[:most]
+        if out_of_memory:
+            report.holders = cells.holders(after)[:_HOLDERS_AFTER_OOM]
         return report
 
     # --- the watch ------------------------------------------------------------------------------------------
@@ -217,41 +160,6 @@ class WatchedCell:
 
     # --- what was found -------------------------------------------------------------------------------------
 
-    def _follow(self, census: Census, view: CensusView) -> dict[int, HolderSeen]:
-        """Return the holders of the latest census, under a notebook's names, by id."""
-        heads, tails = (
-            {(device, cell_path(anchor)): content for (device, anchor), content in contents.items()}
-            for contents in (view.heads(), view.heads(last=True))
-        )
-        return {seen.id: seen for seen in self._history.followed.add(census, Contents(heads, tails))}
-
-    def _grown(
-        self, runs: list[CellRun], view: CensusView, report: RunReport
-    ) -> tuple[list[Finding], list[str]]:
-        """Return findings of what grows from run to run, and notes on what one more run will show.
-
-        What the watch has found already is left out.
-        """
-        known = {(finding.device, finding.held_at) for finding in report.findings}
-        rises, notes = [], []
-        keys = {(group.device, cell_path(group.anchor)): group.key for group in view.census().groups}
-        growing: dict[GroupKey, HolderSeen] = {}
-        for rise, seen in cells.growing(runs):
-            if rise.reason != "few":
-                rises.append(rise)
-                if (key := keys.get((seen.device, seen.anchor))) is not None:
-                    growing[key] = seen
-            elif (seen.device, seen.path) not in known:
-                notes.append(
-                    f"{in_words(seen.anchor)} grew in this run and in the one before, by "
-                    f"{size(round(rise.rate))}; run the cell once more, and it is judged"
-                )
-        if growing:
-            for key, detail in view.details(list(growing), lambda _: None).items():
-                growing[key].detail = detail
-        found = [finding_in_words(each, self._cell_of) for each in findings_of(cells.leaks(runs, rises))]
-        return [finding for finding in found if (finding.device, finding.held_at) not in known], notes
-
     def _devices(self, after: Census, resident: int) -> list[DeviceUse]:
         old, new = cells.by_device(self._before), cells.by_device(after)
         uses = []
@@ -267,14 +175,6 @@ class WatchedCell:
                 use.peak = highest if highest > self._peaks.get(int(name[5:]), 0) else None
             uses.append(use)
         return uses
-
-
-def _with_growth(report: RunReport, grown: list[Finding]) -> RunReport:
-    """Return the watch's report with what grows from run to run."""
-    findings, word = [*report.findings, *grown], report.verdict
-    if word in ("residue", "fragmentation") or (word in ("clean", "not_judged") and findings):
-        word = verdict(findings, False, report.judged)
-    return msgspec.structs.replace(report, findings=findings, verdict=word)
 
 
 def _context(watch: Watch, report: RunReport) -> tuple[list[int | None], list[str]]:

@@ -154,30 +154,6 @@ GAUGES: Final[tuple[Gauge, ...]] = (
 )  # fmt: skip
 
 
-_HEAD: Final = """\
-<!-- python -m memtriage.report.monitoring.gauges > docs/metric-names.md: edit GAUGES there -->
-
-# Names of the metrics
-
-What [the exporters](metrics.md) call each figure. The glossary has [marks, censuses, ledgers, holders and
-stranded bytes](glossary.md).
-"""
-
-
-def markdown() -> str:
-    """Return docs/metric-names.md."""
-    lines = [_HEAD, "| Prometheus | labels | scalar | meaning |", "|---|---|---|---|"]
-    for gauge in GAUGES:
-        scalar = "" if gauge.scalar is None else f"`{gauge.scalar.removeprefix('{device}/')}`"
-        labels = ", ".join(f"`{label}`" for label in gauge.labels if label != "rank")
-        lines.append(f"| `{gauge.prometheus}` | {labels} | {scalar} | {gauge.help} |")
-    return "\n".join(lines) + "\n"
-
-
 def dashboard() -> str:
     """Return the dashboard as JSON, to import into Grafana."""
     return (files(__package__) / "grafana.json").read_text(encoding="utf-8")
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

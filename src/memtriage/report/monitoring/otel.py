@@ -59,13 +59,15 @@ def _callback(gauge: Gauge, collection: _Collection) -> Callable[[CallbackOption
     from opentelemetry.metrics import Observation
 
     def observations(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(sample.value, _attributes(sample)) for sample in collection.of(gauge)]
+        return [
+            Observation(
+                sample.value,
+                {
+                    f"memtriage.{label}": int(text) if label == "rank" else text
+                    for label, text in sample.named_labels().items()
+                },
+            )
+            for sample in collection.of(gauge)
+        ]
 
     return observations
-
-
-def _attributes(sample: Sample) -> dict[str, str | int]:
-    return {
-        f"memtriage.{label}": int(text) if label == "rank" else text
-        for label, text in sample.named_labels().items()
-    }

@@ -151,7 +151,12 @@ class MetricsServer:
         registry = registry_of(source)
         from prometheus_client import make_wsgi_app
 
-        self._server = _listening(address)
+        addresses = socket.getaddrinfo(
+            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, where = addresses[0]
+        bound_to: type[_Server] = type("_BoundServer", (_Server,), {"address_family": family})
+        self._server = bound_to((str(where[0]), int(where[1])), _Handler)
         self._server.set_app(make_wsgi_app(registry, disable_compression=True))
         self.port = int(self._server.server_port)
         self.url = Address(address.host or socket.gethostname(), self.port).url()
@@ -259,12 +264,3 @@ class _InTime(RawIOBase):
             raise TimeoutError
         self._connection.settimeout(left)
         return self._connection.recv_into(buffer)
-
-
-def _listening(address: Address) -> _Server:
-    addresses = socket.getaddrinfo(
-        address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    family, _, _, _, where = addresses[0]
-    bound_to: type[_Server] = type("_BoundServer", (_Server,), {"address_family": family})
-    return bound_to((str(where[0]), int(where[1])), _Handler)

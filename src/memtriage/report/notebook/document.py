@@ -1,6 +1,6 @@
 """What a report in a notebook consists of: a head, and parts of kinds, drawn by `text.py` and `html.py`.
 
-The kinds are `findings`, `sentences`, `devices`, `changes`, `ledger` and `course`; what else a part has is
+The kinds are `findings`, `sentences`, `devices`, `changes` and `ledger`; what else a part has is
 what `text.py` and `report/html/assets/cell.html.jinja` read.
 """
 
@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from memtriage.model.cell import CellReport, Freed, HolderChange, MemoryNow
-from memtriage.model.marks import Mark
-from memtriage.report import plot
 from memtriage.report.notebook.words import (
     devices_in_words,
     freed_in_words,
@@ -20,11 +18,9 @@ from memtriage.report.notebook.words import (
     kept_by_ipython,
     title,
 )
-from memtriage.report.run.words import COURSE_MARKS
 from memtriage.report.styles import Severity
 from memtriage.report.text import size
 
-_FEWEST_POINTS: Final = 3
 _FINDINGS: Final = 6
 
 Part = Mapping[str, Any]
@@ -43,7 +39,6 @@ class Document(NamedTuple):
 def cell_document(report: CellReport) -> Document:
     """Return the report of a cell."""
     run, groups = report.run_report, groups_of(report)
-    course = None if run is None else _course(run.marks, groups[0].first.device if groups else None)
     findings = {"groups": groups[:_FINDINGS], "run": run, "more": len(groups[_FINDINGS:])}
     parts = [
         _part("findings", "", findings if groups else {}),
@@ -53,7 +48,6 @@ def cell_document(report: CellReport) -> Document:
         _changes("More than before", report.came),
         _changes("Less than before", report.went),
         _changes("Holds memory now", report.holders, whole=True),
-        _part("course", "", course),
         _sentences("Notes", report.notes),
     ]
     return _document(*headline(report), title(report), parts)
@@ -94,26 +88,3 @@ def _changes(
     name: str, changes: Sequence[HolderChange], *, whole: bool = False, more: str = ""
 ) -> Part | None:
     return _part("changes", name, {"changes": changes, "whole": whole, "more": more} if changes else None)
-
-
-def _course(marks: Sequence[Mark], wanted: str | None) -> Mapping[str, Any] | None:
-    """Return the counters from mark to mark, where they are worth a chart."""
-    devices = [mark.device for mark in marks]
-    device = wanted if wanted in devices else next((name for name in devices if name != "cpu"), "cpu")
-    for mark_name in COURSE_MARKS:
-        own = [mark for mark in marks if (mark.name, mark.device) == (mark_name, device)]
-        values = [mark.allocated for mark in own if mark.allocated is not None]
-        if len(values) >= _FEWEST_POINTS:
-            break
-    else:
-        return None
-    if plot.is_flat(values):
-        return None
-    return {
-        "name": f"{'malloc in use' if device == 'cpu' else 'allocated'} on {device}",
-        "beside": f"at each {mark_name}",
-        "values": values,
-        "ends": [
-            f"step {own[0].step}", f"{size(min(values))} to {size(max(values))}", f"step {own[-1].step}",
-        ],
-    }  # fmt: skip

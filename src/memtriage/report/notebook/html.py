@@ -8,12 +8,10 @@ whatever a program calls its keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from memtriage.model.units import signed
-from memtriage.report import plot
 from memtriage.report.html.shell import asset
 from memtriage.report.notebook.document import Document
 from memtriage.report.notebook.words import change_in_words, peak_in_words
@@ -26,25 +24,11 @@ if TYPE_CHECKING:
 _COLORS: Final = re.compile(r":root \{(.*?)\n\}", re.DOTALL)
 _VARIABLE: Final = re.compile(r"^\s*(--[\w-]+):\s*(.+?);\s*$", re.MULTILINE)
 _CODE: Final = re.compile(r"`([^`]+)`")
-_MOST_POINTS: Final = 400
-_WIDTH: Final = 1000
-_HEIGHT: Final = 100
 
 
 def html(document: Document) -> str:
     """Return a report."""
-    return _template().render(**document._asdict(), styles=_styles(), width=_WIDTH, height=_HEIGHT)
-
-
-def _points(values: Sequence[int]) -> str:
-    """Return a course as the points of a line, from edge to edge."""
-    low, high = min(values), max(values)
-    thinned = plot.thin(values, _MOST_POINTS)
-    across = _WIDTH / max(1, len(thinned) - 1)
-    return " ".join(
-        f"{at * across:.1f},{_HEIGHT - (value - low) / (high - low) * (_HEIGHT - 4) - 2:.1f}"
-        for at, value in enumerate(thinned)
-    )
+    return _template().render(**document._asdict(), styles=_styles())
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +55,6 @@ def _template() -> Template:
         peak=peak_in_words,
         change=change_in_words,
         drawn=ledger,
-        points=_points,
     )
     return environment.from_string(asset("cell.html.jinja"))
 

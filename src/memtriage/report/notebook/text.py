@@ -18,7 +18,7 @@ _SIZE_WIDTH: Final = 12
 
 
 def text(document: Document) -> str:
-    """Return a report. A course is drawn on pages alone."""
+    """Return a report."""
     stream = StringIO()
     page = Page(console_for(stream))
     page.line((f"memtriage  {document.word.upper()}  {document.sentence}", ""), indent=2)
@@ -60,5 +60,4 @@ _PARTS: Final[dict[str, Any]] = {
     "devices": _devices,
     "changes": _changes,
     "ledger": lambda page, part: ledger_blocks(page, {part["ledger"].device: part["ledger"].rows}),
-    "course": lambda page, part: None,
 }

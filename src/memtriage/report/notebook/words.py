@@ -8,7 +8,6 @@ from typing import Final
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange
-from memtriage.model.findings import GROWING, Finding
 from memtriage.model.units import signed
 from memtriage.report.findings import FindingGroup, fold
 from memtriage.report.run.words import VERDICTS, sentence
@@ -19,9 +18,8 @@ _LEAST_TOLD: Final = 1024
 
 
 def title(report: CellReport) -> str:
-    """`In[5] · run 3 · 4.2 s`."""
-    again = f"run {report.run:,} of this cell" if report.run > 1 else ""
-    return " · ".join(part for part in (report.label, again, duration(report.seconds)) if part)
+    """`In[5] · 4.2 s`."""
+    return " · ".join(part for part in (report.label, duration(report.seconds)) if part)
 
 
 def groups_of(report: CellReport) -> list[FindingGroup]:
@@ -43,15 +41,7 @@ def headline(report: CellReport) -> tuple[str, Severity, str]:
     if run.verdict == "not_judged":
         why = reasons_not_judged(run.findings, run.judged) if run.steps else []
         return "cell", "good", "; ".join([*why, tensors_in_words(report)])
-    grown = next((group.first for group in groups if group.kind in GROWING), None)
-    if run.verdict == "leak" and grown is not None and _of_runs(grown):
-        return word, level, f"{grown.holder} grows with every run of this cell"
     return word, level, sentence(run, RunContext(), groups)
-
-
-def _of_runs(finding: Finding) -> bool:
-    """Return whether it is growth from run to run of the cell, which has no rate by step."""
-    return finding.bytes_per_step is None and finding.bytes_per_microbatch is None
 
 
 def tensors_in_words(report: CellReport) -> str:

@@ -7,7 +7,7 @@ findings first), each with the highest and the lowest figures of every stretch; 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter
@@ -16,9 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memtriage.diagnose.growth.roles import ITSELF
 from memtriage.diagnose.ranks.killed import fate
-from memtriage.model.evidence import Readings, Role
+from memtriage.diagnose.ranks.merge import process_courses
 from memtriage.model.marks import Mark
 from memtriage.report.html.columns import pack
 from memtriage.report.html.downsample import instants
@@ -101,13 +100,13 @@ def charts(
     labels: Callable[[int, bool], str | None],
     interest: str | None,
 ) -> list[dict[str, Any]]:
-    """Return the charts of a run: its GPUs, each rank's first together, then the host.
+    """Return the charts of a run: those of interest, GPUs (each rank's first together), then the host.
 
     Args:
         ranks: all of the run.
         drawn: those that get a lane; a chart with few ranks has all.
         labels: what is said of a rank, given its number and whether the host's memory is meant.
-        interest: the device of the first finding.
+        interest: the device of the first finding, or what its processes do.
     """
     planned = [plan for courses in _slots(drawn) if (plan := _plan(courses)) is not None]
     limit = min(_MOST_ROWS, max((len(lane.at) for plan in planned for lane in plan.lanes), default=0))
@@ -118,7 +117,7 @@ def charts(
             break
         limit = max(_FEWEST_ROWS, limit * _CHARACTERS * 9 // (size * 10))
 
-    return [
+    made = [
         {
             **_heading(plan, interest),
             "lanes": [
@@ -129,6 +128,7 @@ def charts(
         }
         for plan, lanes, band in zip(planned, packed, _bands(ranks, planned), strict=True)
     ]
+    return sorted(made, key=lambda chart: not chart["of_interest"])
 
 
 def _slots(drawn: Sequence[RankRecord]) -> list[list[_DeviceMarks]]:
@@ -144,37 +144,10 @@ def _slots(drawn: Sequence[RankRecord]) -> list[list[_DeviceMarks]]:
             slots[slot].append(_DeviceMarks(rank, device, by_device[device]))
         if host:
             hosts.append(_DeviceMarks(rank, HOST, host))
-    processes = [[course] for rank in drawn for course in _of_processes(rank)]
+    processes = [
+        [_DeviceMarks(rank, group, marks)] for rank in drawn for group, marks in process_courses(rank).items()
+    ]
     return [*(slots[slot] for slot in sorted(slots)), *([hosts] if hosts else []), *processes]
-
-
-def _of_processes(rank: RankRecord) -> Iterator[_DeviceMarks]:
-    """Yield the courses of a rank's other processes, of those together that do the same work."""
-    groups = {line.role: line.group for line in rank.evidence if isinstance(line, Role)}
-    series: dict[str, dict[str, list[Readings]]] = defaultdict(lambda: defaultdict(list))
-    for line in rank.evidence:
-        if isinstance(line, Readings) and (line.scale, line.counter) == ("second", "cpu"):
-            series[groups.get(line.role, "")][line.role].append(line)
-    at = [mark.time_s for mark in rank.marks] or [0.0]
-    at_steps = [mark.step for mark in rank.marks] or [0]
-    for group in series:
-        if group in ("", ITSELF):  # the main process has charts of its own
-            continue
-        sizes = [
-            ([each for line in lines for each in line.at], [each for line in lines for each in line.means])
-            for lines in series[group].values()
-        ]
-        times = sorted({each for read, _ in sizes for each in read})
-        total = np.sum([np.interp(times, read, means, left=0, right=0) for read, means in sizes], axis=0)
-        steps = np.interp(times, at, at_steps)
-        marks = [
-            Mark(
-                name="time", step=int(step), microbatch=0, rank=rank.start.rank, time_s=time_s, device=group,
-                allocated=round(nbytes),
-            )
-            for time_s, step, nbytes in zip(times, steps, total, strict=True)
-        ]  # fmt: skip
-        yield _DeviceMarks(rank, group, marks)
 
 
 @dataclass(frozen=True, slots=True)

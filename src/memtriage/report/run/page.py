@@ -69,6 +69,8 @@ def _data(run: RunRecord, report: RunReport, context: RunContext, title: str) ->
     labels = _Labels(run.ranks, groups, report.rank_groups)
     notable = _notable(run.ranks, labels, context)
     rest = groups[_FINDINGS:]
+    of_process = context.course_of(groups[0].first.process) if groups else []
+    interest = of_process[0].device if of_process else groups[0].first.device if groups else None
     return {
         "brand": f"memtriage {__version__} · run",
         "title": title,
@@ -79,9 +81,7 @@ def _data(run: RunRecord, report: RunReport, context: RunContext, title: str) ->
         "more": f"and {count(len(rest), 'more finding')}: `memtriage report` lists them all"
         if rest
         else None,
-        "charts": charts(
-            run.ranks, notable[:_DRAWN_RANKS], labels.of, report.findings[0].device if groups else None
-        ),
+        "charts": charts(run.ranks, notable[:_DRAWN_RANKS], labels.of, interest),
         "ledgers": [
             {
                 "rank": _rank_label(rank, labels),

@@ -99,7 +99,8 @@ def few_ranks(ranks: Collection[int], longest: int = _LONGEST_LIST) -> str:
 
 
 def _group_line(group: RankGroup, words: Mapping[RankFigureName, str]) -> RankSentence:
-    wide = any(_is_wide(group.figures[name]) for name in ("allocated", "reserved") if name in group.figures)
+    sizes = [group.figures[name] for name in ("allocated", "reserved") if name in group.figures]
+    wide = any(span.high - span.low > POLICY.wide * span.usual for span in sizes)
     said = [f"{_span(group.figures[name])} {words[name]}" for name in _IN_GROUP if name in group.figures]
     growth = group.figures.get("growth")
     if growth is not None and growth.usual > 0:
@@ -110,10 +111,6 @@ def _group_line(group: RankGroup, words: Mapping[RankFigureName, str]) -> RankSe
         f"{count(len(group.ranks), 'rank')}{how} ({few_ranks(group.ranks)})" if many else _ranks(group.ranks)
     )
     return RankSentence(who, ", ".join(said), group.ranks, stands_out=False)
-
-
-def _is_wide(span: RankSpan) -> bool:
-    return span.high - span.low > POLICY.wide * span.usual
 
 
 def _span(span: RankSpan) -> str:

@@ -44,12 +44,14 @@ if TYPE_CHECKING:
 __all__ = ["console_for", "finding_block", "findings_text", "ledger_blocks", "render"]
 
 _IN_FULL: Final = frozenset({labels.DETECTED, labels.PLAYBOOK})
-_OF_THE_FIRST: Final = frozenset({labels.ALSO_KEPT_ALIVE_BY, labels.WHY, labels.EVIDENCE})
+_IF_ALONE: Final = frozenset({labels.EVIDENCE, labels.ALSO_KEPT_ALIVE_BY})
+_OF_OTHERS: Final = (labels.KEPT_ALIVE_BY, labels.STORED_AT, labels.FIX, labels.TO_CONFIRM)
 _RANK_LINES: Final = 12
-_FINDINGS: Final = 3
+_FINDINGS: Final = 2
 _EVIDENCE: Final = 1
 _ROWS: Final = 5
-"""What a report has at most, unless all is asked for."""
+_ROWS_OF_SEVERAL: Final = 3
+"""What a report has at most, unless all is asked for: of several findings, fewer rows of the ledger."""
 _DETAILED: Final = 90
 _CHART_WIDTH: Final = 72
 _BAR_WIDTH: Final = 10
@@ -63,6 +65,7 @@ def render(
     context: RunContext | None = None,
     *,
     record: Path | None = None,
+    at_its_end: bool = False,
 ) -> None:
     """Print a report.
 
@@ -72,26 +75,34 @@ def render(
         context: what else is known of the run (`memtriage.diagnose.ranks.merge.context`).
         record: from where the rest can be shown: then no more is printed than fits on a screen, the first
             findings and the largest rows of the ledger that they are about.
+        at_its_end: the program has just printed why it ended. If there is nothing to show, the verdict is
+            all that is printed.
     """
     page, full = Page(console), record is None
     context = context or RunContext(runs_out_in=[None] * len(report.findings))
     groups = fold(report.findings, context.runs_out_in)
-    _verdict_block(page, report, context, groups)
+    word, level = VERDICTS[report.verdict]
+    page.verdict(word, SEVERITY_STYLES[level], sentence(report, context, groups))
+    if at_its_end and not (groups or report.ledger or report.steps or notes(context)):
+        return  # as of a script that failed at once: its own error is on the screen
+    page.line((page.dot.join(facts(report, context)), "dim"))
+    if report.exception:
+        page.gap()
+        page.field("ended by", " ".join(report.exception.split()))
     shown = groups if full else groups[:_FINDINGS]
     for number, group in enumerate(shown, 1):
-        finding_block(page, number, group, report, full=full, first=number == 1)
+        finding_block(page, number, group, report, full=full, alone=len(groups) < 2)
     if rest := len(groups) - len(shown):
         page.gap()
         page.line((f"and {count(rest, 'more finding')}", "dim"))
     _ranks_block(page, report)
     device, rank = _of_interest(report, groups, context.ledger_rank)
     ledgers = report.ledger if full else _ledger_of(report, device, groups)
-    largest = None if full else _ROWS
+    largest = None if full else _ROWS if len(groups) < 2 else _ROWS_OF_SEVERAL
     ledger_blocks(
         page, ledgers, context.ledger_rank, taken=report.ledger_steps, steps=report.steps, largest=largest
     )
-    if full or groups or report.ledger:  # nothing is said of the memory of a script that failed at once
-        _course_block(page, report, groups, device, rank)
+    _course_block(page, report, groups, context, device, rank)
     page.bullets("notes", notes(context))
     if not full:
         page.line((f"all evidence and ledgers: memtriage report {record} --full", "dim"), indent=2)
@@ -111,18 +122,7 @@ def findings_text(report: RunReport, findings: Sequence[Finding]) -> str:
     return stream.getvalue().strip()
 
 
-# Verdict
-
-
-def _verdict_block(
-    page: Page, report: RunReport, context: RunContext, groups: Sequence[FindingGroup]
-) -> None:
-    word, level = VERDICTS[report.verdict]
-    page.verdict(word, SEVERITY_STYLES[level], sentence(report, context, groups))
-    page.line((page.dot.join(facts(report, context)), "dim"))
-    if report.exception:
-        page.gap()
-        page.field("ended by", " ".join(report.exception.split()))
+# Run
 
 
 # Findings
@@ -135,22 +135,27 @@ def finding_block(
     report: RunReport,
     *,
     full: bool = True,
-    first: bool = True,
+    alone: bool = True,
 ) -> None:
     """Print a finding, under its number.
 
     Args:
-        full: with all evidence, and what repeats the verdict; otherwise with the figures that it rests on.
-        first: it is the report's first; of the others, a brief report says where they are and what to do.
+        full: with all evidence, and what repeats the verdict. A brief report says of the first finding what
+            it rests on, and of the others where they are and what to do.
+        alone: it is the only finding; of several, a brief report has no evidence and no other holders.
     """
     page.gap()
     style = BAD if group.severe else "bold"
     page.line((f"{number}  ", "dim"), (group.title(report), "bold"), (f"   {group.amount}", style), indent=3)
     known = group.facts(page.dot)
     if not full:
-        left_out = _IN_FULL if first else _IN_FULL | _OF_THE_FIRST
+        stored = next((fact.values for fact in known if fact.label == labels.STORED_AT), None)
         known = [
-            fact._replace(values=fact.values[:_EVIDENCE]) for fact in known if fact.label not in left_out
+            fact._replace(values=fact.values[:_EVIDENCE])
+            for fact in known
+            if (fact.label not in _IN_FULL if number == 1 else fact.label in _OF_OTHERS)
+            and (alone or fact.label not in _IF_ALONE)
+            and not (fact.label == labels.ALLOCATED_AT and fact.values == stored)
         ]
     width = max((len(fact.label) for fact in known), default=0) + 4
     for fact in known:
@@ -256,15 +261,25 @@ def _bar(share: float, ascii_only: bool) -> str:
 
 
 def _course_block(
-    page: Page, report: RunReport, groups: Sequence[FindingGroup], device: str | None, rank: int | None
+    page: Page,
+    report: RunReport,
+    groups: Sequence[FindingGroup],
+    context: RunContext,
+    device: str | None,
+    rank: int | None,
 ) -> None:
-    what, marks = _series(report.marks, device, rank)
-    values = [value for mark in marks if (value := _figure(mark, device)) is not None]
+    process = groups[0].first.process if groups else None
+    of_process = context.course_of(process)
+    what, marks = ("time", of_process) if of_process else _series(report.marks, device, rank)
+    values = [
+        value for mark in marks if (value := _figure(mark, device if not of_process else "")) is not None
+    ]
     if len(values) < 2:
         return
     of = "" if rank is None else f" of rank {rank}"
+    name = f"{_COURSE.get(device or '', 'allocated')} on {device}{of}"
     when = f"{_AT[what]}, {_span(marks[0], marks[-1])}"
-    page.heading(f"{_COURSE.get(device or '', 'allocated')} on {device}{of}", when)
+    page.heading(f"anonymous memory of {process}" if of_process else name, when)
     if plot.is_flat(values) and not any(group.kind in GROWING for group in groups):
         page.line((f"  {size(max(values))}, flat", ""))
     else:
@@ -293,6 +308,7 @@ _AT: Final = {
     "step": "at the end of each step",
     "backward": "at the end of each backward",
     "mark": "at each mark, which is a reading of the counters",
+    "time": "over time",
 }
 _COURSE: Final = {"cpu": "malloc in use, tensors included,", "host": "resident"}
 

@@ -57,7 +57,8 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
     growing = [group for group in groups if group.kind in GROWING and not group.suspected]
     match report.verdict:
         case "clean":
-            return "; ".join([_limits(report, context), *_notes(report), *_worth_acting(groups)])
+            notes = [judged.note for judged in report.judged.values() if judged.note is not None]
+            return "; ".join([_limits(report, context), *notes, *_worth_acting(groups)])
         case "not_judged":
             return "; ".join([*_not_judged(report, context), *_worth_acting(groups)])
         case "leak" if growing:
@@ -131,10 +132,6 @@ def _limits(report: RunReport, context: RunContext) -> str:
     """Return how small a leak would have been found, and in how long a run."""
     known = stated_limit(report.judged, steps=report.steps, seconds=context.duration_s)
     return nothing_found(report) if known is None else known
-
-
-def _notes(report: RunReport) -> list[str]:
-    return [judged.note for judged in report.judged.values() if judged.note is not None]
 
 
 def _not_judged(report: RunReport, context: RunContext) -> list[str]:

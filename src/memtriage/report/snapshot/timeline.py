@@ -47,7 +47,9 @@ def timeline(device: DeviceRecording, characters: int) -> dict[str, Any] | None:
         limit = max(limit, _FEWEST_ROWS)
         rows = np.union1d(instants((course.allocated, course.reserved, stranded), limit), special)
         columns = _columns(device, owned, stranded, rows)
-        size = _packed_size(columns)
+        drawn = [*columns["layers"], *columns["lines"]]
+        packed = [columns["event"], columns["time_us"], *(column["values"] for column in drawn)]
+        size = sum(len(column["base64"]) for column in packed)
         if size <= characters or limit == _FEWEST_ROWS:
             break
         limit = min(limit, len(rows)) * characters // size - 1
@@ -76,12 +78,6 @@ def _columns(
         ],
         "lines": [{"name": name, "color": shade, "values": pack(line[rows])} for name, shade, line in lines],
     }
-
-
-def _packed_size(columns: dict[str, Any]) -> int:
-    drawn = [*columns["layers"], *columns["lines"]]
-    packed = [columns["event"], columns["time_us"], *(column["values"] for column in drawn)]
-    return sum(len(column["base64"]) for column in packed)
 
 
 def _left_out(shown: int, recorded: int) -> str | None:

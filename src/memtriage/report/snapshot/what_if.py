@@ -23,7 +23,12 @@ _LABELS: Final = 28
 def write_json(devices: Devices, stream: BinaryIO) -> None:
     """Write the outcomes as one line of JSON, schema 1. Sizes are bytes."""
     outcomes = [
-        {"device": device, "scenarios": [_as_json(scenario) for scenario in scenarios]}
+        {
+            "device": device,
+            "scenarios": [
+                {"name": one.name, **asdict(one.outcome), "fits": one.outcome.fits} for one in scenarios
+            ],
+        }
         for device, scenarios in devices
     ]
     stream.write(msgspec.json.encode({"schema": 1, "devices": outcomes}) + b"\n")
@@ -52,7 +57,3 @@ def _in_words(outcome: WhatIfOutcome) -> str:
     avoided = outcome.recorded_ooms - outcome.met_ooms
     met = f"; {count(outcome.met_ooms, 'out-of-memory error')} met" if outcome.met_ooms else ""
     return words + met + (f"; {count(avoided, 'out-of-memory error')} avoided" if avoided else "")
-
-
-def _as_json(scenario: Scenario) -> dict[str, object]:
-    return {"name": scenario.name, **asdict(scenario.outcome), "fits": scenario.outcome.fits}

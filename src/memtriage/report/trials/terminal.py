@@ -63,7 +63,11 @@ def render(report: TrialsReport, console: Console) -> None:
         page.line((legend(report), "dim"))
     else:
         for row in report.variants:
-            _stacked(page, report, row)
+            page.line(
+                (row.name, "bold"), (f"  {trial_counts(row)}{', baseline' if row.baseline else ''}", "dim")
+            )
+            for name, (value, spread) in _cells(report, row):
+                page.field(name, "  ".join([value, *spread.splitlines()]), labels=_LABELS)
     _values(page, report)
     _targets(page, report)
     missing = [line for row in report.variants for line in what_is_missing(row)]
@@ -134,12 +138,6 @@ def _name(page: Page, row: VariantRow, width: int) -> list[Text]:
 def _lines_of(page: Page, cell: Cell) -> list[Text]:
     value, spread = cell
     return [Text(page.plain(value)), *(Text(page.plain(line), style="dim") for line in spread.splitlines())]
-
-
-def _stacked(page: Page, report: TrialsReport, row: VariantRow) -> None:
-    page.line((row.name, "bold"), (f"  {trial_counts(row)}{', baseline' if row.baseline else ''}", "dim"))
-    for name, (value, spread) in _cells(report, row):
-        page.field(name, "  ".join([value, *spread.splitlines()]), labels=_LABELS)
 
 
 def _values(page: Page, report: TrialsReport) -> None:
