@@ -10,6 +10,7 @@ from memtriage.diagnose.cuts import as_found, cuts_of, fix_of
 from memtriage.diagnose.held import Held
 from memtriage.model.census import CutKind, CutSeen
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
+from support.judged import a_holder
 from support.paths import items_of
 
 MIB = 1 << 20
@@ -21,7 +22,7 @@ def cut(change: CutKind, releases: int, at: HolderPath = LOSSES, **facts: Any) -
 
 
 def held(*cuts: CutSeen, path: HolderPath = LOSSES, attached: bool = True, **facts: Any) -> Held:
-    return Held(path, path, attached, owner="variable", cuts=cuts, entries_grow=True, **facts)
+    return a_holder(path, attached=attached, cuts=list(cuts), entries_grow=True, **facts)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +85,7 @@ def test_what_is_registered_under_numbers_is_bounded_there() -> None:
 
 def test_a_state_that_is_detached_at_each_step_no_longer_grows() -> None:
     state = LOSSES[:-1]
-    facts = Held(
-        state, state, attached=True, owner="variable", cuts=(cut("detach", 60 * MIB, at=state),), rate=1e6
-    )
+    facts = a_holder(state, attached=True, cuts=[cut("detach", 60 * MIB, at=state)], rate=1e6)
     (found,) = as_found(facts)
     assert found.remains_per_event == 0
     assert "`losses = losses.detach()`" in fix_of(facts)
@@ -100,9 +99,9 @@ def test_a_state_that_is_detached_at_each_step_no_longer_grows() -> None:
     ],
 )
 def test_a_container_that_is_carried_is_detached_entry_by_entry(kind: str, words: str) -> None:
-    facts = Held(
-        LOSSES, LOSSES, attached=True, owner="variable", kind=kind, entries_grow=False,
-        cuts=(cut("detach", 60 * MIB, at=(*LOSSES[:-1], PathSegment(SegmentKind.ITEM, "'lm'"))),),
+    facts = a_holder(
+        LOSSES, attached=True, holder_kind=kind, entries_grow=False,
+        cuts=[cut("detach", 60 * MIB, at=(*LOSSES[:-1], PathSegment(SegmentKind.ITEM, "'lm'")))],
     )  # fmt: skip
     assert words in fix_of(facts)
     assert "releases 60.0 MiB of 60.0 MiB" in fix_of(facts)

@@ -28,7 +28,7 @@ from memtriage.model.evidence import HolderSeen
 from memtriage.model.findings import Finding
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from support.censuses import census
-from support.judged import judge
+from support.judged import a_holder, judge
 from support.observed import BASE, observed
 from support.own_process import printed_by
 from support.paths import items_of
@@ -527,7 +527,7 @@ def test_the_fix_names_the_variable_of_a_running_function(program: Any) -> None:
     program.run("def run():\n    losses = {'lm': [T()]}\n    look()", "frame")
     program["run"]()
     (record,) = program.records("frame")
-    said = mechanism_of(Held(record.path, record.path, attached=False, owner="variable"))
+    said = mechanism_of(a_holder(record.path))
     assert record.holder == "frame run(): losses['lm'][*]"
     assert said.mechanism.startswith("losses['lm'] gets new tensors")
     assert said.fix.startswith("bound losses['lm']")
@@ -545,7 +545,9 @@ def test_the_fix_names_the_variable_of_a_running_function(program: Any) -> None:
 def test_every_path_is_explained(
     path: list[PathSegment], outside: int, attached: bool, owner: str, shared: bool
 ) -> None:
-    said = mechanism_of(Held(tuple(path), tuple(path[:outside]), attached, owner, shared=shared))
+    said = mechanism_of(
+        a_holder(tuple(path), anchor=tuple(path[:outside]), attached=attached, owner=owner, shared=shared)
+    )
     assert said.mechanism and said.fix
 
 
@@ -553,7 +555,7 @@ LOSSES = items_of("main", "losses")
 
 
 def held(path: HolderPath = LOSSES, **facts: Any) -> Held:
-    return Held(path, path, attached=True, owner="saved for backward", **facts)
+    return a_holder(path, attached=True, owner="saved for backward", **facts)
 
 
 def test_without_a_backward_nothing_is_to_be_recorded() -> None:
@@ -582,15 +584,15 @@ def test_the_fix_knows_the_library(name: str, fix: str) -> None:
 
 def test_what_a_library_lengthens_has_the_librarys_fix() -> None:
     cache = ("transformers.cache_utils.DynamicCache", "transformers.cache_utils.Cache")
-    longer = Held(LOSSES, LOSSES, attached=False, owner="variable", lengthens=True)
-    said = mechanism_of(replace(longer, classes=cache))
+    longer = a_holder(LOSSES, lengthens=True)
+    said = mechanism_of(replace(longer, detail=GroupDetail(classes=list(cache))))
     assert said.mechanism.startswith("losses gets longer: a cache of keys and values")
     assert "make a new cache for each sequence" in said.fix
     assert "as torch.cat does" in mechanism_of(longer).mechanism
 
 
 def test_an_array_that_is_lengthened_is_joined_once_instead() -> None:
-    longer = Held(LOSSES[:-1], LOSSES[:-1], attached=False, owner="", lengthens=True, ordinary=True)
+    longer = a_holder(LOSSES[:-1], owner="", lengthens=True, ordinary=True)
     said = mechanism_of(longer)
     assert said.mechanism.startswith("losses is replaced by a longer one at every step (as numpy.concatenate")
     assert "joined once" in said.fix
@@ -604,13 +606,13 @@ def test_a_cache_that_carries_its_graph_though_no_backward_runs_needs_no_grad() 
 
 def test_a_generator_is_to_be_closed_where_generators_pile_up() -> None:
     in_generator = (PathSegment(SegmentKind.GENERATOR, "stream"), *LOSSES[1:])
-    piles_up = Held(in_generator, in_generator, attached=False, owner="variable", holders_multiply=True)
+    piles_up = a_holder(in_generator, holders_multiply=True)
     assert "close()" in mechanism_of(piles_up).fix
     assert "close()" not in mechanism_of(replace(piles_up, holders_multiply=False)).fix
 
 
 def test_a_program_without_steps_is_not_told_of_steps() -> None:
-    longer = Held(LOSSES, LOSSES, attached=False, owner="variable", lengthens=True, every="second")
+    longer = a_holder(LOSSES, lengthens=True, every="second")
     assert "by a longer one all the time" in mechanism_of(longer).mechanism
 
 
@@ -625,7 +627,7 @@ def test_what_a_loop_runs_over_is_a_container_like_any_other() -> None:
     cache = tuple(PathSegment(SegmentKind.ATTRIBUTE, name) for name in ("dataset", "cache"))
     item = PathSegment(SegmentKind.ITEM, "*")
     paths = [(loader, *cache, item), (loader, item)]
-    said = [mechanism_of(Held(path, path, attached=False, owner="")) for path in paths]
+    said = [mechanism_of(a_holder(path, owner="")) for path in paths]
     assert "dataset.cache gets new tensors" in said[0].mechanism and "clear cache" in said[0].fix
     assert "no variable of the program leads there" in said[1].mechanism and "unregister" in said[1].fix
 
@@ -639,7 +641,7 @@ def test_what_a_loop_runs_over_is_a_container_like_any_other() -> None:
 )
 def test_of_functions_that_keep_tensors_the_list_is_to_be_cleared(part: HolderPath) -> None:
     path = (*items_of("main", "callbacks"), *part)
-    said = mechanism_of(Held(path, path, attached=False, owner="", entries_grow=True))
+    said = mechanism_of(a_holder(path, owner="", entries_grow=True))
     assert said.mechanism == "callbacks gets new tensors and is never cleared"
     assert "clear callbacks when" in said.fix
 
@@ -647,8 +649,21 @@ def test_of_functions_that_keep_tensors_the_list_is_to_be_cleared(part: HolderPa
 @pytest.mark.parametrize(("multiply", "container"), [(True, "snapshots"), (False, "snapshots[*]")])
 def test_what_gets_a_new_dict_at_each_step_is_to_be_cleared_itself(multiply: bool, container: str) -> None:
     dicts = (*items_of("main", "snapshots"), PathSegment(SegmentKind.ITEM, "*"))
-    said = mechanism_of(Held(dicts, dicts, attached=False, owner="", holders_multiply=multiply))
+    said = mechanism_of(a_holder(dicts, owner="", holders_multiply=multiply))
     assert f"{container} gets new tensors" in said.mechanism
+    assert f"clear {container} when" in said.fix
+
+
+@pytest.mark.parametrize(("above", "container"), [(1, "saves"), (0, "saves[*].states")])
+def test_of_containers_in_containers_the_one_that_gets_more_is_to_be_cleared(
+    above: int, container: str
+) -> None:
+    """Each save has as many states as the one before."""
+    states = (
+        *items_of("main", "saves"), PathSegment(SegmentKind.ATTRIBUTE, "states"),
+        PathSegment(SegmentKind.ITEM, "*"), PathSegment(SegmentKind.ITEM, "'mean'"),
+    )  # fmt: skip
+    said = mechanism_of(a_holder(states, owner="", holders_multiply=True, above=above))
     assert f"clear {container} when" in said.fix
 
 

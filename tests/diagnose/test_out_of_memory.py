@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -19,13 +17,13 @@ from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPhase, TrainingPosition
 from memtriage.playbook.entries import PLAYBOOK
 from memtriage.playbook.out_of_memory import ADVICE, Cause
+from support.message_texts import ERRORS
 
 MIB = 1024**2
 GIB = 1024**3
 
-TEXTS: dict[str, str] = json.loads((Path(__file__).parents[1] / "data" / "error_texts.json").read_text())
 FULL, HOLES, SPILLED, OTHERS, CAPPED, REFUSED, ASYNC, CPU, NUMPY, WORKER, SHM, BARE, CUBLAS = (
-    TEXTS[name]
+    ERRORS[name]
     for name in (
         "full",
         "holes",

@@ -20,7 +20,6 @@ from memtriage.model.position import TrainingPosition
 from memtriage.observe import cuda
 from memtriage.report.growth_words import findings_of, judged_in_words
 from memtriage.session.conclusion import Conclusion
-from memtriage.session.ends import Terminated
 from memtriage.session.record import SessionRecord
 from support.judged import a_leak
 
@@ -130,19 +129,15 @@ def test_death_by_memory_comes_first_and_is_judged_with_all_others(watched: Any)
 
 
 @pytest.mark.parametrize(
-    ("exception", "reason"),
+    ("by_itself", "reason"),
     [
-        (None, "2 steps are too few, 12 are needed"),
-        (ValueError("x"), "the script failed after 7 steps: 2 steps are too few, 12 are needed"),
-        (Terminated("terminated by SIGTERM"), "2 steps are too few, 12 are needed"),
-        (KeyboardInterrupt(), "2 steps are too few, 12 are needed"),
+        (False, "2 steps are too few, 12 are needed"),
+        (True, "the script failed after 7 steps: 2 steps are too few, 12 are needed"),
     ],
 )
-def test_a_run_that_failed_was_too_short_for_that(
-    watched: Any, exception: BaseException | None, reason: str
-) -> None:
+def test_a_run_that_failed_was_too_short_for_that(watched: Any, by_itself: bool, reason: str) -> None:
     run = watched(growth=judgment(cpu=SHORT))
-    run.conclusion.judge(exception, None)
+    run.conclusion.judge(None, None, by_itself)
     assert run.conclusion.judged["cpu"].reason == reason
     assert run.conclusion.verdict == "not_judged"
 

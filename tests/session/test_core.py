@@ -12,17 +12,14 @@ from typing import Any
 
 import pytest
 
-from memtriage.model.blocks import DeviceCounters
 from memtriage.model.findings import Finding
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.host import InUse
-from memtriage.session import death_watch, ends, growth_watch
+from memtriage.session import death_watch, growth_watch
 from memtriage.session.core import Session
-from memtriage.session.death_watch import BatchPolicy
 from memtriage.session.ends import Terminated
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
-from memtriage.session.marks import StoringPolicy
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.schedule.investigation import Investigator
 from memtriage.store.layout import RankIdentity
@@ -85,7 +82,9 @@ def test_the_record_begins_with_who_runs_and_ends_with_how(session: Session) -> 
     assert start["torch"] == torch.__version__ and start["host_limit"] > 0
     (end,) = lines(session, "end")
     assert (end["verdict"], end["steps"], end["exit_code"], end["exception"]) == ("not_judged", 1, 3, None)
-    assert end["judged"]["cpu"]["reason"] == "1 step is too few, 12 are needed"
+    assert end["judged"]["cpu"]["reason"] == (
+        "the script failed after 1 step: 1 step is too few, 12 are needed"
+    )
     assert end["device_limits"]["cpu"] > 0
     assert marks(session) == [("start", 0, 0), ("backward", 0, 1), ("step", 1, 1), ("end", 1, 1)]
     assert lines(session, "note") == []
@@ -102,18 +101,6 @@ def test_a_finished_session_does_nothing_more(session: Session) -> None:
     assert not session.running
 
 
-def test_later_marks_are_thinned_and_the_program_s_own_are_not(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StoringPolicy, "chosen", lambda policy, number: number <= 10)
-    for _ in range(30):
-        session.mark("step")
-    for _ in range(30):
-        session.mark("after refit")
-    names = [name for name, _, _ in marks(session)]
-    assert names == ["start", *["step"] * 10, *["after refit"] * 30]
-
-
 def test_each_device_has_its_line_of_a_mark(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [Reading("cpu", 5, 9), Reading("cuda:0", 7, 8, 6, 3)]
     monkeypatch.setattr(CounterReader, "read", lambda reader, within_step: readings)
@@ -123,30 +110,6 @@ def test_each_device_has_its_line_of_a_mark(session: Session, monkeypatch: pytes
     assert (gpu["device"], gpu["allocated"], gpu["reserved"], gpu["outside"]) == ("cuda:0", 7, 8, 3)
     assert cpu["host_rss"] == gpu["host_rss"] > 0
     assert session._ledgers.baselines == {0: 3}
-
-
-def test_residue_of_a_phase_is_found_once_with_its_latest_figures(session: Session) -> None:
-    def residue(nbytes: int, holder: str = "train.cache[*]", phase: str = "train") -> Finding:
-        return Finding(kind="residue", device="cuda:0", bytes=nbytes, holder=holder, phase=phase)
-
-    session.residue([residue(5), residue(7, "train.graph")])
-    session.user_step()
-    session.residue([residue(6)])
-    session.residue([residue(9, phase="refit")])
-    session.finish()
-    residues = [line for line in lines(session, "finding") if line["kind"] == "residue"]
-    assert [(finding["bytes"], finding["step"]) for finding in residues if not finding["final"]] == [
-        (5, 0),
-        (7, 0),
-        (6, 1),
-        (9, 1),
-    ]
-    # The first phase left it, and the later one only found it.
-    final = [
-        (finding["phase"], finding["holder"], finding["bytes"]) for finding in residues if finding["final"]
-    ]
-    assert final == [("train", "train.cache[*]", 9), ("train", "train.graph", 7)]
-    assert session.verdict == "residue"
 
 
 # --- what goes wrong in here stays in here ------------------------------------------------------------------
@@ -195,15 +158,6 @@ def test_inputs_that_cannot_be_looked_at_are_noted(session: Session, monkeypatch
     monkeypatch.setattr(death_watch, "batch_elements", raising)
     torch.ones(2, requires_grad=True).sum().backward()
     assert "(batch size)" in lines(session, "note")[0]["text"]
-
-
-def test_exception_without_text_ends_the_record(session: Session) -> None:
-    class Unprintable(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
-
-    session.finish(Unprintable(), 1)
-    assert lines(session, "end")[0]["exception"] == "Unprintable"
 
 
 def test_a_forked_child_is_not_watched(session: Session) -> None:
@@ -294,37 +248,6 @@ def test_a_backward_that_failed_is_no_micro_batch_and_over(session: Session) -> 
     assert marks(session) == [("start", 0, 0)]
 
 
-def test_a_batch_counts_as_the_largest_once_it_has_fitted(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BatchPolicy, "next_s", lambda policy, now_s, took_s: now_s)
-    model, _ = training()
-    PhaseSeen.session, PhaseSeen.phases = session, []
-    seen = []
-    for rows in (4, 16, 2, 8):
-        x = torch.randn(rows, 8)
-        model(x).sum().backward()
-        seen.append((session._death.batch_elements, session._death.largest_batch))
-    assert seen == [(32, 32), (128, 128), (16, 128), (64, 128)]
-    x = torch.randn(100, 8)
-    with pytest.raises(ValueError, match="in the backward"):
-        PhaseSeen.apply(model(x), True).sum().backward()
-    assert (session._death.batch_elements, session._death.largest_batch) == (800, 128)
-
-
-def test_micro_batches_are_counted_within_their_step(session: Session) -> None:
-    model, optimizer = training()
-    for _ in range(2):
-        for _ in range(3):
-            model(torch.randn(2, 8)).sum().backward()
-        optimizer.step()
-    assert marks(session)[1:] == [
-        (name, step + (name == "step"), microbatch)
-        for step in range(2)
-        for name, microbatch in [("backward", 1), ("backward", 2), ("backward", 3), ("step", 3)]
-    ]
-
-
 def test_backwards_read_the_host_without_steps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     whole = CounterReader.read
@@ -355,18 +278,6 @@ def test_marks_of_several_threads_do_not_mix(session: Session) -> None:
     names = [name for name, _, _ in marks(session)]
     assert [names.count(name) for name in "abcd"] == [50] * 4
     assert lines(session, "note") == []
-
-
-def test_the_end_has_the_peaks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading = Reading("cuda:1", allocated=5, reserved=7)
-    readings = [Reading("cpu", allocated=1), reading]
-    monkeypatch.setattr(CounterReader, "read", lambda reader, within_step: readings)
-    figures = DeviceCounters(peak_allocated=50, peak_reserved=70)
-    monkeypatch.setattr(ends.cuda, "counters", lambda device: figures if device == 1 else DeviceCounters())
-    session.finish()
-    (end,) = lines(session, "end")
-    assert (end["peak_allocated"], end["peak_reserved"]) == ({"cuda:1": 50}, {"cuda:1": 70})
-    assert end["peak_rss"] > 0
 
 
 def test_projection_uses_a_mark_before_the_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from memtriage.diagnose.growth.evidence import CODE, ENOUGH_MARKS, WARM_UP, Evidence
-from memtriage.diagnose.growth.judgment import NO_COUNTER, judge
+from memtriage.diagnose.growth.facts import JudgedDevice
+from memtriage.diagnose.growth.judgment import judge
 from memtriage.model.evidence import CensusSeen, Readings, Situation
 from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPosition
@@ -114,7 +115,7 @@ def test_a_counter_that_was_read_once_can_be_read(watch: GrowthWatch) -> None:
     for device, allocated in (("cuda:0", None), ("cuda:0", 5), ("cuda:0", None), ("cuda:1", None)):
         watch.at_mark(reading(device, allocated))
     judged = watch.judged().judged
-    assert judged["cuda:1"] == NO_COUNTER != judged["cuda:0"]
+    assert judged["cuda:1"] == JudgedDevice(obstacle="no counter") != judged["cuda:0"]
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,9 @@ class Job:
         )
         self._children = children
 
-    def child(self) -> subprocess.Popen[str]:
+    def child(self, before: str = "") -> subprocess.Popen[str]:
         code = "kept = []\nfor size in map(int, iter(input, '')): kept.append(b'x' * size); print(flush=True)"
+        code = before + code
         process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
         self._children.callback(process.wait)
         self._children.callback(process.kill)
@@ -122,6 +123,26 @@ def test_a_process_is_named_once_it_has_become_what_it_will_be(job: Job) -> None
     job.wakes(1 + 2 * POLICY.settles_s, 2)
     (role,) = job.evidence.roles
     assert role.startswith(sys.executable) and process.poll() is None
+
+
+_LOADS = """
+import os, sys
+if not os.fork():
+    open("/proc/self/comm", "w").write("pt_data_worker")
+    print(flush=True)
+"""
+
+
+def test_a_worker_of_another_process_is_named_by_it(job: Job) -> None:
+    """No loader of this program names it."""
+    rank = job.child(_LOADS)
+    assert rank.stdout is not None and rank.stdout.readline() == "\n"
+    job.wakes(1, 1)
+    job.wakes(1 + 2 * POLICY.settles_s, 2)
+    own, worker = job.evidence.roles.values()
+    assert own.role is not None and worker.role is not None
+    assert worker.role.role == f"worker 0 of {own.role.role}"
+    assert worker.role.group == f"workers of {own.role.group}"
 
 
 @pytest.mark.parametrize("command", [(sys.executable, "-c", "input()"), ("cat",)])

@@ -118,14 +118,30 @@ def test_ledgers_are_outdated_if_the_memory_of_later_steps_is_still_there(
     assert keeper.outdated == outdated
 
 
-@pytest.mark.parametrize(("left", "step"), [(5, 9), (1, 4)])
-def test_ledgers_stay_those_of_the_program_if_its_functions_have_returned(left: int, step: int) -> None:
+@pytest.mark.parametrize(
+    ("before", "left", "step"),
+    [
+        (["variable"] * 6, ["variable"] * 5, 9),
+        (["variable"] * 6, ["variable"], 4),
+        (["parameter", *["gradient"] * 5], ["parameter"], 9),  # as after zero_grad()
+        (["parameter", "optimizer state", "gradient"], ["gradient"], 4),
+    ],
+)
+def test_ledgers_stay_those_of_the_program_if_its_functions_have_returned(
+    before: list[str], left: list[str], step: int
+) -> None:
+    def view(owners: list[str]) -> CensusView:
+        taken = census(devices=("cpu",) * len(owners))
+        for storage, owner in zip(taken.storages, owners, strict=True):
+            storage.owner = owner
+        return cast(CensusView, SimpleNamespace(census=lambda: taken))
+
     progress = SimpleNamespace(position=TrainingPosition(step=4), elapsed=lambda: 1.0)
     keeper = LedgerKeeper(None, cast(Any, progress), Mock(), Mock(), Mock(), Mock())
-    keeper.take(cast(CensusView, SimpleNamespace(census=lambda: census(devices=("cpu",) * 6))))
+    keeper.take(view(before))
     progress.position = TrainingPosition(step=9)
     keeper.at_mark(mark("end"))
-    keeper.take(cast(CensusView, SimpleNamespace(census=lambda: census(devices=("cpu",) * left))))
+    keeper.take(view(left))
     assert {ledger.step for ledger in keeper.last} == {step}
 
 

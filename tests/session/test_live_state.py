@@ -187,16 +187,6 @@ def test_growth_is_what_the_watch_told_last(machine: Machine, live: LiveState) -
     assert stands(live, {"cuda:0": 0.0}).growth == {"cuda:0": 0.0}
 
 
-def test_names_of_marks_are_bounded(machine: Machine, live: LiveState) -> None:
-    for number in range(2 * MOST_NAMES):
-        marked(live, f"mark {number}", float(number), number, 0, [on_gpu(GIB)])
-    marked(live, "mark 3", 99.0, 99, 0, [on_gpu(2 * GIB)])
-    position = stands(live)
-    assert len(position.named) == MOST_NAMES
-    assert [mark.allocated for mark in position.named if mark.name == "mark 3"] == [2 * GIB]
-    assert position.steps == 99
-
-
 # --- of a session -------------------------------------------------------------------------------------------
 
 torch = pytest.importorskip("torch")

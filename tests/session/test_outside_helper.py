@@ -1,8 +1,62 @@
-"""Counting the steps of another process by the whole numbers in its variables."""
+"""Reading another process again and again, and counting its steps by the numbers in its variables."""
 
 from __future__ import annotations
 
-from memtriage.session.outside_helper import _between, _LoopCounter
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from memtriage.session.outside_helper import ReadProcess, _between, _LoopCounter
+from memtriage.session.outside_reader import ReadRequest
+from support.outside_parts import known_python
+
+_SPAWNS = """
+import multiprocessing, sys, time
+from multiprocessing import util
+def train(told):
+    import torch
+    kept = [torch.ones(1000) for _ in range(5)]
+    util.Finalize(None, time.sleep, args=(60,), exitpriority=1)  # it ends a minute after the function
+    told.send("runs")
+    told.recv()
+if __name__ == "__main__":
+    told, other = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=train, args=(other,), daemon=True)
+    child.start()
+    told.recv()
+    print(child.pid, flush=True)
+    told.send(sys.stdin.readline())
+    sys.stdin.readline()
+"""
+
+
+@known_python
+def test_a_reading_after_its_function_has_returned_proves_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "spawns.py"
+    script.write_text(_SPAWNS)
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdin is not None and job.stdout is not None
+        child = int(job.stdout.readline())
+        process = ReadProcess.of(
+            ReadRequest(child, str(tmp_path)), os.open(f"/proc/{child}/mem", os.O_RDONLY)
+        )
+        runs = process.read().census
+        job.stdin.write("\n")
+        job.stdin.flush()
+        until = time.monotonic() + 30
+        while process.reader.runs_program() and time.monotonic() < until:
+            time.sleep(0.05)
+        returned = process.read().census
+        process.close()
+        job.kill()
+        os.kill(child, 9)
+    assert runs is not None and returned is not None
+    assert runs.between and [seen.storages for seen in runs.holders] == [5]
+    assert not returned.between and not returned.holders
 
 
 def counted(values: list[int]) -> _LoopCounter:

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -59,6 +60,25 @@ def test_it_reads_a_process_and_is_no_child_of_the_program() -> None:
             reader.ask(ReadRequest(job.pid))
     finally:
         reader.stop()
+
+
+def test_modules_beside_the_script_are_not_imported_and_get_no_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("queue", "socket", "msgspec", "rich"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is the code of the program')")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reader = OutsideReader()
+    try:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as job:
+            reader.ask(ReadRequest(job.pid))
+            reply = next_reply(reader)
+            job.communicate(b"\n")
+    finally:
+        reader.stop()
+    assert reply.error is not None and "has not loaded torch" in reply.error
+    assert sorted(path.suffix for path in tmp_path.rglob("*")) == [".py"] * 4
 
 
 def test_memory_that_may_not_be_opened_says_why_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,15 @@ def test_before_anything_happens_it_is_setup(progress: TrainingProgress) -> None
     assert progress.thread is None
 
 
+def test_inner_gradients_before_the_first_backward_are_no_micro_batches(progress: TrainingProgress) -> None:
+    """Meta-learning computes them in each inner step, and then runs one backward through all of these."""
+    assert [progress.gradients_complete() for _ in range(3)] == [True] * 3
+    assert (progress.position.backwards, progress.position.microbatch) == (3, 0)
+    backward(progress)
+    assert not progress.gradients_complete()
+    assert (progress.position.backwards, progress.position.microbatch) == (4, 1)
+
+
 def test_backwards_count_within_their_step(progress: TrainingProgress) -> None:
     seen = []
     for _ in range(2):
@@ -71,15 +80,6 @@ def test_several_optimizers_between_two_backwards_make_one_step(progress: Traini
     backward(progress)
     assert [optimizer(progress, which=Optimizer()) for _ in range(3)] == [True, False, False]
     assert progress.position.step == 1
-
-
-def test_alternating_optimizers_make_one_step(progress: TrainingProgress) -> None:
-    critic, actor = Optimizer(), Optimizer()
-    for _ in range(3):
-        for which in (critic, actor):
-            backward(progress)
-            optimizer(progress, which=which)
-    assert (progress.position.step, progress.position.microbatches_per_step) == (3, 2)
 
 
 def test_backwards_of_a_closure_make_no_microbatch(progress: TrainingProgress) -> None:
@@ -125,14 +125,6 @@ def test_user_step_counts_alternating_optimizers_once(progress: TrainingProgress
         backward(progress)
         assert not optimizer(progress, which=which)
     assert progress.user_step()
-
-
-def test_optimizers_inside_a_backward_make_one_step_at_its_end(progress: TrainingProgress) -> None:
-    progress.backward_begins()
-    assert [optimizer(progress, inside=True) for _ in range(2)] == [False, False]
-    assert progress.position.phase == "backward"
-    assert progress.backward_completes()
-    assert [progress.take_step_inside() for _ in range(2)] == [True, False]
 
 
 def test_the_program_s_word_replaces_the_hooks(progress: TrainingProgress) -> None:

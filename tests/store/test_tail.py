@@ -152,17 +152,6 @@ def test_a_long_course_is_thinned_evenly_and_keeps_its_latest(count: int) -> Non
     assert len(gaps) <= 1
 
 
-def test_a_course_keeps_every_mark_up_to_its_bound_and_then_every_second() -> None:
-    course = Course()
-    for step in range(COURSE_POINTS):
-        course.add(mark(step))
-    assert [recorded.step for recorded in course.marks()] == list(range(128))
-    course.add(mark(COURSE_POINTS))
-    assert [recorded.step for recorded in course.kept] == list(range(0, 129, 2))
-    course.add(mark(129))
-    assert [recorded.step for recorded in course.marks()] == [*range(0, 129, 2), 129]
-
-
 def test_a_program_that_numbers_its_marks_does_not_fill_memory(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.jsonl"
     path.write_bytes(b"".join(mark_line(step, name=f"batch {step}") for step in range(5000)))
@@ -280,24 +269,6 @@ def test_a_start_that_cannot_be_read_is_a_line_that_was_cut(tmp_path: Path) -> N
     following.read()
     assert following.record.cut_lines == 1
     assert [found.step for found in following.as_record().marks] == [1, 2]
-
-
-def test_of_the_host_the_latest_eight_samples_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00000.jsonl"
-    path.write_bytes(b"".join(line("host", time_s=float(at), rss=1) for at in range(11)))
-    following = RankTail(path)
-    following.read()
-    assert [sample.time_s for sample in following.record.host] == list(range(3, 11))
-
-
-def test_names_of_marks_beyond_32_share_one_course(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00000.jsonl"
-    path.write_bytes(b"".join(mark_line(step, name=f"batch {step}") for step in range(34)))
-    following = RankTail(path)
-    following.read()
-    assert [found.step for found in following.course("batch 31", "cpu")] == [31]
-    assert following.course("batch 32", "cpu") == [] == following.course("batch 31", "cuda:0")
-    assert [found.step for found in following.course("other marks", "cpu")] == [32, 33]
 
 
 def test_the_start_that_counts_is_looked_for_only_in_what_is_new(tmp_path: Path, write_rank: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from memtriage.diagnose.residue import POLICY, ResiduePolicy
+from memtriage.diagnose.residue import POLICY
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import Finding
 from memtriage.playbook.mechanisms import MECHANISMS
@@ -14,15 +14,12 @@ ENTRY: Final = "te.tensor_objects"
 """The entry of the catalogue of known holders for such contexts (TransformerEngine #1935)."""
 
 
-def left_after_backward(
-    storages: Iterable[StorageRecord], step: int, policy: ResiduePolicy = POLICY
-) -> list[Finding]:
+def left_after_backward(storages: Iterable[StorageRecord], step: int) -> list[Finding]:
     """Return a finding for each device with more of it than the policy's floor: it is always waste.
 
     Args:
         storages: of a census.
         step: completed steps.
-        policy: its floor is used.
     """
     kept: dict[str, list[StorageRecord]] = {}
     for storage in storages:
@@ -31,7 +28,7 @@ def left_after_backward(
     return [
         _finding(device, records, step)
         for device, records in kept.items()
-        if sum(record.nbytes for record in records) >= policy.floor
+        if sum(record.nbytes for record in records) >= POLICY.floor
     ]
 
 

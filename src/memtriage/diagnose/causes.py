@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from memtriage.catalogue.growing import GrowingPart, growing_part
+from memtriage.catalogue.growing import growing_part
 from memtriage.diagnose.cuts import cuts_of
 from memtriage.diagnose.growth.facts import Counted, Leak, Per
 from memtriage.diagnose.held import Held
@@ -45,8 +45,6 @@ _ROOTS: Final = frozenset(
 )
 """Kinds of segments that say where a variable is; the variable after them is the holder."""
 _NAMED: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
-_TELLING: Final = 2
-"""Two names keep a common beginning of at least this many letters."""
 
 
 def one_a_cause(leaks: Sequence[Leak]) -> list[Leak]:
@@ -77,28 +75,27 @@ def _one_cause(first: Leak, second: Leak) -> bool:
         return False
     if memory_of(first) != memory_of(second):
         return isinstance(second.shown_by, Counted) and first.path == second.path
-    if _share_a_graph(first, second) or _share_a_graph(second, first):
+    if _share_a_graph(first, second):
         return True
-    parts = [_library_part(leak) for leak in (first, second)]
+    held = [leak.cause for leak in (first, second) if isinstance(leak.cause, Held)]
+    parts = [growing_part(cause.detail.classes) for cause in held]
+    one_part = len(parts) == 2 and parts[0] is parts[1] is not None
     anchors = anchor_of(first.path), anchor_of(second.path)
-    return common_holder(*anchors, one_part=parts[0] is not None and parts[0] is parts[1]) is not None
+    return common_holder(*anchors, one_part=one_part) is not None
 
 
 def _share_a_graph(first: Leak, second: Leak) -> bool:
-    """Whether the tensors of one holder must be detached with those of another, to release their graph."""
-    if not isinstance(first.cause, Held) or not isinstance(second.cause, Held):
+    """Whether the tensors of one holder must be detached with those of the other, to release their graph."""
+    one, other = first.cause, second.cause
+    if not isinstance(one, Held) or not isinstance(other, Held):
         return False
-    return any(second.cause.anchor in cut.together for cut in first.cause.cuts)
+    return any(b.anchor in cut.together for a, b in ((one, other), (other, one)) for cut in a.detail.cuts)
 
 
 def _have_the_same_entries(first: Leak, second: Leak) -> bool:
     """Whether two containers of ordinary data have the same entries, which a census sees below each."""
     ordinary = all(isinstance(leak.cause, Held) and leak.cause.ordinary for leak in (first, second))
-    return ordinary and (_share_a_graph(first, second) or _share_a_graph(second, first))
-
-
-def _library_part(leak: Leak) -> GrowingPart | None:
-    return growing_part(leak.cause.classes) if isinstance(leak.cause, Held) else None
+    return ordinary and _share_a_graph(first, second)
 
 
 def memory_of(leak: Leak) -> str:
@@ -158,7 +155,7 @@ def _either(a: PathSegment, b: PathSegment) -> PathSegment:
         return a
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(a.name, b.name, strict=False))
     common = "".join(letter for letter, _ in alike).rstrip("*")
-    if a.kind is b.kind and a.kind in _NAMED and len(common) >= _TELLING:
+    if a.kind is b.kind and a.kind in _NAMED and common:
         return PathSegment(a.kind, f"{common}*")
     return _any(a if a.kind is SegmentKind.ITEM else b)
 
@@ -201,21 +198,22 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
     if not isinstance(named.cause, Held):
         return named
     cuts = _joined_cuts([part.cause for part in parts if isinstance(part.cause, Held)])
-    return replace(named, cause=replace(named.cause, cuts=cuts, joined=True, rate=total.rate))
+    detail = msgspec.structs.replace(named.cause.detail, cuts=cuts)
+    return replace(named, cause=replace(named.cause, detail=detail, joined=True, rate=total.rate))
 
 
-def _joined_cuts(parts: Sequence[Held]) -> tuple[CutSeen, ...]:
+def _joined_cuts(parts: Sequence[Held]) -> list[CutSeen]:
     """Return the cuts of several holders as those of one: a kind releases what it releases of each."""
     best = [{cut.cut: cut for cut in reversed(cuts_of(part)) if cut.of} for part in parts]
     whole = sum(next(iter(cuts.values())).of for cuts in best if cuts)
-    return tuple(
+    return [
         msgspec.structs.replace(
             next(cuts[kind] for cuts in best if kind in cuts),
             releases=sum(cuts[kind].releases for cuts in best if kind in cuts),
             of=whole,
         )
         for kind in dict.fromkeys(chain.from_iterable(best))
-    )
+    ]
 
 
 def _on_two_scales(first: Leak, second: Leak) -> Leak:
@@ -236,10 +234,10 @@ def _renamed(total: Leak) -> Leak:
     anchors = list(map(anchor_of, paths))
     largest, others = total.parts[0], anchors[1:]
     if all(common_holder(anchors[0], each) is None for each in others) and any(
-        _share_a_graph(largest, part) or _share_a_graph(part, largest) for part in total.parts[1:]
+        _share_a_graph(largest, part) for part in total.parts[1:]
     ):
         return replace(total, also_held_by=tuple(dict.fromkeys((*total.also_held_by, *others))))
-    anchor = reduce(_together, anchors)
+    anchor = reduce(lambda a, b: common_holder(a, b) or _fold(a, b), anchors)
     specific = next((path for path in paths if anchor_of(path) == anchor), next(iter(paths)))
     path = (*anchor, *specific[len(anchor_of(specific)) :])
     cause = paths[specific]
@@ -248,10 +246,6 @@ def _renamed(total: Leak) -> Leak:
     elif isinstance(cause, DataSeen):
         cause = msgspec.structs.replace(cause, path=path)
     return replace(total, path=path, cause=cause)
-
-
-def _together(first: HolderPath, second: HolderPath) -> HolderPath:
-    return common_holder(first, second) or _fold(first, second)
 
 
 def _sum_of_rates(leaks: Iterable[Leak]) -> dict[Per, int]:

@@ -41,31 +41,30 @@ class CodeCachePolicy:
 POLICY: Final = CodeCachePolicy()
 
 
-def fills_with_code(memory: Points, code: Points, since: float, policy: CodeCachePolicy = POLICY) -> bool:
+def fills_with_code(memory: Points, code: Points, since: float) -> bool:
     """Return whether native memory only grows when code is generated, so that code caches may explain it.
 
     Args:
         memory: readings of malloc's counter.
         code: readings of the generated code's size, possibly fewer.
         since: position at which memory began to grow.
-        policy: thresholds.
     """
     memory, code = memory.since(since), code.since(since)
-    if len(code.at) < policy.readings or memory.span <= 0 or memory.span > policy.entries:
+    if len(code.at) < POLICY.readings or memory.span <= 0 or memory.span > POLICY.entries:
         return False
-    edges = np.linspace(code.at[0], code.at[-1], policy.spans + 1)
+    edges = np.linspace(code.at[0], code.at[-1], POLICY.spans + 1)
     inside = (memory.at >= edges[0]) & (memory.at <= edges[-1])
     at, values = memory.at[inside], memory.means[inside]
     grown, generated = _between(at, values, edges), _between(at, np.interp(at, code.at, code.means), edges)
-    if grown is None or generated is None or not (0 < grown.sum() <= policy.beside * generated.sum()):
+    if grown is None or generated is None or not (0 < grown.sum() <= POLICY.beside * generated.sum()):
         return False
     mean = generated.mean()
     spread = generated - mean
-    if np.sqrt((spread**2).mean()) < policy.varies * mean:
+    if np.sqrt((spread**2).mean()) < POLICY.varies * mean:
         return True  # code came all the time: growth without it could not show
     slope = float(spread @ grown) / float(spread @ spread)
     without_code = float(grown.mean()) - slope * float(mean)
-    return without_code <= policy.share * float(grown.mean())
+    return without_code <= POLICY.share * float(grown.mean())
 
 
 def _between(at: Floats, values: Floats, edges: Floats) -> Floats | None:

@@ -55,7 +55,7 @@ _LEAST: Final = ESTIMATE.least
 def cuts_of(held: Held) -> list[CutSeen]:
     """Return the cuts that apply, the best one first; `of` is 0 for one that was not measured."""
     measured: dict[CutKind, CutSeen] = {}
-    for cut in held.cuts:
+    for cut in held.detail.cuts:
         known = measured.get(cut.cut)
         if cut.cut == "detach" and is_carried(held) and not is_native(held.anchor):
             # Detached at each step, all but the present value is released.
@@ -98,7 +98,7 @@ def as_found(held: Held) -> list[ReferenceCut]:
             at=in_words(cut.at),
             releases=cut.releases if cut.of else None,
             remains_per_event=None if held.rate is None or not cut.of else _remains(cut, held.rate),
-            line=held.stored_at,
+            line=held.detail.stored_at,
         )
         for cut in cuts_of(held)
     ]
@@ -108,7 +108,7 @@ def words_of(held: Held) -> dict[str, str]:
     """Return the words of sentences about a holder: its own names, and what it stores."""
     value, own = kept_value(held), subject(held)
     several = held.anchor[-1].kind is SegmentKind.ITEM
-    entries = held.kind if several and own[-1] != held.anchor[-1] else None
+    entries = held.detail.holder_kind if several and own[-1] != held.anchor[-1] else None
     of_array = held.ordinary or any(segment.name == "<ndarray>" for segment in held.anchor)
     copy = ".copy()" if of_array else ".clone()"
     name = last_name(own) if ANY_ITEM in own else expression(own)  # `[*]` is no code
@@ -135,10 +135,10 @@ def _words(cut: CutSeen, held: Held) -> str:
     if cut.cut == "context" and any(segment.name == "CheckpointFunctionBackward" for segment in held.path):
         kind = "reentrant"
     own = container(held) == subject(held) != held.anchor
-    of_model = held.owner in ("parameter", "buffer") and held.collected is None
+    of_model = held.owner in ("parameter", "buffer") and held.detail.collected is None
     if cut.of and cut.cut == "bound":
         words["container_name"] = expression(named(cut.at))
-    holder = cut.kind or ("Module" if of_model else held.kind if own else None) or ""
+    holder = cut.kind or ("Module" if of_model else held.detail.holder_kind if own else None) or ""
     bound = BOUNDS.get(_ALIKE.get(holder, holder), BOUNDS[""]).format_map(words)
     return CUTS[kind].format_map(
         {**words, "bound": bound, "at": in_words(cut.at), "place": last_name(anchor_of(cut.at))}
@@ -188,8 +188,8 @@ def applicable(held: Held) -> list[CutKind]:
 
 
 _ANYWHERE: Final[dict[CutKind, Callable[[Held], bool]]] = {
-    "pack": lambda held: held.packs_itself,
-    "shorten": lambda held: held.lengthens and growing_part(held.classes) is None,
+    "pack": lambda held: held.detail.packs_itself,
+    "shorten": lambda held: held.lengthens and growing_part(held.detail.classes) is None,
     "create_graph": carries_graph,
     "context": on_context,
     "detach": lambda held: is_hook_of_node(held.anchor),
@@ -201,7 +201,7 @@ _IN_PYTHON: Final[dict[CutKind, Callable[[Held], bool]]] = {
     "close": generators_pile_up,
     "no_grad": never_differentiated,
     "detach": lambda held: held.attached,
-    "clone": lambda held: held.shared,
+    "clone": lambda held: held.detail.shared,
     "bound": lambda held: (
         not has(held.anchor, SegmentKind.LRU_CACHE) and (ANY_ITEM in held.anchor or not held.attached)
     ),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Literal
 
-from memtriage.model.census import CutSeen
+from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Event
 from memtriage.model.paths import (
     ANY_ITEM,
@@ -18,6 +18,7 @@ from memtriage.model.paths import (
     SegmentKind,
     has,
     in_words,
+    is_entry,
     last_name,
     without_last_item,
 )
@@ -32,25 +33,15 @@ class Held:
         anchor: its part before the autograd graph.
         attached: the path continues through the autograd graph.
         owner: what most of the bytes are.
-        kind: type of the holding Python object, e.g. `list`.
+        detail: a closer look at it.
         lengthens: it is one storage that grows at its end.
-        shared: its storages are in shared memory.
         known: the entry of the catalogue of known holders that keeps most of it.
         gradients: the program has computed gradients.
-        differentiated: its graph has nodes that differentiate a gradient.
         entries_grow: the anchor names more objects than before; None where that is unknown.
         holders_multiply: new containers like the last one on the anchor appear, and each keeps its length.
-        packs_itself: a pack hook returned the tensor that it was given, which its own node saves.
-        stored_value: source of what the program stores there.
-        stored_depth: number of segments of the path to what that line stores into; 0 if unknown.
-        stored_at: the line that does.
-        carried: what it stores is made of what was there before.
-        classes: classes of the objects on the way to the holder.
-        in_optimizer: one of these objects is an optimizer.
-        collected: what it belongs to, where whole modules or optimizers are collected.
+        above: how many containers further out multiply in the same way.
         ordinary: what grows is ordinary data, and no tensors.
         every: what it grows with, for the sentence.
-        cuts: what changes of the program would release.
         joined: it stands for several holders, and the cuts are the best ones of each.
         rate: its growth, in bytes per position of `every`; None if unknown.
     """
@@ -59,25 +50,15 @@ class Held:
     anchor: HolderPath
     attached: bool
     owner: str
-    kind: str | None = None
+    detail: GroupDetail = field(default_factory=GroupDetail)
     lengthens: bool = False
-    shared: bool = False
     known: str | None = None
     gradients: bool = True
-    differentiated: bool = False
     entries_grow: bool | None = None
     holders_multiply: bool = False
-    packs_itself: bool = False
-    stored_value: str | None = None
-    stored_depth: int = 0
-    stored_at: str | None = None
-    carried: bool = False
-    classes: tuple[str, ...] = ()
-    in_optimizer: bool = False
-    collected: Literal["module", "optimizer"] | None = None
+    above: int = 0
     ordinary: bool = False
     every: Event | Literal["second", "run"] = "step"
-    cuts: tuple[CutSeen, ...] = ()
     joined: bool = False
     rate: float | None = None
 
@@ -114,7 +95,7 @@ def named(path: HolderPath) -> HolderPath:
 def container(held: Held) -> HolderPath:
     """Return what gets new entries: of entries that are objects with tensors, the container of these."""
     path = subject(held)
-    if held.collected is not None and ANY_ITEM in path:
+    if held.detail.collected is not None and ANY_ITEM in path:
         return path[: path.index(ANY_ITEM)]
     if generators_pile_up(held):
         kinds = [segment.kind for segment in path]
@@ -124,9 +105,10 @@ def container(held: Held) -> HolderPath:
     if numbered and ANY_ITEM not in path[numbered[-1] :] and not held.joined:
         return path[: numbered[-1] + 1]  # registered under one name and a number
     ends_in_items = without_last_item(held.anchor) != held.anchor and not held.holders_multiply
-    if ends_in_items or held.entries_grow is False or ANY_ITEM not in path:
+    entries = [at for at, segment in enumerate(path) if is_entry(segment)]
+    if ends_in_items or held.entries_grow is False or not entries:
         return path
-    place = len(path) - 1 - path[::-1].index(ANY_ITEM)
+    place = entries[-1 - min(held.above, len(entries) - 1)]
     parts = path[place:]
     own = all(part.kind in _PARTS for part in parts)
     return path[:place] if own else path
@@ -152,7 +134,7 @@ def kept_value(held: Held) -> str:
 
     Of an entry with several tensors it is a part, `metrics['output']`; `loss` of `losses`.
     """
-    value = held.stored_value
+    value = held.detail.stored_value
     if value and " if " in value:  # the other may be detached
         with suppress(SyntaxError):  # redacted
             choice = ast.parse(value, mode="eval").body
@@ -160,7 +142,7 @@ def kept_value(held: Held) -> str:
                 value = min(ast.unparse(choice.body), ast.unparse(choice.orelse), key=len)
     if value and value[0] not in "([{":
         value = value if re.fullmatch(r"[\w.]+([(\[].*[)\]])?", value) else f"({value})"
-        parts = held.anchor[held.stored_depth :][1:] if held.stored_depth else ()
+        parts = held.anchor[held.detail.stored_depth :][1:] if held.detail.stored_depth else ()
         if all(part.kind is SegmentKind.ITEM and part != ANY_ITEM for part in parts):
             return value + in_words(parts)
         return value
@@ -212,8 +194,8 @@ def is_carried(held: Held) -> bool:
     """Whether the same variables get longer graphs, and no container gets more entries."""
     if held.entries_grow is not None:
         return not held.entries_grow
-    return held.carried or ANY_ITEM not in held.anchor
+    return held.detail.carried or ANY_ITEM not in held.anchor
 
 
 def never_differentiated(held: Held) -> bool:
-    return held.attached and not (held.gradients or held.differentiated)
+    return held.attached and not (held.gradients or held.detail.differentiated)

@@ -76,7 +76,8 @@ _HOW_OFTEN: Final = {
 def _what(held: Held) -> str:
     if held.attached:
         return "tensors that still carry a grad_fn"
-    return f"{held.collected}s" if held.collected else "entries" if held.ordinary else "tensors"
+    collected = held.detail.collected
+    return f"{collected}s" if collected else "entries" if held.ordinary else "tensors"
 
 
 def _known_holder(held: Held) -> MechanismText:
@@ -86,15 +87,16 @@ def _known_holder(held: Held) -> MechanismText:
 
 
 def _part_of_library(held: Held) -> MechanismText:
-    part = growing_part(held.classes)
+    part = growing_part(held.detail.classes)
     assert part is not None
     grows = "gets longer" if held.lengthens else f"gets new {'entries' if held.ordinary else 'tensors'}"
     return MechanismText(f"{in_words(subject(held))} {grows}: {part.why}", part.fix)
 
 
 def _pack_hook(held: Held) -> str:
-    hook = f" `{held.stored_value}`" if held.stored_value is not None else ""
-    where = f" ({held.stored_at})" if held.stored_at is not None else ""
+    detail = held.detail
+    hook = f" `{detail.stored_value}`" if detail.stored_value is not None else ""
+    where = f" ({detail.stored_at})" if detail.stored_at is not None else ""
     return f"{hook}{where}"
 
 
@@ -113,7 +115,7 @@ def _is_unseen(held: Held) -> bool:
 
 
 def _in_optimizer(held: Held) -> bool:
-    parts = ("param_groups", "state") if held.in_optimizer else ("param_groups",)
+    parts = ("param_groups", "state") if held.detail.in_optimizer else ("param_groups",)
     return held.owner == "optimizer state" or any(
         PathSegment(SegmentKind.ATTRIBUTE, part) in held.anchor for part in parts
     )
@@ -132,18 +134,18 @@ _RULES: tuple[MechanismRule, ...] = (
     (lambda h: has(h.anchor, SegmentKind.OUTPUT), "shown values of cells"),
     (lambda h: h.known is not None and not h.attached, _known_holder),
     (lambda h: _by_cut(h) == "context" and only_native(h), "context in a cycle"),
-    (lambda h: _by_cut(h) == "close" and h.kind == "coroutine", "unfinished coroutines"),
+    (lambda h: _by_cut(h) == "close" and h.detail.holder_kind == "coroutine", "unfinished coroutines"),
     (_by_cut, lambda h: _text(_by_cut(h) or "bound", h)),
     (lambda h: is_hook_of_node(h.anchor), "hook of a node"),
     (_threads_pile_up, "unfinished threads"),
     (only_native, "only C++"),
     (_is_unseen, "only C code"),
     (lambda h: never_differentiated(h) and is_carried(h), "no_grad"),
-    (lambda h: growing_part(h.classes) is not None and h.collected is None, _part_of_library),
-    (lambda h: _in_optimizer(h) and h.collected is None, "new parameters in the optimizer"),
+    (lambda h: growing_part(h.detail.classes) is not None and h.detail.collected is None, _part_of_library),
+    (lambda h: _in_optimizer(h) and h.detail.collected is None, "new parameters in the optimizer"),
     (never_differentiated, "no_grad"),
     (lambda h: h.attached and is_carried(h), "carried state"),
-    (lambda h: h.owner in ("parameter", "buffer") and h.collected is None, "model grows"),
+    (lambda h: h.owner in ("parameter", "buffer") and h.detail.collected is None, "model grows"),
 )
 """The first that applies decides, so what is special comes before what is general. What no rule takes is a
 collection that grows."""

@@ -50,8 +50,7 @@ def trim(idle: int) -> str:
     """Return what to do about bytes that malloc keeps idle."""
     return (
         "call memtriage.malloc_trim() where a phase ends (after loading, after evaluation): it returns "
-        f"{size(idle)} that no step takes again; or start with `memtriage run --host-tuning`, which sets "
-        "malloc's thresholds so that large blocks go back when they are freed"
+        f"{size(idle)} that no step takes again; or start with `memtriage run --host-tuning`"
     )
 
 

@@ -14,7 +14,6 @@ from memtriage.diagnose.longest_batch import (
     Batches,
     BatchSize,
     DrawnBatches,
-    Forecast,
     Needed,
     first_too_large,
     forecast,
@@ -262,7 +261,9 @@ class BatchWatch:
             return
         for device, seen in self._at_backward.items():
             limit, before = _limit_and_use(device)
-            fits = [fit for fit in (forecast(seen), self._peak_forecast(device)) if fit is not None]
+            fits = [
+                fit for fit in (forecast(seen), forecast(self._at_peak.get(device, ()))) if fit is not None
+            ]
             if limit is None or before is None or not fits:
                 continue
             coming = followed.coming(seen)
@@ -277,9 +278,6 @@ class BatchWatch:
             finding = too_large_finding(ahead, batches, before, full)
             finding.rank, finding.step = self._rank, position.step
             yield device, finding
-
-    def _peak_forecast(self, device: str) -> Forecast | None:
-        return forecast(self._at_peak.get(device, ()))
 
     # --- at the end -----------------------------------------------------------------------------------------
 

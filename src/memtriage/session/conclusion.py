@@ -13,7 +13,7 @@ from memtriage.observe.host import host_peak
 from memtriage.report.growth_words import findings_of, judged_in_words
 from memtriage.session.batch_watch import BatchWatch
 from memtriage.session.death_watch import DeathWatch
-from memtriage.session.ends import Terminated, allocator_peaks, exception_text
+from memtriage.session.ends import allocator_peaks, exception_text
 from memtriage.session.fragmentation_watch import FragmentationWatch
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
@@ -77,17 +77,19 @@ class Conclusion:
         word = verdict(self.findings, self.died_of_memory, self.judged)
         return "error" if word == "not_judged" and self._failed_to_judge else word
 
-    def judge(self, exception: BaseException | None, memory_error: BaseException | None) -> None:
+    def judge(
+        self, exception: BaseException | None, memory_error: BaseException | None, failed: bool = False
+    ) -> None:
         """Make the findings. If one judgment fails, the others are still made.
 
         Args:
             exception: what ended the program.
             memory_error: the out-of-memory error in it, if there is one.
+            failed: whether the program failed by itself.
         """
         self.exception_text = None if exception is None else exception_text(exception)
         self.died_of_memory = memory_error is not None
-        kind = type(exception)
-        self._judge_growth(issubclass(kind, Exception) and kind is not Terminated)
+        self._judge_growth(failed)
         self.findings += self._residue.findings()
         self._judge_fragmentation()
         self._judge_host()
@@ -133,7 +135,7 @@ class Conclusion:
         self._live.leaks(self.findings)
         self.judged = judged_in_words(
             judgment.judged,
-            failed=failed,
+            script_failed=failed,
             steps=self._progress.position.step,
             torch="torch" in sys.modules,
         )

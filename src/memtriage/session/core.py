@@ -55,6 +55,7 @@ from memtriage.session.sampler import Sampler
 from memtriage.session.signals.own_work import a_signal_waits
 from memtriage.session.time_marks import TimeMarks
 from memtriage.store.layout import RankIdentity, record_path
+from memtriage.store.records import failed
 
 _STATUS_WAIT_S = 0.25
 """How long a request for the status waits for a mark that is being made."""
@@ -270,7 +271,7 @@ class Session:
 
     @never_raises
     def gradients_computed(self) -> None:
-        """Take it as a micro-batch if `torch.autograd.grad` is all that a program computes gradients with."""
+        """Take it as a backward if `torch.autograd.grad` is all that a program computes gradients with."""
         if not inside_optimizer_step() and self._progress.gradients_complete():
             self.mark("backward")
 
@@ -367,8 +368,10 @@ class Session:
             self.mark("end")
             error = memory_error(exception)
             # Guarded separately: if memory has run out, too little may be left for a census.
-            self._last_look(exception, error, brief or a_signal_waits())
-            self._conclusion.judge(exception, error)
+            by_itself = failed(exit_code, exception)
+            at_once = by_itself and not self._progress.works
+            self._last_look(exception, error, brief or a_signal_waits(), at_once)
+            self._conclusion.judge(exception, error, by_itself)
             last_readings = [] if self._last_mark is None else self._last_mark.readings
             self._conclusion.write(exit_code, [reading.device for reading in last_readings])
             self._record.close()
@@ -387,15 +390,16 @@ class Session:
         self._death.stop()
 
     @never_raises
-    def _last_look(self, exception: BaseException | None, error: BaseException | None, brief: bool) -> None:
+    def _last_look(
+        self, exception: BaseException | None, error: BaseException | None, brief: bool, at_once: bool
+    ) -> None:
         frames = None if exception is None else error_frames(exception)
         try:
             if not brief and (error is None or not self._death.look_at(error)):
                 self._growth.end(frames)
         finally:
             self._growth.remove()
-        at_once = exception is not None and error is None and not self._progress.works
-        if self._last_census and not brief and not at_once:
+        if self._last_census and not brief and (not at_once or error is not None):
             self._growth.take_ledgers(frames)
 
     # --- the result, after `finish` -------------------------------------------------------------------------

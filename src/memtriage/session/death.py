@@ -11,10 +11,9 @@ from types import FrameType
 from msgspec.structs import replace
 
 from memtriage.diagnose.out_of_memory import describe
-from memtriage.messages.errors import is_out_of_memory, read_message
+from memtriage.messages.errors import FrameState, is_out_of_memory, phase_from_frames, read_message
 from memtriage.messages.grammar.message import OomFields
-from memtriage.messages.shapes import factor_request
-from memtriage.messages.training_phase import FrameState, phase_from_frames
+from memtriage.messages.shapes import factor
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import DEVICE_HOST, Finding
@@ -97,7 +96,8 @@ def died_of_memory(
     fields = read_message(text)
     frames = error_frames(error)
     shapes = batch_shapes(frames)
-    factored = factor_request(fields.requested, shapes) if fields.requested else None
+    product = factor(fields.requested, shapes) if fields.requested else None
+    factored = None if product is None else product.text
     if failed is not None and (fields.device or failed.device) == failed.device:
         if fields.requested is None:
             fields = OomFields(device=failed.device, requested=failed.requested, free=failed.free)

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from memtriage.messages.training_phase import FrameState, phase_from_frames
+from memtriage.messages.errors import FrameState, phase_from_frames
 from memtriage.model.census import Census
 from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPhase, TrainingPosition

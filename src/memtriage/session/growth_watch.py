@@ -116,11 +116,12 @@ class GrowthWatch:
 
     def install(self) -> None:
         """Make ready to record, before the program runs."""
-        self._investigator.install()
+        self._investigator.sites.install()
 
     def in_backward(self, inside: bool) -> None:
         """Turn the recorders of allocation sites off inside a backward, and on after it."""
-        self._investigator.in_backward(inside)
+        if self.recording:
+            self._investigator.sites.in_backward(inside)
 
     def at_mark(self, mark: MarkPoint) -> None:
         """Follow the counters of a mark, and take a census if one is due."""
@@ -132,7 +133,7 @@ class GrowthWatch:
             self._readable[reading.device] = reading.allocated is not None or readable_before
         self.job.at_mark(mark.position)
         if mark.name in ("step", "backward", "time"):
-            before, tables = self._without_own(mark), self._investigator.recorder_tables()
+            before, tables = self._without_own(mark), self._investigator.sites.tables()
             values, started = self._values(mark, before), time.perf_counter()
             self.scheduler.at_mark(mark.name, mark.position, values, works=self._progress.works)
             if self._ledgers.is_due():
@@ -140,13 +141,13 @@ class GrowthWatch:
             if started - self._written_s > READING.written_s:
                 self.write_readings()
             if time.perf_counter() - started > READING.work_s:
-                tables = self._investigator.recorder_tables() - tables
-                self._subtract_own(before, self._investigator.in_malloc(tables))
+                tables = self._investigator.sites.tables() - tables
+                self._subtract_own(before, self._investigator.sites.in_malloc(tables))
 
     @property
     def recording(self) -> bool:
         """Whether recorders of allocation sites run, whose tables are in malloc."""
-        return self._investigator.recording
+        return self._investigator.sites.recording
 
     @property
     def limits(self) -> dict[str, int]:
@@ -262,7 +263,8 @@ class GrowthWatch:
 
     def remove(self) -> None:
         """Remove the recorders of allocation sites."""
-        self._investigator.remove()
+        self._investigator.stop()
+        self._investigator.sites.remove()
 
     def take_ledgers(self, frames: Sequence[FrameType] | None) -> None:
         """Take a census for the ledgers alone, in a run that has none of its end; `frames` as for `end`.

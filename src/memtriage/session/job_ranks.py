@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from memtriage.observe.process_tree import parent_of
+
 
 def ranks_of(pid: int) -> list[int]:
     """Return the processes of this node that are ranks of the same job as a process, or below it.
@@ -18,7 +20,7 @@ def ranks_of(pid: int) -> list[int]:
             other = int(folder.name)
             of_job = _job_of(other)
             if of_job is not None and (of_job == job if job is not None else _is_below(other, pid)):
-                members[other] = _parent(other)
+                members[other] = parent_of(other) or 0
     ranks = [member for member, parent in members.items() if parent not in members]
     return sorted(ranks, key=lambda member: (rank_of(member) or 0, member)) or [pid]
 
@@ -47,16 +49,9 @@ def rank_of(pid: int) -> int | None:
     return int(rank) if rank.isdigit() else None
 
 
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
 def _is_below(pid: int, ancestor: int) -> bool:
     while pid > 1:
-        pid = _parent(pid)
+        pid = parent_of(pid) or 0
         if pid == ancestor:
             return True
     return False

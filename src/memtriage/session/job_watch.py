@@ -29,6 +29,7 @@ from memtriage.observe.process_tree import (
     descendants,
     is_helper,
     is_worker,
+    parent_of,
     sizes_of,
     started_at,
     unmapped_segments,
@@ -55,7 +56,8 @@ class JobPolicy:
         rises: bytes by which a process must have grown to be read, and half of them lately.
         first_s: least seconds between two readings of what a process that grows holds.
         read_share: part of the time since it was first read that lies between two readings of it.
-        read_cost: part of the time that readings may take, of another processor; not the first `few`.
+        read_cost: part of the time that readings may take, of another processor; not the first `few` that
+            find more than those before: while a process starts, there is nothing to find.
     """
 
     apart_s: float = 0.1
@@ -99,7 +101,8 @@ class _RoleReading:
         pid: of the process that is read.
         first_s, due_s: when it was first read, and is to be read again.
         asked: a reading has been asked for that has not come yet.
-        taken: how many have come.
+        most: bytes that were held at one, the most so far.
+        taken: how many have come that found more than those before.
         base, highest: what is added to the numbers that holders have in its process, and the highest so far:
             another process begins again with 1.
         estimate_at: readings of its size at which its growth is estimated again.
@@ -109,6 +112,7 @@ class _RoleReading:
     first_s: float | None = None
     due_s: float = 0.0
     asked: bool = False
+    most: int = 0
     taken: int = 0
     base: int = 0
     highest: int = 0
@@ -254,8 +258,12 @@ class JobWatch:
             reading.highest = max([reading.highest, *holders, *data])
             self.evidence.add(census)
             self.write(census)
+            held = sum(seen.size for seen in census.holders)
+            held += sum(seen.entries * seen.entry_bytes for seen in census.data)
+            reading.taken += held > reading.most
+            reading.most = max(held, reading.most)
         if reply.took_s:
-            now, reading.asked, reading.taken = self.now().time_s, False, reading.taken + 1
+            now, reading.asked = self.now().time_s, False
             reading.first_s = reading.first_s or now
             cost_s = reply.took_s / POLICY.read_cost if reading.taken > POLICY.few else 0.0
             reading.due_s = now + max(POLICY.first_s, POLICY.read_share * (now - reading.first_s), cost_s)
@@ -336,14 +344,16 @@ class JobWatch:
             self._processes = alive | new
             self._unnamed |= new.keys()
         self._unnamed &= self._processes.keys()
-        due = [pid for pid in self._unnamed if now - self._processes[pid].first_s >= POLICY.settles_s]
+        settled = now - POLICY.settles_s
+        due = sorted(pid for pid in self._unnamed if self._processes[pid].first_s <= settled)
         names: dict[int, Named] = {}
         for pid, named in children_of_program() if due else ():
             names.setdefault(pid, named)
         for pid in due:
             process = self._processes[pid]
             of_loader = next((named[pid] for _, named in self._loaders if pid in named), None)
-            if of_loader is None and is_worker(pid) and now - process.first_s < POLICY.unnamed_s:
+            own_worker = is_worker(pid) and parent_of(pid) == os.getpid()
+            if of_loader is None and own_worker and now - process.first_s < POLICY.unnamed_s:
                 continue
             self._unnamed.discard(pid)
             process.named = of_loader or self._named(pid, names.get(pid))
@@ -357,11 +367,17 @@ class JobWatch:
         """Return what a process is that is not the worker of a loader; None where that does not matter."""
         if is_helper(pid):
             return None
+        taken = {process.named.role for process in self._processes.values() if process.named is not None}
+        above = None if named is not None else self._processes.get(parent_of(pid) or 0)
+        if above is not None and above.named is not None:
+            one, several = ("worker", "workers") if is_worker(pid) else ("process", "processes")
+            roles = (f"{one} {n} of {above.named.role}" for n in range(_MOST_ROLES))
+            free = next((role for role in roles if role not in taken), "")
+            named = Named("child", f"{several} of {above.named.group}", free)
         if named is None:
             named = Named("child", command_of(pid)[:_COMMAND] or "a process without a name", "")
         if named.role:
             return named
-        taken = {process.named.role for process in self._processes.values() if process.named is not None}
         one = named.group.removesuffix(" processes")
         places = (one if named.group == one and not n else f"{one} {n}" for n in range(_MOST_ROLES))
         role = next((role for role in places if role not in taken), None)

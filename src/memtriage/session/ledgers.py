@@ -32,6 +32,8 @@ _LAST_SHARE: Final = 0.02
 _STILL_THERE: Final = 0.75
 """Part of what the last step had in use that must be left at the end: the program's functions, whose
 variables the ledgers are about, may have returned."""
+_LASTING: Final = frozenset(("parameter", "buffer", "optimizer state"))
+"""Owners of tensors that are there between two steps, unlike gradients and activations."""
 
 
 class LedgerKeeper:
@@ -122,7 +124,8 @@ class LedgerKeeper:
         """
         started = time.perf_counter()
         census = view.census()
-        tensors = sum(storage.nbytes for storage in census.storages)
+        lasting = [storage for storage in census.storages if storage.owner in _LASTING]
+        tensors = sum(storage.nbytes for storage in lasting or census.storages)
         if self.taken and self._at_end is not None and tensors < _STILL_THERE * self._tensors:
             return
         self._tensors = tensors

@@ -74,6 +74,7 @@ class ReadProcess:
     reading: RemoteReading | None = None
     counts: bool = False
     trains: bool = False
+    running: bool = False
     counters: dict[tuple[str, str], _LoopCounter] = field(default_factory=dict)
     lines: dict[HolderPath, str | None] = field(default_factory=dict)
 
@@ -111,6 +112,9 @@ class ReadProcess:
             # Its memory was freed while it was read: it is about to end.
             return ReadReply(self.pid, reading.at, time.process_time() - started)
         census = self.followed.add(joined([reading]), reading.at, reading.data, program_only=True)
+        ran, self.running = self.running, self.reader.runs_program()
+        if ran and not self.running:  # its functions have returned, and what their variables had is gone
+            census.between = False
         largest = sorted(census.holders, key=lambda seen: -seen.size)[:_LINES_OF]
         files = reading.modules.files_of([])
         for seen in largest if before is not None else ():

@@ -149,11 +149,11 @@ class OutsideReader:
         own_start, replies = os.pipe()
         self._requests, self._replies = Descriptor(own_end), Descriptor(own_start)
         os.set_blocking(self._replies.number, False)
-        code = _CODE.format(path=[*sys.path, *_PACKAGE])
+        code = _CODE.format(path=[*_path(), *_PACKAGE])
         try:
             pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-I", "-c", code],
+                [sys.executable, "-I", "-B", "-c", code],
                 {**os.environ, **_ENVIRONMENT},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, requests, 0),
@@ -167,6 +167,17 @@ class OutsideReader:
         finally:
             os.close(requests)
             os.close(replies)
+
+
+def _path() -> list[str]:
+    """Return `sys.path` without the program's folder, whose modules may have the names of libraries."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = set()
+    with suppress(OSError):  # the working directory may be gone
+        own.add(os.path.realpath(""))
+    if isinstance(main, str) and os.path.isabs(main):
+        own.add(os.path.dirname(os.path.realpath(main)))
+    return [each for each in sys.path if os.path.isabs(each) and os.path.realpath(each) not in own]
 
 
 _PACKAGE: Final = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]

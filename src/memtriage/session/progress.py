@@ -81,14 +81,15 @@ class TrainingProgress:
         return not in_closure
 
     def gradients_complete(self) -> bool:
-        """Return whether gradients of `torch.autograd.grad` count as a backward: if there is no other."""
+        """Return whether gradients of `torch.autograd.grad` count as a backward: if there is no other.
+
+        They are no micro-batch: the inner loop of meta-learning computes many before the first backward.
+        """
         with self._lock:
             before = self.position
             if self._runs_backward or before.step:
                 return False
-            self.position = replace(
-                before, phase="forward", backwards=before.backwards + 1, microbatch=before.microbatch + 1
-            )
+            self.position = replace(before, phase="forward", backwards=before.backwards + 1)
         return True
 
     def optimizer_begins(self) -> None:

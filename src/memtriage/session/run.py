@@ -156,7 +156,8 @@ def report_run(
             if messages is not None:
                 from memtriage.report.run.terminal import console_for, render
 
-                render(report, console_for(cast(TextIO, messages)), known, record=session.path.parent)
+                console = console_for(cast(TextIO, messages))
+                render(report, console, known, record=session.path.parent, at_its_end=True)
             if json_path is not None:
                 with surviving_writes():
                     write(report, json_path)

@@ -133,7 +133,9 @@ def read_run(paths: Sequence[Path], *, ahead: bool = False) -> RunRecord:
         ranks = [record for file, data in read for record in _records(file, data)]
     readable = [rank for rank in ranks if is_readable(rank)]
     if not readable:
-        raise RecordError(f"{_listed(paths)}: no readable record ({len(files)} empty or garbled files)")
+        raise RecordError(
+            f"{' '.join(map(str, paths))}: no readable record ({len(files)} empty or garbled files)"
+        )
     notes = [f"{rank.path} holds no readable line: ignored" for rank in ranks if not is_readable(rank)]
     kept, dropped = one_run(readable)
     kept.sort(key=lambda rank: rank.number)
@@ -362,10 +364,6 @@ def one_run(records: list[RankRecord]) -> tuple[list[RankRecord], list[str]]:
         else:
             kept[start.rank] = record
     return list(kept.values()), notes
-
-
-def _listed(paths: Sequence[Path]) -> str:
-    return " ".join(str(path) for path in paths)
 
 
 def is_alive(start: Start) -> bool | None:

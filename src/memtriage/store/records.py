@@ -111,6 +111,11 @@ class Note(msgspec.Struct, kw_only=True):
     text: str
 
 
+def failed(exit_code: int | None, exception: object) -> bool:
+    """Whether a program failed by itself. A status from 129 to 192 stands for the signal that ended it."""
+    return exception is not None if exit_code is None else exit_code != 0 and not 128 < exit_code <= 192
+
+
 class End(msgspec.Struct, kw_only=True):
     """Last line of a rank's record, missing when the process was killed.
 

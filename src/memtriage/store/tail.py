@@ -238,10 +238,6 @@ class RunTail:
         kept.sort(key=lambda record: record.number)
         return RunRecord(ranks=kept, notes=dropped)
 
-    def tail_of(self, record: RankRecord) -> RankTail:
-        """The tail that a record of `run()` is from."""
-        return self.tails[record.path]
-
     def _look(self) -> bool:
         try:
             files = newest_records(self.paths, self._start_time)

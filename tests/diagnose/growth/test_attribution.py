@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from memtriage.diagnose.growth.attribution import DataRise, HolderRise, attribut
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import HolderSeen
+from memtriage.model.paths import ANY_ITEM
 from support.judged import judge
 from support.observed import BASE, Found, data, held, observed
 
@@ -65,6 +67,14 @@ def test_two_censuses_and_a_rising_counter_prove_growth(censuses: Sequence[int])
     assert (rise.since, rise.last) == (censuses[0], censuses[-1])
 
 
+def test_what_a_holder_lost_when_the_program_had_ended_is_no_end_of_its_growth() -> None:
+    censuses = (*CENSUSES, STEPS)
+    found = lambda at: [held(MIB * min(at, 48 if at < STEPS else 4), min(at, 48))]  # noqa: E731
+    rise = the(observed({"cpu": rising(MIB)}, found, censuses, last={"between": False}))
+    assert (rise.certainty, rise.last) == ("proven", 48)
+    assert rise.rate == pytest.approx(MIB)
+
+
 @pytest.mark.parametrize("counters", [{"cpu": rising(MIB)}, {"cuda:0": flat()}])
 def test_what_a_holder_got_when_functions_had_returned_is_no_growth(
     counters: dict[str, list[float]],
@@ -102,6 +112,45 @@ def test_censuses_over_a_small_part_of_the_growth_do_not_set_its_rate() -> None:
     rise = the(observed({"cpu": counter}, lambda at: [held(kept(at), at)], (10, 19, 32)))
     assert rise.rate == pytest.approx(MIB, rel=0.01)
     assert rise.own_rate == pytest.approx(2 * 9 * MIB / (32 - 10))
+
+
+def test_growth_whose_end_the_counter_saw_after_the_last_census_is_no_growth() -> None:
+    counter = [BASE + MIB * min(at, 36) for at in range(1, STEPS + 1)]
+    assert rises(observed({"cpu": counter}, keeping(), (9, 18, 27, 36))) == []
+
+
+def test_censuses_do_not_prove_growth_that_the_counter_saw_end_lately() -> None:
+    """The cache is full at step 106 of 120, within the last of four intervals between censuses."""
+    full, steps = 106, 120
+    counter = [BASE + MIB * min(at, full) for at in range(1, steps + 1)]
+    evidence = observed({"cpu": counter}, lambda at: keeping()(min(at, full)), (6, 12, 24, 48, steps))
+    assert evidence.main.counters["cpu"].growth.state == "uncertain"
+    assert (the(evidence).certainty, the(evidence).reason) == ("suspected", "few")
+
+
+def test_a_jump_of_the_counter_is_no_growth_of_the_list_that_got_it() -> None:
+    """One list gets 64 KiB at each step, the other 100 MiB once."""
+
+    def found(at: int) -> Found:
+        once = 2 if at > 40 else 1
+        return [
+            held(64 * KIB * at, at, number=1),
+            held(100 * MIB * once, once, name="other", number=2),
+        ]
+
+    counter = [BASE + sum(each.nbytes for each in found(at)) for at in range(1, STEPS + 1)]  # type: ignore[union-attr]
+    evidence = observed({"cpu": counter}, found, CENSUSES)
+    proven = [rise for rise in rises(evidence) if rise.certainty == "proven"]
+    assert [(rise.seen.id, rise.rate) for rise in proven] == [(1, 64 * KIB)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_list_that_is_full_is_not_proven_where_noise_hides_it_from_the_counter(seed: int) -> None:
+    """It got 12 entries between two censuses, then 3."""
+    noise = random.Random(seed)
+    counter = [BASE + MIB * (min(at, 51) + noise.uniform(0, 8)) for at in range(1, STEPS + 1)]
+    rise = the(observed({"cpu": counter}, lambda at: keeping()(min(at, 51)), (*CENSUSES, STEPS)))
+    assert rise.certainty == "suspected"
 
 
 def test_one_census_proves_nothing() -> None:
@@ -233,6 +282,20 @@ def test_five_intervals_prove_what_was_ever_smaller_again(censuses: int, certain
     assert (len(rise.points) - 1, rise.certainty) == (censuses - 3, certainty)
 
 
+@pytest.mark.parametrize(("until", "certainty"), [(96, "suspected"), (180, "proven")])
+def test_what_is_emptied_is_only_suspected_until_it_has_more_than_it_ever_had(
+    until: int, certainty: str
+) -> None:
+    """It is emptied at step 100, and then no more."""
+
+    def found(at: int) -> Found:
+        size = at if at < 100 else at - 99
+        return [held(MIB * size, size)]
+
+    rise = the(observed({}, found, (40, 95, *range(110, 101 + until, 10))))
+    assert rise.certainty == certainty
+
+
 def test_growth_that_is_too_small_for_its_counter_is_proven_by_censuses() -> None:
     def found(at: int) -> Found:
         return [held(20 * MIB * at, at, number=1), held(MIB * at, at, name="small", number=2)]
@@ -253,6 +316,34 @@ def test_growth_counts_for_a_quarter_of_the_time_over_which_it_was_seen() -> Non
     assert the(observed(counter, keeping(), censuses)).certainty == "proven"
     aged = the(observed({"cuda:1": flat(57)}, keeping(), censuses))
     assert (aged.certainty, aged.reason) == ("suspected", "aged")
+
+
+def test_a_list_that_is_emptied_each_epoch_is_no_growth_once_its_counter_says_so() -> None:
+    """It was seen in its first epoch only. Each ends with 100 MiB of it, and the next begins with one."""
+    teeth = [BASE + MIB * ((step - 1) % 100 + 1) for step in range(1, 401)]
+    assert rises(observed({"cpu": teeth}, keeping(), (3, 12, 15, 19, 23))) == []
+    assert the(observed({"cpu": rising(MIB, 400)}, keeping(), (3, 12, 15, 19, 23))).certainty == "proven"
+
+
+def test_what_the_last_census_finds_elsewhere_makes_no_growth_slower() -> None:
+    """The function has returned: under the list's name are ten of the forty that came since."""
+
+    def found(at: int) -> list[HolderSeen]:
+        here = at if at <= 20 else 30
+        return [held(MIB * here, here)]
+
+    counter = {"cpu": rising(MIB, 60)}
+    rise = the(observed(counter, found, (5, 10, 15, 20, 60), last={"between": False}))
+    assert (rise.certainty, rise.rate) == ("proven", pytest.approx(MIB))
+
+
+def test_what_comes_in_single_rises_has_the_rate_of_its_counter() -> None:
+    """40 MiB at the end of each epoch of 40 steps. A census does not count the newest, a variable's own."""
+    counter = {"cpu": [BASE + 40 * MIB * (at // 40) for at in range(1, 401)]}
+    rise = the(
+        observed(counter, lambda at: [held(40 * MIB * (at // 40 - at // 400), at // 40)], (48, 124, 400))
+    )
+    assert rise.rate == pytest.approx(MIB, rel=0.02)
 
 
 def test_entries_that_are_replaced_are_only_suspected() -> None:
@@ -307,3 +398,17 @@ def test_the_fastest_is_first() -> None:
         return [held(rate * MIB * at, at, name=f"n{rate}", number=rate) for rate in (2, 7, 4)]
 
     assert [round(rise.rate / MIB) for rise in rises(observed({}, found, (6, 12, 18, 24)))] == [7, 4, 2]
+
+
+def test_entries_of_a_container_within_another_are_counted_once() -> None:
+    """A dict of every ten steps in a dict: an entry of the outer one includes those of the inner one."""
+
+    def found(at: int) -> Found:
+        outer = data(1 + at // 10, 1_000_000, number=1)
+        inner = data(at % 10 + 1, 100_000, number=2)
+        inner.path = (*outer.path, ANY_ITEM)
+        return [outer, inner]
+
+    (rise,) = attribute(observed({"host": [BASE] * 60}, found, (12, 15, 18, 59)).main)
+    assert rise.seen.id == 1
+    assert rise.own_rate == pytest.approx((6 - 2) * 1_000_000 / (59 - 18))

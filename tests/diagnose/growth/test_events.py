@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -20,19 +21,25 @@ def grown(
     counts: Mapping[Event, Callable[[int], int]],
     came_with: Mapping[Event, int] | None = None,
     scale: Scale = "step",
+    part: float = 1.0,
 ) -> tuple[Event | None, float | None]:
-    """What growth comes with, if a counter and the events were read at each position."""
+    """What a part of a counter's growth comes with, if it and the events were read at each position."""
     comparison = Comparison(scale)
     for at in range(1, STEPS + 1):
         happened = {event: count(at) for event, count in counts.items() if count(at)}
         comparison.read_all(at, {"cpu": 100 * MIB + bytes_at(at), **happened})
     counter = comparison.counters["cpu"]
-    return event_of(comparison, counter, counter.growth.rate, comparison.events, came_with or {})
+    return event_of(comparison, counter, part * counter.growth.rate, comparison.events, came_with or {})
 
 
 def test_what_grows_at_each_save_is_of_the_save() -> None:
     event, per_event = grown(lambda at: at // 20 * 8 * MIB, {"save": lambda at: at // 20})
     assert event == "save" and per_event == pytest.approx(8 * MIB, rel=0.05)
+
+
+def test_a_holder_of_half_of_the_growth_has_half_of_what_comes_with_each_event() -> None:
+    _, per_event = grown(lambda at: at // 20 * 8 * MIB, {"save": lambda at: at // 20}, part=0.5)
+    assert per_event == pytest.approx(4 * MIB, rel=0.05)
 
 
 def test_what_grows_at_every_step_is_of_the_step_whatever_else_happens() -> None:
@@ -65,6 +72,17 @@ def test_of_two_events_at_the_same_steps_the_one_during_which_memory_came_counts
 def test_over_time_batches_explain_growth_as_well_as_seconds_and_are_named() -> None:
     event, per_event = grown(lambda at: at * MIB, {"batch": lambda at: 4 * at}, scale="second")
     assert event == "batch" and per_event == pytest.approx(MIB / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_batches_are_named_where_noise_makes_them_explain_growth_a_little_worse(seed: int) -> None:
+    noise = random.Random(seed)
+    event, _ = grown(
+        lambda at: 37 * at // 10 * MIB + round(noise.gauss(0, 3 * MIB)),
+        {"batch": lambda at: 37 * at // 10},
+        scale="second",
+    )
+    assert event == "batch"
 
 
 def test_over_time_nothing_is_named_where_nothing_was_counted() -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, WARM_UP, Comparison, Evidence
-from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings
+from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Role
 from memtriage.model.position import TrainingPosition
 from support.observed import data, held, observed, position
 
@@ -199,3 +200,28 @@ def test_growth_is_judged_over_steps_if_there_are_any() -> None:
     assert (evidence.main.scale, evidence.judged_on.scale) == ("step", "microbatch")
     read(evidence, "step", ENOUGH_MARKS)
     assert evidence.judged_on.scale == "step"
+
+
+def test_a_loop_that_was_seen_after_all_censuses_but_one_is_judged_over_time() -> None:
+    role = Evidence(Role(role="rank 0", where="child"))
+    for at in range(40):
+        role.run["second"].read("cpu", float(at), at * MIB)
+        if at >= 20:
+            role.run["step"].read("cpu", at, at * MIB)
+    for at in (15, 20, 25):
+        assert role.main.scale == ("second" if at == 25 else "step")
+        role.add(CensusSeen(position=TrainingPosition(time_s=at, step=at * (at > 20)), work_s=at))
+    role.add(CensusSeen(position=TrainingPosition(time_s=30, step=30), work_s=30))
+    assert role.main.scale == "step"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_grows_from_call_to_call_is_certain_at_any_pace(seed: int) -> None:
+    """8 KiB at each call of a model, and now few calls between two readings, now many."""
+    comparison = Comparison("second")
+    total = np.cumsum(np.random.default_rng(seed).choice([2, 5, 20, 80, 200], 40)).tolist()
+    for at, number in enumerate(total, 1):
+        comparison.read_all(at, {"cpu": MIB + 8192 * number, "call": number})
+    growth = comparison.counters["cpu"].growth
+    grown = 8192 * (total[-1] - total[WARM_UP]) / (len(total) - WARM_UP - 1)
+    assert (growth.state, growth.rate) == ("growing", pytest.approx(grown, rel=0.01))

@@ -18,7 +18,6 @@ from memtriage.diagnose.host.evidence import (
     WorkerGrowth,
 )
 from memtriage.diagnose.host.findings import (
-    HostPolicy,
     host_findings,
     host_notes,
     malloc_retention,
@@ -147,11 +146,10 @@ def test_a_control_group_that_others_fill_is_no_finding() -> None:
     assert host_limit_rule(HostEvidence(pressure=near)) is None
 
 
-@pytest.mark.parametrize(("usage", "job", "near"), [(90, 50, True), (89, 50, False), (90, 49, False)])
+@pytest.mark.parametrize(("usage", "job", "near"), [(90, 25, True), (89, 25, False), (90, 24, False)])
 def test_a_limit_is_near_from_the_shares_of_the_policy_on(usage: int, job: int, near: bool) -> None:
-    policy = HostPolicy(limit_share=0.9, limit_job_share=0.5)
     pressure = Pressure(usage=usage, limit=100, available=GIB, job=job)
-    assert (host_limit_rule(HostEvidence(pressure=pressure), policy) is not None) == near
+    assert (host_limit_rule(HostEvidence(pressure=pressure)) is not None) == near
 
 
 def test_swapped_memory_is_a_finding() -> None:

@@ -286,7 +286,7 @@ def test_arrays_that_are_replaced_by_longer_ones_are_known_with_their_line(progr
 
 
 def test_recorders_are_off_after_a_census(told: Program) -> None:
-    assert not told.investigator.recording
+    assert not told.investigator.sites.recording
     assert not tracemalloc.is_tracing()
     assert not torch.is_anomaly_enabled()
 
@@ -337,6 +337,13 @@ def test_what_functions_kept_until_the_end_is_still_known(program: Program) -> N
     detail = last(rise).detail
     assert detail is not None and detail.bound == 100
     assert program.growing("program.texts[*]")
+
+
+def test_data_that_is_still_there_at_the_end_has_its_size_of_the_end(program: Program) -> None:
+    for at, ends in ((3, False), (5, False), (50, True)):
+        program.module.texts += [bytes(30_000) + str(number).encode() for number in range(at)]
+        program.census(at, between=not ends)
+    assert entries(program.data()["program.texts[*]"]) == [(3, 3), (5, 8), (50, 58)]
 
 
 def test_in_the_middle_of_a_run_what_a_function_kept_goes_with_it(program: Program) -> None:
@@ -397,10 +404,10 @@ def test_a_census_that_fails_leaves_no_recorder_on(program: Program, monkeypatch
     program.train(3)
     monkeypatch.setattr(Investigator, "look", no_memory)
     program.investigator.record(2)
-    assert program.investigator.recording
+    assert program.investigator.sites.recording
     with pytest.raises(MemoryError):
         program.census(5)
-    assert not program.investigator.recording and not tracemalloc.is_tracing()
+    assert not program.investigator.sites.recording and not tracemalloc.is_tracing()
 
 
 # --- recorders ----------------------------------------------------------------------------------------------
@@ -413,7 +420,7 @@ def test_recorders_of_others_stay_on() -> None:
         investigator = Investigator(None, lambda text: None)
         investigator.record(2)
         investigator.record(1)
-        investigator.in_backward(True)
+        investigator.sites.in_backward(True)
         investigator.stop()
         assert tracemalloc.is_tracing() and tracemalloc.get_traceback_limit() == 1
         assert torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
@@ -427,9 +434,9 @@ def test_while_nodes_are_traced_a_backward_is_not() -> None:
     try:
         investigator.record(1)
         assert torch._C.is_anomaly_enabled() and not torch._C.is_anomaly_check_nan_enabled()
-        investigator.in_backward(True)
+        investigator.sites.in_backward(True)
         assert not torch._C.is_anomaly_enabled()
-        investigator.in_backward(False)
+        investigator.sites.in_backward(False)
         assert torch._C.is_anomaly_enabled()
     finally:
         investigator.stop()
@@ -448,7 +455,7 @@ def test_recorders_are_on_over_two_positions_or_a_short_period(
     on = []
     for remaining in range(10, 0, -1):
         investigator.record(remaining, period, again=again)
-        on.append(investigator.recording)
+        on.append(investigator.sites.recording)
     assert on == [False] * (10 - over) + [True] * over
     assert history == [8 if again else over]
     investigator.stop()

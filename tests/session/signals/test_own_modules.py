@@ -11,6 +11,12 @@ import pytest
 from memtriage.session.signals.own_modules import OwnModules
 
 
+@pytest.fixture(autouse=True)
+def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests may have loaded a module of the program's name in this process."""
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+
+
 def test_each_has_its_own_module_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "colorsys.py").write_text("WHOSE = 'program'\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

@@ -8,7 +8,7 @@ several intervals, and did not slow down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -33,18 +33,16 @@ class AttributionPolicy:
     Attributes:
         accounts: a holder accounts for a counter's rise between two censuses if its own is at least this part
             of it; several may together. Less than all: malloc rounds up, and others grow meanwhile.
-        graph: the same in a process that is read from outside: only its counter counts the nodes of graphs.
         pace: holders get their counter's rate if theirs together differs by more than this part of it.
         minor: what is less than this part of a proven rise is not seen in it: a holder is then proven by the
             censuses alone, and a suspicion is not reported.
         intervals: without a counter, a holder must have grown in this many intervals up to the last census; a
-            holder that was ever smaller again, in two more.
+            holder that was ever smaller again, in two more, and past what it had then.
         least: growth below this many bytes per position is the program's own bookkeeping.
         data_least: the same for containers of ordinary data.
     """
 
     accounts: float = 0.7
-    graph: float = 0.4
     pace: float = 0.1
     minor: float = 0.1
     intervals: int = 3
@@ -67,9 +65,7 @@ class Rise(Generic[Seen]):
     Attributes:
         series: all censuses that found it.
         points: position and bytes at the censuses over which it grew, oldest first.
-        until: position of the last census that found it.
-        fell: it was smaller at some census than at the one before.
-        replaced: its entries are replaced by new ones.
+        fell_from: most bytes that it had at a census, if it was smaller at a later one; else 0.
         counter: name of the counter that sees its memory.
         certainty: whether its growth is proven.
         rate: bytes per position, over all of the time that it grows.
@@ -82,9 +78,7 @@ class Rise(Generic[Seen]):
 
     series: Sequence[Sighting[Seen]]
     points: tuple[tuple[float, float], ...]
-    until: float
-    fell: bool = False
-    replaced: bool = False
+    fell_from: float = 0.0
     counter: str
     certainty: Certainty = "suspected"
     rate: float = 0.0
@@ -147,7 +141,7 @@ def attribute(comparison: Comparison) -> list[HolderRise | DataRise]:
         _seen_once(series[0], counters) if once else _rise_of_holder(series, counters)
         for series in comparison.holders()
     ]
-    found += [_rise_of_data(series) for series in comparison.data()]
+    found += _apart(_rise_of_data(series) for series in comparison.data())
     rises = [rise for rise in found if rise is not None]
     # Whether growth within a step goes on is seen in the next step.
     now = comparison.now if comparison.step is None else 0.0
@@ -178,18 +172,19 @@ def _rise_of_holder(
     if not grown[-1].between and len(points) > 2:
         # The program's functions may have returned. What their variables had, such as the model, then belongs
         # to what else keeps it alive: the holder grew no faster than ever before, or than its counter shows.
+        # What it had may belong to others, too: that it grew more slowly than ever before says nothing.
         (at, before), (end, found) = points[-2:]
-        fastest = max((most - least) / (to - since) for (since, least), (to, most) in pairwise(points[:-1]))
+        rates = [(most - least) / (to - since) for (since, least), (to, most) in pairwise(points[:-1])]
         risen = counters[counter].rise(at, end)[0] if counter in counters else 0.0
-        points[-1] = end, min(found, before + max(risen, fastest * (end - at)))
+        points[-1] = end, min(found, before + max(risen, max(rates) * (end - at)))
+        if found - before < ESTIMATE.slows * min(rates) * (end - at):
+            points.pop()
     if points[-1][1] <= points[0][1]:
         return None
     return HolderRise(
         series=series,
         points=tuple(points),
-        until=series[-1].at,
-        fell=_fell([each.seen.size for each in series if each.between]),
-        replaced=series[-1].seen.replaced,
+        fell_from=_fell_from([each.seen.size for each in series if each.between]),
         counter=counter,
     )
 
@@ -202,11 +197,20 @@ def _rise_of_data(series: Sequence[Sighting[DataSeen]]) -> DataRise | None:
     rise = DataRise(
         series=series,
         points=tuple((each.at, float(entry_bytes * each.seen.entries)) for each in grown),
-        until=series[-1].at,
-        fell=_fell([each.seen.entries for each in series if each.between]),
+        fell_from=_fell_from([entry_bytes * each.seen.entries for each in series if each.between]),
         counter="host",
     )
     return rise if rise.own_rate >= POLICY.data_least or rise.seen.native is not None else None
+
+
+def _apart(rises: Iterable[DataRise | None]) -> list[DataRise]:
+    """Leave out what is inside another, or has it inside, and grows more slowly: entries include theirs."""
+    apart: list[DataRise] = []
+    for rise in sorted(filter(None, rises), key=lambda rise: -rise.own_rate):
+        paths = [(rise.seen.path, kept.seen.path) for kept in apart]
+        if not any(one[: len(other)] == other or other[: len(one)] == one for one, other in paths):
+            apart.append(rise)
+    return apart
 
 
 def _run(
@@ -216,10 +220,14 @@ def _run(
 ) -> list[Sighting[Seen]]:
     """Return the censuses up to the last over which a holder never lost anything, and grew in the first.
 
-    A census that was not taken between two positions proves nothing where it found less.
+    A census that was not taken between two positions proves nothing where it found less. Where it found as
+    much, it proves nothing if it came sooner after the last one than any before.
     """
     found = list(series)
     while len(found) > 1 and not found[-1].between and not grows(found[-2].seen, found[-1].seen, 1.0):
+        *apart, last = (after.at - before.at for before, after in pairwise(found))
+        if pauses(found[-2].seen, found[-1].seen) and last >= min(apart, default=last):
+            break
         found.pop()
     run = found[-1:]
     for before in reversed(found[:-1]):
@@ -252,8 +260,8 @@ def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
     return after.continued
 
 
-def _fell(sizes: Sequence[int]) -> bool:
-    return any(after < before for before, after in pairwise(sizes))
+def _fell_from(sizes: Sequence[int]) -> float:
+    return max((before for before, after in pairwise(sizes) if after < before), default=0)
 
 
 def _seen_once(sighting: Sighting[HolderSeen], counters: Mapping[str, Counter]) -> HolderRise | None:
@@ -266,7 +274,7 @@ def _seen_once(sighting: Sighting[HolderSeen], counters: Mapping[str, Counter]) 
     if counter is None or counter.growth.state != "growing" or onset >= at or not nbytes:
         return None
     points = (onset, 0.0), (at, nbytes)
-    return HolderRise(series=[sighting], points=points, until=at, counter=counter.name)
+    return HolderRise(series=[sighting], points=points, counter=counter.name)
 
 
 # --- what it is worth ---------------------------------------------------------------------------------------
@@ -281,9 +289,9 @@ def _judged(rises: Sequence[AnyRise], counters: Mapping[str, Counter], now: floa
         seen_by = [counters[name] for name in names if name in counters]
         by_counter = (_by_counter(rise, counter, others) for counter in seen_by)
         found = next((each for each in by_counter if each is not None), None)
-        # Censuses may prove what the counter shows uncertainly. Pages may fill with room that malloc leaves.
+        # Pages may fill with room that malloc leaves.
         of_pages = any(counter.pages for counter in seen_by)
-        if found is None or found.reason == "few" or (of_pages and found.reason == "fills"):
+        if found is None or (of_pages and found.reason == "fills"):
             alone = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
             if found is None or (alone is not None and alone.certainty == "proven"):
                 found = alone
@@ -304,15 +312,16 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
     # All censuses, if the counter rose between them about as fast as over all of its growth; else later ones.
     for points in (rise.points, _since(rise.points, growth.onset)):
         start, end = points[0][0], points[-1][0]
-        if counter.rose_by(growth.rate, start, end):
+        apart = end - start
+        risen, error = counter.rise(start, end)
+        too_much = not growth.by_rises and risen - 2 * error > 2 * growth.rate * apart
+        if counter.rose_by(growth.rate, start, end) and not too_much:
             break
     else:
         return None
-    risen, error = counter.rise(start, end)
-    apart = end - start
     own = points[-1][1] - points[0][1]
     sees_all = counter.name == rise.counter  # malloc's does not see small entries of ordinary data
-    most = (2 - POLICY.accounts) * (risen + counter.jumped(start, end)) + error
+    most = (2 - POLICY.accounts) * risen + error
     if own < POLICY.minor * risen or (sees_all and own > most):
         return None  # too small for this counter, or more than it saw
     if not _keeps_up(points, counter, own / risen):
@@ -321,13 +330,11 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
         # One interval. What else came in it must be known, and the holder must have what it got before it: a
         # list that is emptied now and then grows, too.
         begun = growth.onset or float(counter.points.at[0])
-        accounts = POLICY.graph if counter.pages else POLICY.accounts
-        known = own + others * apart >= accounts * risen
+        known = own + others * apart >= POLICY.accounts * risen
         # Not its own rate: it grows in rises, of which this interval may have one more than its share.
         if not known or points[-1][1] < POLICY.accounts * min(1.0, own / risen) * counter.rise(begun, end)[0]:
             return None
-    by_rises = growth.shape in ("periodic", "stairs")
-    slows = growth.state == "growing" and not by_rises and _slows(_since(points, growth.onset))
+    slows = growth.state == "growing" and not growth.by_rises and _slows(_since(points, growth.onset))
     rate = own / apart
     return replace(
         rise,
@@ -347,24 +354,24 @@ _NOT_CERTAIN: Final[Mapping[str, Open]] = {"filling": "fills", "uncertain": "few
 
 
 def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter]) -> list[AnyRise]:
-    """Return growth at its counter's rate where that is better known and the holders explain it.
+    """Return growth at its counter's rate where that is another and the holders explain it.
 
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
     census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
+    Pages do not show it: they count room that malloc keeps unused.
     """
     judged = list(rises)
     for name, counter in counters.items():
         known = [at for at, rise in enumerate(rises) if rise.counter == name and rise.by_counter]
-        if not known:
+        if not known or counter.pages:
             continue
         rate, share = sum(rises[at].rate for at in known), sum(rises[at].share for at in known)
         shown, error = counter.growth.rate, rises[known[0]].error
         unsure = (counter.growth.high - counter.growth.low) / 2
-        another = abs(rate - shown) > max(unsure, POLICY.pace * shown)
-        better = abs(1 - share) <= max(POLICY.open, error) and (another or unsure < error * shown)
-        if counter.pages:  # they count the nodes of graphs, which no census lists, and room that is unused
-            graphs = any(isinstance(seen := rises[at].seen, HolderSeen) and seen.attached for at in known)
-            better = graphs and POLICY.graph <= share < POLICY.accounts
+        # Between two censuses there may be one more of the rises of a counter, or one less.
+        pace = 0.0 if counter.growth.by_rises else POLICY.pace
+        another = abs(rate - shown) > max(unsure, pace * shown)
+        better = abs(1 - share) <= max(POLICY.open, error) and another
         for at in known if better else ():
             rise, factor = rises[at], shown / rate
             judged[at] = replace(
@@ -407,29 +414,27 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
     points, rate = rise.points, rise.own_rate
     found = replace(rise, rate=rate, recent=rate)
     grew_until = rise.rises[-1][1][0]
-    if rise.until - grew_until >= max(b[0] - a[0] for a, b in rise.rises):
+    if rise.last - grew_until >= max(b[0] - a[0] for a, b in rise.rises):
         return None
-    if counter is not None and (_ended(counter, rate) or contradicts(counter, rate, rise.since)):
-        return None
+    if counter is not None:
+        seen = counter.growth
+        ended = seen.until is not None and rate / 2 <= seen.rate <= 2 * rate
+        if ended or contradicts(counter, rate, rise.since):
+            return None
     aged = now - grew_until > ESTIMATE.share * (grew_until - rise.since)
+    if aged and counter is not None and counter.fell_short_of(rate, grew_until, now):
+        return None
     if aged and not (counter is not None and counter.rose_by(rate, grew_until, now)):
         return replace(found, certainty="suspected", reason="aged")
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
-    needed = POLICY.intervals + (2 if rise.fell else 0)
-    if len(rates) < needed:
+    needed = POLICY.intervals + (2 if rise.fell_from else 0)
+    if len(rates) < needed or points[-1][1] < rise.fell_from:
         return replace(found, certainty="suspected", reason="few")
-    if rise.replaced:
+    if isinstance(rise, HolderRise) and rise.seen.replaced:
         return replace(found, certainty="suspected", reason="replaced")
     if _slows(points) or min(rates) < POLICY.open * rate:
         return replace(found, certainty="suspected", reason="slows")
     return replace(found, certainty="proven")
-
-
-def _ended(counter: Counter, rate: float) -> bool:
-    """Whether a counter saw growth of about such a rate, and its end."""
-    growth = counter.growth
-    ended = growth.state == "flat" and growth.until is not None
-    return ended and rate / 2 <= growth.rate <= 2 * rate
 
 
 def contradicts(counter: Counter, rate: float, since: float) -> bool:
@@ -438,8 +443,7 @@ def contradicts(counter: Counter, rate: float, since: float) -> bool:
     growth = grow(points, counter.policy)
     if growth.state == "too_short":
         return False
-    jumped = sum(nbytes for _, nbytes in growth.jumps) / max(1e-9, points.span)
-    if growth.rate + jumped >= rate / 2:
+    if growth.rate >= rate / 2:
         return False
     if growth.state == "flat":
         return grow(points.steeper(rate / 2), counter.policy).state == "growing"

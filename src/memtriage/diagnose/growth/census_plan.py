@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
 from memtriage.diagnose.growth.attribution import Rise
-from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison, Counter
+from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
 from memtriage.model.position import Scale
 
 
@@ -47,14 +46,12 @@ class CostPolicy:
             censuses in a run of 1,000 steps, eight in one of 300,000.
         goes_on: the distance between censuses of a proven leak that no counter shows is this part of the time
             over which it was seen to grow: less than that after which it would be too old to count.
-        looks: part of the time since growth began after which it is looked again whether a counter has risen.
         free_s: seconds of the processor that all censuses together may take in any run.
         cost: part of the time that they may take beyond that.
     """
 
     widens: float = 4.0
     goes_on: float = 0.2
-    looks: float = 0.05
     free_s: float = 1.0
     cost: float = 0.02
 
@@ -70,33 +67,27 @@ class Suspicion:
 
     Attributes:
         open: only more censuses can settle it.
-        certain: a counter surely grows.
         proven: something is proven to grow.
         unseen: what is proven is shown by no counter, so that only censuses can tell whether it goes on.
         since: position at which it began.
         period: positions from rise to rise; None where growth is not periodic.
-        stairs: it comes in single rises.
         named_nothing: censuses since then that named no holder.
-        waits: nothing that is suspect has risen since the last census, so that another would show nothing.
     """
 
     open: bool = False
-    certain: bool = False
     proven: bool = False
     unseen: bool = False
     since: float = 0.0
     period: float | None = None
-    stairs: bool = False
     named_nothing: int = 0
-    waits: bool = False
 
 
 def suspicion_of(comparison: Comparison, rises: Sequence[Rise[Any]]) -> Suspicion:
     """Return what a comparison makes suspect so far.
 
-    A counter is suspect as long as proven holders explain less than most of its growth. The resident set
-    rises with each page that is touched for the first time: it only calls for censuses if it certainly grows,
-    and malloc's counter does not.
+    A counter is suspect as long as proven holders explain less than most of its growth, and objects that wait
+    for the cyclic collector less than a part of it. The resident set rises with each page that is touched for
+    the first time: it only calls for censuses if it certainly grows, and malloc's counter does not.
     """
     known: dict[str, float] = {}
     for rise in rises:
@@ -105,7 +96,7 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise[Any]]) -> Suspicio
             known[name] = known.get(name, 0.0) + rise.rate
     suspects, counters = [], comparison.counters
     for name, counter in counters.items():
-        if name in CONFIRMING or not counter.rises:
+        if name in CONFIRMING or not counter.rises or comparison.awaits_collector(name, counter.grown):
             continue
         if known.get(name, 0.0) < ATTRIBUTION.accounts * counter.growth.rate:
             suspects.append(counter)
@@ -127,23 +118,12 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise[Any]]) -> Suspicio
     certain = [counter for counter in suspects if counter.growth.state == "growing"]
     return Suspicion(
         open=bool(suspects or few),
-        certain=bool(certain),
         proven=bool(proven),
         unseen=bool(unseen),
         since=since,
         period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),
-        stairs=any(counter.growth.shape == "stairs" for counter in suspects),
         named_nothing=len(after) if certain and not rises else 0,
-        waits=bool(after and suspects)
-        and not few
-        and not any(_rose(counter, after[-1], comparison.now) for counter in suspects),
     )
-
-
-def _rose(counter: Counter, since: float, now: float) -> bool:
-    """Whether a counter has risen since a position by a part of what its rate lets expect."""
-    risen, error = counter.rise(since, now)
-    return now <= since or risen + error >= ATTRIBUTION.open * counter.growth.rate * (now - since)
 
 
 def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
@@ -152,8 +132,8 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
     over several intervals. Under suspicion the first follows soon, and each distance doubles, up to a third
     of the time since growth began: three intervals fit into as long a time again. What is periodic is
-    compared whole periods apart; what comes in single rises is not compared before one has come. Once
-    growth is explained, its counter shows whether it goes on, and distances grow with the run again.
+    compared whole periods apart. Once growth is explained, its counter shows whether it goes on, and
+    distances grow with the run again.
 
     Args:
         comparison: with its censuses.
@@ -163,11 +143,9 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     if not taken:
         return comparison.begins + (plan.first if suspicion.open else plan.unasked)
     last = taken[-1]
-    if suspicion.waits:
-        return comparison.now + max(plan.gap, COST.looks * (comparison.now - suspicion.since))
     if suspicion.open:
         since = sum(position >= suspicion.since for position in taken)
-        doubled = math.inf if suspicion.stairs else plan.gap * 2.0 ** max(0, since - 1)
+        doubled = plan.gap * 2.0 ** max(0, since - 1)
         distance = max(plan.gap, min(doubled, (last - suspicion.since) / ATTRIBUTION.intervals))
         if suspicion.period is not None:
             distance = max(1.0, round(distance / suspicion.period)) * suspicion.period
@@ -187,9 +165,7 @@ def affordable(comparison: Comparison, suspicion: Suspicion, spent_s: float, ela
         elapsed_s: seconds since the watch began.
     """
     taken = comparison.positions
-    if len(taken) < 2:
-        return True
     since = sum(position >= suspicion.since for position in taken)
-    if suspicion.open and since < TO_PROVE:
+    if not taken or (suspicion.open and since < TO_PROVE):
         return True
     return spent_s * (1 + 1 / len(taken)) <= COST.free_s + COST.cost * elapsed_s

@@ -114,6 +114,11 @@ class Growth:
     shape: Shape | None = None
     jumps: tuple[tuple[float, float], ...] = ()
 
+    @property
+    def by_rises(self) -> bool:
+        """Whether it grows in single rises, many positions apart."""
+        return self.shape in ("periodic", "stairs")
+
 
 def grow(points: Points, policy: Policy = POLICY) -> Growth:
     """Judge a series. Takes about a millisecond."""
@@ -267,8 +272,7 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
         return replace(growth, state=ended, until=float(when[-1]), recent=0.0)
     if count < policy.several - regular or rate < policy.least or growth.low <= 0:
         return growth
-    trend = np.corrcoef(np.arange(len(gaps)), np.log(gaps))[0, 1] if spreads[0] > policy.share else 0.0
-    if recent < policy.half * sizes[1 : middle + 1].sum() / (when[middle] - when[0]) and trend > policy.half:
+    if recent < policy.half * sizes[1 : middle + 1].sum() / (when[middle] - when[0]):
         return replace(growth, state="filling", shape="slowing")
     if regular:
         return replace(growth, state="growing", shape="periodic", period=float(gaps.mean()))
@@ -332,14 +336,11 @@ def _by_pieces(points: Points, x: Floats, y: Floats, policy: Policy, whole: floa
     if points.span < whole:
         reach += abs(halves.slopes[1] - halves.slopes[0]) / 2
         result = replace(result, low=rate - reach, high=rate + reach)
-    more, gain = fit.best_step()
-    other = _Fit(x, y, knots, sorted([*steps, more])).mean(begin, end)[0]
-    jumped = 2 * gain > policy.bend and abs(other - rate) > policy.accuracy * rate
     fell = _swing(rest[inside])
-    doubtful = jumped or grown < fell or _may_come_again(y, steps, fit.sizes, policy)
     # Rises of random size make the rate uncertain, and not the growth: noise would also fall.
     exact = policy.half if fell <= policy.share * grown else policy.accuracy
-    if doubtful or reach > exact * rate or keeps < policy.differs * few * about:
+    doubtful = reach > exact * rate or keeps < policy.differs * few * about
+    if doubtful or _may_come_again(y, steps, fit.sizes, policy):
         return replace(result, state="uncertain")
     faster, about = halves.sum_of(-1 / policy.slows, 1)
     shape: Shape = "accelerating" if faster > policy.differs * about else "late" if first else "steady"
@@ -376,14 +377,6 @@ class _Fit:
         self.sizes: list[float] = found[pieces + 1 :].tolist()
         self.of_steps: Floats = found[pieces + 1 :] @ design[pieces + 1 :]
         self.spread = float(np.sqrt(self._residuals @ self._residuals / self._free))
-
-    def best_step(self) -> tuple[int, float]:
-        """Return the level of the step that would reduce the misfit most, and its gain in mean squares."""
-        steps = np.triu(np.ones((len(self._residuals), len(self._residuals))))[1:]
-        free = steps - steps @ self._weights.T @ self._design
-        gains = (free @ self._residuals) ** 2 / np.maximum((free * free).sum(axis=1), 1e-6)
-        left = float(self._residuals @ self._residuals) - gains.max()
-        return int(gains.argmax()) + 1, float(gains.max()) / max(left / self._free, 1e-9)
 
     def mean(self, begin: float, end: float) -> tuple[float, float]:
         """Return the mean slope between two positions, and its standard error."""

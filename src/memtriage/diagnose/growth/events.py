@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from memtriage.diagnose.growth.attribution import DataRise, HolderRise
+from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.evidence import Comparison, Counter
 from memtriage.diagnose.growth.track import Floats, Track
 from memtriage.model.findings import Event
-from memtriage.model.paths import ANY_ITEM
 from memtriage.model.position import Scale
 
 _OF_SCALE: Final[Mapping[Scale, Event]] = {"step": "step", "microbatch": "backward"}
 _PREFERRED: Final[tuple[Event, ...]] = ("call", "batch", "evaluation", "save", "epoch")
 """Of events that explain a series as well, the first counts where nothing tells them apart."""
-_FEWEST: Final = 4
-"""Readings that a fit needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +25,14 @@ class EventPolicy:
     """When an event explains growth better than the positions of its scale do.
 
     Attributes:
-        better: it must leave at most this part of the squared misfit that a straight line leaves.
-        as_well: over seconds, which explain nothing, it may leave this much more.
-        alike: events whose misfits differ by less than this factor explain a series as well.
+        alike: events whose squared misfits differ by less than this factor explain a series as well. So does
+            one that leaves no more than this beside a line over seconds, which explain nothing.
         uneven: growth by positions is even if readings are off the line by less than this part of what comes
             from one to the next.
-        several: how often an event must have come.
-        even: entries explain growth if the bytes per entry differ by less than this part between censuses.
     """
 
-    better: float = 0.5
-    as_well: float = 1.5
-    alike: float = 1.25
+    alike: float = 1.5
     uneven: float = 0.25
-    several: int = 3
-    even: float = 0.1
 
 
 POLICY: Final = EventPolicy()
@@ -73,16 +63,9 @@ def event_of(
     best = None if counter is None else _best(counter, events, came_with, by_time=own is None)
     if best is not None and counter is not None and counter.growth.rate > 0:
         event, slope = best
-        shown = rise is not None and rise.by_counter and rise.share > 0
-        return event, slope * (rise.share if shown and rise is not None else rate / counter.growth.rate)
-    if (
-        own is None
-        and rise is not None
-        and rise.seen.path.count(ANY_ITEM) == 1  # of several containers in one another, entries say nothing
-        and "step" not in events
-        and (per_entry := _per_entry(rise)) is not None
-    ):
-        return "call", per_entry
+        if rise is not None and rise.by_counter and rise.share > 0:
+            return event, slope * min(1.0, rise.share)
+        return event, slope * rate / counter.growth.rate
     return own, None if own is None else rate
 
 
@@ -91,7 +74,7 @@ def _best(
 ) -> tuple[Event, float] | None:
     """Return the event whose count explains a counter best, and its slope; None if positions do."""
     points = counter.points.since(counter.growth.onset or 0.0)
-    if len(points.at) < _FEWEST:
+    if len(points.at) < ESTIMATE.several:
         return None
     straight, _ = _fit(points.at, points.floors)
     apart = float(np.diff(points.at).mean())
@@ -103,15 +86,13 @@ def _best(
         if track is None or not len((counts := track.points()).at):
             continue
         at = np.interp(points.at, counts.at, counts.floors, left=0.0)
-        if at[-1] - at[0] < POLICY.several:
-            continue
         misfit, slope = _fit(at, points.floors)
-        if slope > 0 and misfit <= straight * (POLICY.as_well if by_time else POLICY.better):
+        if slope > 0 and misfit <= straight * (POLICY.alike if by_time else 1):
             found[name] = misfit / max(straight, 1.0), slope
     if not found:
         return None
     least = min(misfit for misfit, _ in found.values()) + float(np.finfo(float).tiny)
-    alike = [name for name, (misfit, _) in found.items() if misfit <= POLICY.alike**2 * least]
+    alike = [name for name, (misfit, _) in found.items() if misfit <= POLICY.alike * least]
     event = max(alike, key=lambda name: (came_with.get(name, 0), -_PREFERRED.index(name)))
     return event, found[event][1]
 
@@ -123,13 +104,3 @@ def _fit(x: Floats, y: Floats) -> tuple[float, float]:
     slope = float(x @ y) / spread if spread else 0.0
     rest = y - slope * x
     return float(rest @ rest), slope
-
-
-def _per_entry(rise: HolderRise | DataRise) -> float | None:
-    """Return the bytes of each entry of a container, if all are alike: an uncounted call adds one."""
-    entries = [each.seen.entries for each in rise.series if each.at >= rise.since]
-    sizes = [(count, nbytes) for count, (_, nbytes) in zip(entries, rise.points, strict=False)]
-    rates = [(b - a) / (more - few) for (few, a), (more, b) in pairwise(sizes) if more > few]
-    if len(rates) < 2 or max(rates) - min(rates) > POLICY.even * max(rates):
-        return None
-    return float(sum(rates)) / len(rates)

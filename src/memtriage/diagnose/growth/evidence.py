@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Final, Generic, TypeVar, get_args
 
 import msgspec
@@ -54,7 +54,7 @@ class Counter:
     growth: Growth
     policy: Policy
     pages: bool = False
-    """It counts pages of another process: more than its holders have, such as the nodes of their graphs."""
+    """It counts pages of another process, with room that malloc keeps unused."""
 
     @property
     def rises(self) -> bool:
@@ -72,10 +72,23 @@ class Counter:
         more = (end - start) / read
         return (found[0] - self.jumped(start, end)) * more, found[1] * more
 
+    @property
+    def grown(self) -> float:
+        """Bytes by which it rose since its growth began: by its rate, or less if it fell at the end."""
+        if not self.rises:
+            return 0.0
+        start, end = self.growth.onset or 0.0, self.growth.until or float(self.points.at[-1])
+        return min(self.growth.rate * (end - start), self.rise(start, end)[0])
+
     def rose_by(self, rate: float, start: float, end: float) -> bool:
         """Return whether it certainly rose, by half of what such a rate makes, or more."""
         risen, error = self.rise(start, end)
         return risen > 2 * error and 2 * risen >= rate * (end - start)
+
+    def fell_short_of(self, rate: float, start: float, end: float) -> bool:
+        """Return whether it certainly rose by less than half of what such a rate makes."""
+        risen, error = self.rise(start, end)
+        return 2 * (risen + 2 * error) < rate * (end - start)
 
     def jumped(self, start: float, end: float) -> float:
         """Return the bytes of the single jumps between two positions."""
@@ -117,8 +130,38 @@ class Comparison:
                 points = track.points().since(self.begins)
                 pages = name == "cpu" and self.outside
                 policy = policy_of("host" if pages else name)
-                self._estimated[name] = read, Counter(name, points, grow(points, policy), policy, pages)
+                growth = grow(points, policy)
+                if self.scale == "second" and "call" in self.events and growth.state != "too_short":
+                    growth = self._by_calls(points, policy) or growth
+                self._estimated[name] = read, Counter(name, points, growth, policy, pages)
         return {name: counter for name, (_, counter) in self._estimated.items()}
+
+    def _by_calls(self, points: Points, policy: Policy) -> Growth | None:
+        """Return the growth over time of what grows evenly from call to call; None if it does not.
+
+        A program that only runs inference may make its calls at an uneven pace.
+        """
+        counts = self.events["call"].points()
+        calls = np.interp(points.at, counts.at, counts.floors)
+        more = np.diff(calls, prepend=-1.0) > 0
+        known, even = calls[more], np.linspace(calls[0], calls[-1], int(more.sum()))
+        means, floors = (np.interp(even, known, each[more]) for each in (points.means, points.floors))
+        found = grow(Points(even, means, floors), policy)
+        if found.state != "growing" or found.shape != "steady":
+            return None
+        pace = (calls[-1] - calls[0]) / points.span
+        return replace(
+            found,
+            rate=pace * found.rate,
+            low=pace * found.low,
+            high=pace * found.high,
+            recent=pace * found.recent,
+            onset=float(np.interp(found.onset or 0.0, known, points.at[more])),
+            until=None,
+            period=None,
+            shape="stairs",
+            jumps=(),
+        )
 
     def read(self, counter: str, at: float, value: int) -> None:
         """Add a reading."""
@@ -173,10 +216,27 @@ class Comparison:
         return [census.at(self.scale) for census in self.censuses]
 
     @property
+    def collector_off(self) -> bool:
+        """Whether Python's cyclic collector was off at all censuses."""
+        return bool(self.censuses) and all(census.collector_off for census in self.censuses)
+
+    @property
     def period(self) -> int:
         """Backwards per micro-batch of such a step: so far apart are its censuses, except the first two."""
         at = [census.at(self.scale) for census in self.censuses if census.between]
         return 1 if self.step is None or len(at) < 3 else round(min(b - a for a, b in pairwise(at)))
+
+    def awaits_collector(self, device: str, grown: float) -> bool:
+        """Return whether objects that the cyclic collector will free explain part of a growth.
+
+        They pile up between its collections, so there is more of them at some census than at one before. What
+        they keep in native memory is not seen, so a part of it is enough.
+        """
+        waited = [sum(census.waiting.get(device, {}).values()) for census in self.while_running]
+        most = max(
+            (now - least for now, least in zip(waited, accumulate(waited, min), strict=True)), default=0
+        )
+        return not self.collector_off and most > 0 and most >= POLICY.share * grown
 
     @property
     def while_running(self) -> list[CensusSeen]:
@@ -300,10 +360,12 @@ class Evidence:
     def main(self) -> Comparison:
         """The comparison that growth over the run is judged on: over steps if there is one.
 
-        Otherwise over backwards or time: the first with enough marks, or the one with more.
+        Otherwise over backwards or time: the first with enough marks, or the one with more. The loop of a
+        process that is read from outside may be seen late: without two censuses since then, time says more.
         """
         steps, backwards, time = self.run["step"], self.run["microbatch"], self.run["second"]
-        if steps.marks and (self.role is None or steps.marks >= ENOUGH_MARKS):
+        seen_late = len(steps.censuses) < 2 <= len(time.censuses)
+        if steps.marks and (self.role is None or (steps.marks >= ENOUGH_MARKS and not seen_late)):
             return steps
         return next(
             (scale for scale in (backwards, time) if scale.marks >= ENOUGH_MARKS),

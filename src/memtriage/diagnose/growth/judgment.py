@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
 from memtriage.diagnose.causes import memory_of, one_a_cause
@@ -26,7 +27,7 @@ from memtriage.diagnose.growth.attribution import (
     contradicts,
 )
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
-from memtriage.diagnose.growth.estimate import detection_limit
+from memtriage.diagnose.growth.estimate import detection_limit, policy_of
 from memtriage.diagnose.growth.events import event_of
 from memtriage.diagnose.growth.evidence import (
     CODE,
@@ -40,14 +41,13 @@ from memtriage.diagnose.growth.evidence import (
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
-from memtriage.model.evidence import DataSeen, HolderSeen, Role, Situation
+from memtriage.model.evidence import DataSeen, HolderSeen, Role
 from memtriage.model.findings import DEVICE_HOST, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale
-from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
+from memtriage.model.paths import HolderPath, SegmentKind, has, is_entry, is_native
 from memtriage.model.position import Scale
 from memtriage.model.units import MIB
 
-NO_COUNTER: Final = JudgedDevice(obstacle="no counter")
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
 _PER: Final[Mapping[Scale, Per]] = {"step": "step", "microbatch": "micro-batch", "second": "second"}
 
@@ -60,13 +60,11 @@ class Judgment:
         leaks: what grows, fastest first; growth of counters that no holder explains comes last.
         judged: by device, whether growth could be judged, and how small a leak would have been found.
         counters: with their growth, on the main scale.
-        rises: what grew between censuses on the main scale, leak or not.
     """
 
     leaks: list[Leak] = field(default_factory=list)
     judged: dict[str, JudgedDevice] = field(default_factory=dict)
     counters: dict[str, Counter] = field(default_factory=dict)
-    rises: list[HolderRise | DataRise] = field(default_factory=list)
 
 
 def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
@@ -77,19 +75,17 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
         limits: state how small a leak would have been found, which takes 20 ms per device.
     """
     main = evidence.main
-    basis = _Basis(evidence, main)
-    judgment = Judgment(counters=dict(basis.counters), rises=attribute(main))
-    found = list(_of_holders(basis, judgment.rises))
+    judgment, main_rises = Judgment(counters=dict(main.counters)), attribute(main)
+    found = list(_of_holders(evidence, main, main_rises))
     # Without steps, the run itself is compared from backward to backward.
     within_steps = [] if main.scale == "microbatch" and len(main.censuses) > 1 else evidence.steps
     for within in within_steps:
-        of_step = _Basis(evidence, within, basis.counters)
         rises = [rise for rise in attribute(within) if _goes_on(evidence, within, rise)]
-        found += _of_holders(of_step, rises)
-    leaks = one_a_cause([*join_host_part(found), *_of_data(basis, judgment.rises)])
-    for name in sorted(basis.counters):
-        if name not in CONFIRMING and not _ends_by_itself(basis, name):
-            unnamed = _unnamed(basis, name, judgment.rises, leaks)
+        found += _of_holders(evidence, within, rises)
+    leaks = one_a_cause([*join_host_part(found), *_of_data(evidence, main, main_rises)])
+    for name in sorted(main.counters):
+        if name not in CONFIRMING and not _ends_by_itself(main, name):
+            unnamed = _unnamed(evidence, name, main_rises, leaks)
             leaks = leaks if unnamed is None else one_a_cause([*leaks, unnamed])
     judgment.leaks = worth_reporting(leaks)
     if limits:
@@ -106,7 +102,7 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
         if role is None or not role.group:
             continue
         judged = None
-        if not roles.is_small(of_role):
+        if roles.risen(of_role) >= policy_of(DEVICE_HOST).settles:  # less does not matter
             of_role.counts = evidence.run
             of_role.situation = roles.situation_of(of_role, evidence.situation)
             own = judge(of_role, limits=limits)
@@ -121,33 +117,6 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
             judgment.judged["cpu"] = roles.judged_role(role, judged)
     judgment.leaks = roles.with_total([*judgment.leaks, *roles.of_job(found)], evidence)
     judgment.leaks.sort(key=lambda leak: leak.certainty == "suspected")
-
-
-@dataclass(frozen=True, slots=True)
-class _Basis:
-    """One comparison with its counters, as the makers of leaks need it.
-
-    Attributes:
-        run: counters of the run, for a comparison within a step.
-    """
-
-    evidence: Evidence
-    comparison: Comparison
-    run: Mapping[str, Counter] = field(default_factory=dict)
-
-    @property
-    def counters(self) -> Mapping[str, Counter]:
-        return self.comparison.counters
-
-    @property
-    def scale(self) -> Scale:
-        return self.comparison.scale
-
-    @property
-    def collector_off(self) -> bool:
-        """Whether Python's cyclic collector was off at all censuses."""
-        censuses = self.comparison.censuses
-        return bool(censuses) and all(census.collector_off for census in censuses)
 
 
 def worth_reporting(leaks: Sequence[Leak]) -> list[Leak]:
@@ -178,7 +147,9 @@ def _goes_on(evidence: Evidence, within: Comparison, rise: HolderRise | DataRise
 # --- growth that has a holder -------------------------------------------------------------------------------
 
 
-def _of_holders(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterator[Leak]:
+def _of_holders(
+    evidence: Evidence, comparison: Comparison, rises: Iterable[HolderRise | DataRise]
+) -> Iterator[Leak]:
     """Yield the leaks of holders.
 
     These are none: a container with a bound, a cycle that the collector will free, and a rise over one
@@ -189,16 +160,19 @@ def _of_holders(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterat
             continue
         seen, first = rise.seen, rise.series[0].seen
         garbage = has(seen.anchor, SegmentKind.GARBAGE_CYCLE)
-        if (garbage and not basis.collector_off) or is_bounded(seen):
+        if (garbage and not comparison.collector_off) or is_bounded(seen):
             continue
-        if is_native(seen.anchor) and _awaits_collector(basis, seen.device, rise.rate):
+        grown = rise.points[-1][1] - rise.points[0][1]
+        if is_native(seen.anchor) and comparison.awaits_collector(seen.device, grown):
             continue
         if rise.certainty == "suspected" and len(rise.rises) == 1 and not rise.by_counter:
             continue
-        held = _held(basis, rise)
+        held = _held(evidence, comparison, rise)
         detail = seen.detail or GroupDetail()
         on_host = seen.kept - first.kept > seen.nbytes - first.nbytes
-        leak = _leak(basis, rise, DEVICE_HOST if on_host else seen.device, seen.size, held, rise.rate)
+        leak = _leak(
+            evidence, comparison, rise, DEVICE_HOST if on_host else seen.device, seen.size, held, rise.rate
+        )
         yield replace(
             leak,
             kind="garbage_cycle" if garbage else "leak",
@@ -207,12 +181,6 @@ def _of_holders(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterat
             allocated_at=detail.allocated_at,
             stored_at=detail.stored_at,
         )
-
-
-def of_censuses(comparison: Comparison, rises: Iterable[HolderRise | DataRise]) -> list[Leak]:
-    """Return the leaks of holders that grew between censuses without counters, as those of notebook cells."""
-    evidence = Evidence.of([Situation(position=comparison.censuses[-1].position)])
-    return join_host_part(list(_of_holders(_Basis(evidence, comparison), rises)))
 
 
 def is_bounded(seen: HolderSeen) -> bool:
@@ -227,46 +195,37 @@ def is_bounded(seen: HolderSeen) -> bool:
     return not seen.attached or 2 * (seen.detail.entries or 0) >= bound
 
 
-def _held(basis: _Basis, rise: HolderRise) -> Held:
+def _held(evidence: Evidence, comparison: Comparison, rise: HolderRise) -> Held:
     """Collect what the rules of mechanisms look at."""
     seen, first = rise.seen, rise.grown[0]
-    before = next((each for each in reversed(rise.grown) if each.size < seen.size), rise.grown[-2:][0])
-    position = basis.evidence.situation.position
+    before = rise.grown[-2:][0]
+    position = evidence.situation.position
     detail = seen.detail or GroupDetail()
     anchor = detail.carrier or seen.anchor
+    counts = list(zip(seen.containers, first.containers, strict=False))
+    further = counts[1:] if is_entry(anchor[-1]) else counts
     return Held(
         path=(*anchor, *seen.path[len(seen.anchor) :]),
         anchor=anchor,
         attached=seen.attached or seen.nodes > first.nodes,
         owner=seen.owner,
-        kind=detail.holder_kind,
+        detail=detail,
         lengthens=(before.storages, before.nodes) == (seen.storages, seen.nodes) and before.size < seen.size,
-        shared=detail.shared,
         known=seen.known,
         # Of a process that is read from outside, nobody knows that nothing was differentiated.
-        gradients=basis.comparison.outside
-        or position.backwards > 0
-        or position.step > 0
-        or detail.backward_ran,
-        differentiated=detail.differentiated,
+        gradients=comparison.outside or position.backwards > 0 or position.step > 0 or detail.backward_ran,
         entries_grow=seen.entries > first.entries,
         holders_multiply=first.holders < seen.holders
         and seen.entries * first.holders <= first.entries * seen.holders,
-        packs_itself=detail.packs_itself,
-        stored_value=detail.stored_value,
-        stored_depth=detail.stored_depth,
-        stored_at=detail.stored_at,
-        carried=detail.carried,
-        classes=tuple(detail.classes),
-        in_optimizer=detail.in_optimizer,
-        collected=detail.collected,
-        cuts=tuple(detail.cuts),
+        above=len(list(takewhile(lambda count: count[0] > count[1], further))),
         rate=rise.rate,
-        every="backward" if basis.scale == "microbatch" else basis.scale,
+        every="backward" if comparison.scale == "microbatch" else comparison.scale,
     )
 
 
-def _of_data(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterator[Leak]:
+def _of_data(
+    evidence: Evidence, comparison: Comparison, rises: Iterable[HolderRise | DataRise]
+) -> Iterator[Leak]:
     """Yield the leaks of containers of ordinary data.
 
     A program that is followed over time has no repeating positions. What it collects while it starts looks
@@ -275,28 +234,32 @@ def _of_data(basis: _Basis, rises: Iterable[HolderRise | DataRise]) -> Iterator[
     for rise in rises:
         if not isinstance(rise, DataRise) or rise.rate < ATTRIBUTION.data_least:
             continue
-        if rise.certainty == "suspected" and (basis.scale == "second" or len(rise.rises) == 1):
+        if rise.certainty == "suspected" and (comparison.scale == "second" or len(rise.rises) == 1):
             continue
         seen = rise.seen
         nbytes = seen.entries * seen.entry_bytes
-        cause = _cause_of_data(basis, seen, rise.rate)
-        leak = _leak(basis, rise, DEVICE_HOST, nbytes, cause, rise.rate)
+        cause = _cause_of_data(comparison, seen, rise.rate)
+        leak = _leak(evidence, comparison, rise, DEVICE_HOST, nbytes, cause, rise.rate)
         yield replace(leak, path=seen.path, allocated_at=seen.allocated_at, stored_at=seen.stored_at)
 
 
-def _cause_of_data(basis: _Basis, seen: DataSeen, rate: float) -> Held | DataSeen:
+def _cause_of_data(comparison: Comparison, seen: DataSeen, rate: float) -> Held | DataSeen:
     if seen.native is not None:
         return seen
+    detail = GroupDetail(
+        holder_kind=seen.kind, classes=seen.classes, stored_at=seen.stored_at, stored_value=seen.stored_value,
+        cuts=seen.cuts,
+    )  # fmt: skip
     return Held(
-        seen.path, seen.path, attached=False, owner="", kind=seen.kind, classes=tuple(seen.classes),
-        ordinary=True, lengthens=seen.lengthens, stored_at=seen.stored_at, stored_value=seen.stored_value,
-        cuts=tuple(seen.cuts), rate=rate,
-        every="backward" if basis.scale == "microbatch" else basis.scale,
+        seen.path, seen.path, attached=False, owner="", detail=detail, ordinary=True,
+        lengthens=seen.lengthens, rate=rate,
+        every="backward" if comparison.scale == "microbatch" else comparison.scale,
     )  # fmt: skip
 
 
 def _leak(
-    basis: _Basis,
+    evidence: Evidence,
+    comparison: Comparison,
     shown_by: HolderRise | DataRise | Counted,
     device: str,
     nbytes: int,
@@ -307,7 +270,7 @@ def _leak(
     """Make the leak of what grows, with the event that it comes with, without its holder and lines.
 
     Args:
-        basis: where it was seen.
+        evidence, comparison: where it was seen.
         shown_by: what shows it.
         device: as a finding has it.
         nbytes: its size; of a holder, at the last census.
@@ -316,28 +279,27 @@ def _leak(
         doubts: why growth that only a counter shows is not proven.
     """
     rise = None if isinstance(shown_by, Counted) else shown_by
-    counter = basis.counters.get(shown_by.counter)
+    counter = comparison.counters.get(shown_by.counter)
     reasons = doubts if rise is None or rise.reason is None else (rise.reason,)
-    at_census = rise is not None and basis.scale == "step"
     leak = Leak(
         device=device,
-        scale=basis.scale,
+        scale=comparison.scale,
         shown_by=shown_by,
         cause=cause,
         certainty="suspected" if reasons else "proven",
         reasons=tuple(reasons),
-        rates=_rates(basis, rate, shown_by.counter),
+        rates=_rates(evidence, comparison, rate, shown_by.counter),
         nbytes=nbytes,
-        nbytes_step=basis.comparison.censuses[-1].position.step if at_census else None,
-        step=None if basis.scale == "run" else basis.evidence.situation.position.step or None,
-        projection=_projection(basis, device, counter, rate if rise is None else rise.recent),
-        period=basis.comparison.period,
+        nbytes_step=None if rise is None or comparison.scale != "step" else round(rise.series[-1].at),
+        step=evidence.situation.position.step or None,
+        projection=_projection(evidence, comparison, device, counter, rate if rise is None else rise.recent),
+        period=comparison.period,
     )
-    if basis.scale == "run" or not leak.rate:
+    if not leak.rate:
         return leak
-    counts = (basis.evidence.counts or basis.evidence.run)[basis.scale].events
-    came_with = basis.evidence.situation.came_with
-    event, per_event = event_of(basis.comparison, counter, rate, counts, came_with, rise)
+    counts = (evidence.counts or evidence.run)[comparison.scale].events
+    came_with = evidence.situation.came_with
+    event, per_event = event_of(comparison, counter, rate, counts, came_with, rise)
     if event is None or per_event is None:
         return leak
     if isinstance(cause, Held) and event not in ("step", "microbatch", "backward"):
@@ -345,38 +307,38 @@ def _leak(
     return replace(leak, event=event, spacing=per_event / leak.rate, cause=cause)
 
 
-def _rates(basis: _Basis, rate: float, counter: str) -> dict[Per, int]:
+def _rates(evidence: Evidence, comparison: Comparison, rate: float, counter: str) -> dict[Per, int]:
     """Return the rates of growth on the scale of its evidence, by unit.
 
     Growth within a step may also continue from step to step, or be freed at the end of each step: then it has
     no rate per step.
     """
-    each_step = basis.evidence.situation.position.microbatches_per_step
-    if basis.scale == "run":
-        return {}
-    if basis.scale == "second":
+    each_step = evidence.situation.position.microbatches_per_step
+    if comparison.scale == "second":
         return {"second": round(rate)}
-    if basis.scale == "step":
+    if comparison.scale == "step":
         return {"step": round(rate), "micro-batch": round(rate / max(1, each_step))}
-    over_run = basis.run.get(counter)
-    stays = over_run is not None and over_run.rises and 2 * over_run.growth.rate >= rate * each_step > 0
+    over_run = None if comparison.step is None else evidence.main.counters.get(counter)
+    stays = over_run is not None and over_run.rises
     per_step: dict[Per, int] = {"step": round(rate * each_step)} if stays else {}
     return {**per_step, "micro-batch": round(rate)}
 
 
-def _projection(basis: _Basis, device: str, counter: Counter | None, rate: float) -> Projection | None:
+def _projection(
+    evidence: Evidence, comparison: Comparison, device: str, counter: Counter | None, rate: float
+) -> Projection | None:
     """Return when memory runs out if all that grows on a device goes on as in the latest part of the run."""
-    situation = basis.evidence.situation
+    situation = evidence.situation
     limit, used = situation.limits.get(device), situation.used.get(device)
     if counter is not None and counter.growth.state == "growing":
         rate = max(rate, counter.growth.recent)
-    if limit is None or used is None or rate <= 0 or basis.scale == "second":
+    if limit is None or used is None or rate <= 0 or comparison.scale == "second":
         return None
     left = max(0, int((limit - used) / rate))
     position = situation.position
-    if basis.scale == "step":
+    if comparison.scale == "step":
         return Projection(device=device, limit=limit, step=position.step + left)
-    if basis.comparison.step is not None:
+    if comparison.step is not None:
         return Projection(device=device, limit=limit, microbatches=position.into_step + left)
     return Projection(device=device, limit=limit, backward=position.backwards + left)
 
@@ -403,48 +365,49 @@ def _anchor(leak: Leak) -> HolderPath:
 
 
 def _unnamed(
-    basis: _Basis, name: str, rises: Sequence[HolderRise | DataRise], leaks: Sequence[Leak]
+    evidence: Evidence, name: str, rises: Sequence[HolderRise | DataRise], leaks: Sequence[Leak]
 ) -> Leak | None:
     """Return the leak of a counter's growth that no holder accounts for: memory that only C++ sees.
 
     If a container of objects of C++ grew meanwhile, or one of ordinary data as fast, it is the holder.
     """
-    growth = basis.counters[name].growth
+    comparison = evidence.main
+    growth = comparison.counters[name].growth
     data = [rise for rise in rises if isinstance(rise, DataRise)]
     native = next((rise for rise in data if rise.seen.native is not None), None)
-    # If a container of native objects proves the growth, the counter only measures it.
-    proven = native is not None and native.certainty == "proven"
-    if growth.state != "growing" and not (proven and growth.state in ("uncertain", "filling")):
+    if growth.state != "growing":
         return None
     devices = {name} if name.startswith("cuda:") else {"cpu", DEVICE_HOST}
     # Suspected growth may have come once. What has a holder includes it.
     known = float(
         sum(
-            leak.rates.get(_PER[basis.scale], 0)
+            leak.rates.get(_PER[comparison.scale], 0)
             for leak in leaks
             if leak.device in devices and leak.certainty != "suspected"
         )
     )
-    held, covered = _held_rate(basis, name)
-    outside, role = basis.comparison.outside, basis.evidence.role
+    held, covered = _held_rate(comparison, name)
+    outside, role = comparison.outside, evidence.role
     of_segments = role is not None and role.role == roles.SEGMENTS
     covered = of_segments or (covered and (not outside or name != "cpu"))
-    of_data = sum(rise.rate for rise in data if rise.certainty == "proven" and rise.counter == name)
     by_counter = sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name)
-    known = max(known, held + of_data, by_counter)
+    known = max(known, held, by_counter)
     missing = growth.rate - known
-    if growth.low - known < basis.counters[name].policy.least or missing < ATTRIBUTION.open * growth.rate:
+    if (
+        growth.low - known < comparison.counters[name].policy.least
+        or missing < ATTRIBUTION.open * growth.rate
+    ):
         return None
     holder = native
     if holder is None and name == "cpu":
         holder = next((rise for rise in data if missing / 2 <= rise.own_rate <= 2 * missing), None)
     seen = None if holder is None else holder.seen
-    resident = basis.counters.get(DEVICE_HOST)
-    while_it_ran = basis.comparison.while_running
+    resident = comparison.counters.get(DEVICE_HOST)
+    while_it_ran = comparison.while_running
     reasons: list[Open] = []
     if name == "cpu" and resident is not None and contradicts(resident, missing, growth.onset or 0.0):
         reasons.append("not resident")
-    if seen is None and name == "cpu" and _caches_may_fill(basis):
+    if seen is None and name == "cpu" and _caches_may_fill(evidence):
         reasons.append("new shapes")
     if not covered:
         reasons.append("not covered")
@@ -452,29 +415,29 @@ def _unnamed(
     if of_segments:
         cause = "shared memory"
     elif seen is not None:
-        cause = _cause_of_data(basis, seen, missing)
+        cause = _cause_of_data(comparison, seen, missing)
     elif outside and not covered:
         cause = "not listed from outside"
     elif name == "cpu" and while_it_ran and all(census.profiled for census in while_it_ran):
         cause = "profiler"
     device = DEVICE_HOST if name == "cpu" else name
-    in_use = basis.evidence.situation.used.get(device, math.inf)
-    nbytes = round(min(in_use, missing * max(1, basis.comparison.now - (growth.onset or 0.0))))
+    in_use = evidence.situation.used.get(device, math.inf)
+    nbytes = round(min(in_use, missing * max(1, comparison.now - (growth.onset or 0.0))))
     counted = Counted(name, growth.rate, growth.low, growth.high, known, covered)
-    leak = _leak(basis, counted, device, nbytes, cause, missing, reasons)
+    leak = _leak(evidence, comparison, counted, device, nbytes, cause, missing, reasons)
     if seen is None:
         return leak
     return replace(leak, path=seen.path, allocated_at=seen.allocated_at, stored_at=seen.stored_at)
 
 
-def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:
+def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
     """Return the rate of everything that has a holder, and whether censuses cover the counter's growth.
 
     They do if it rose between them about as fast as over the whole of its growth: between those since its
     onset, or all of them.
     """
-    counter, scale = basis.counters[name], basis.scale
-    taken = [census for census in basis.comparison.while_running if not census.partial]
+    counter, scale = comparison.counters[name], comparison.scale
+    taken = [census for census in comparison.while_running if not census.partial]
     for since in (counter.growth.onset or 0.0, 0.0):
         later = [census for census in taken if census.at(scale) >= since]
         if len(later) < 2:
@@ -486,10 +449,10 @@ def _held_rate(basis: _Basis, name: str) -> tuple[float, bool]:
     return 0.0, False
 
 
-def _caches_may_fill(basis: _Basis) -> bool:
+def _caches_may_fill(evidence: Evidence) -> bool:
     """Return whether native caches with an entry per shape may still be filling."""
-    vary = basis.evidence.situation.shapes_vary
-    code = basis.counters.get(CODE)
+    vary = evidence.situation.shapes_vary
+    code = evidence.main.counters.get(CODE)
     if vary is not None:
         return vary
     if code is None or len(code.points.at) < 2:
@@ -497,27 +460,13 @@ def _caches_may_fill(basis: _Basis) -> bool:
     return bool(code.points.floors[-1] > code.points.floors[0])
 
 
-def _ends_by_itself(basis: _Basis, name: str) -> bool:
+def _ends_by_itself(comparison: Comparison, name: str) -> bool:
     """Return whether what seems to grow waits for the cyclic collector, or fills a bounded native cache."""
-    counter, code = basis.counters[name], basis.counters.get(CODE)
-    if _awaits_collector(basis, name, counter.growth.rate):
+    counter, code = comparison.counters[name], comparison.counters.get(CODE)
+    if comparison.awaits_collector(name, counter.grown):
         return True
     since = counter.growth.onset or 0.0
     return name == "cpu" and code is not None and fills_with_code(counter.points, code.points, since)
-
-
-def _awaits_collector(basis: _Basis, device: str, rate: float) -> bool:
-    """Whether objects that the cyclic collector will free explain part of a counter's growth.
-
-    They pile up between its collections. What they keep in native memory is not seen, so a part of the rate
-    is enough.
-    """
-    censuses = basis.comparison.censuses
-    if len(censuses) < 2 or basis.collector_off:
-        return False
-    span = censuses[-1].at(basis.scale) - censuses[0].at(basis.scale)
-    most = max(sum(census.waiting.get(device, {}).values()) for census in censuses)
-    return most >= ESTIMATE.share * rate * span > 0
 
 
 # --- how small a leak would have been found -----------------------------------------------------------------
@@ -532,57 +481,35 @@ def _judged(evidence: Evidence) -> dict[str, JudgedDevice]:
     that the limit would mean nothing.
     """
     comparison = evidence.judged_on
-    basis = _Basis(evidence, comparison)
     judged = {}
     for device, readable in evidence.situation.readable.items():
-        of = NO_COUNTER if not readable else _of_counter(basis, device)
-        judged[device] = replace(of, waiting=_waiting(basis, device))
+        of = JudgedDevice(obstacle="no counter") if not readable else judge_counter(comparison, device)
+        judged[device] = replace(of, waiting=_waiting(comparison, device))
     return judged
 
 
-def _of_counter(basis: _Basis, device: str) -> JudgedDevice:
-    counter, track = basis.counters.get(device), basis.comparison.tracks.get(device)
-    judged = JudgedDevice(scale=_SCALES[basis.scale], points=0 if track is None else track.readings)
+def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
+    """Return what the judgment of a counter rests on: growth, a limit, or why there is none."""
+    counter, track = comparison.counters.get(device), comparison.tracks.get(device)
+    judged = JudgedDevice(scale=_SCALES[comparison.scale], points=0 if track is None else track.readings)
     if counter is None or counter.growth.state == "too_short":
         return replace(judged, obstacle="few")
-    held, _ = _held_rate(basis, device)
+    held, _ = _held_rate(comparison, device)
     # What accumulates without a bound is not harmless, even if no leak is reported.
-    harmless = held - sum(
+    unbounded = sum(
         (series[-1].seen.nbytes - series[0].seen.nbytes) / (series[-1].at - series[0].at)
-        for series in basis.comparison.holders()
-        if series[-1].seen.device == device and _accumulates(series)
+        for series in ([seen for seen in each if seen.between] for each in comparison.holders())
+        if series and series[-1].seen.device == device and _accumulates(series)
     )
-    return judge_counter(
-        counter, judged, basis.comparison.now, max(0.0, harmless), _ends_by_itself(basis, device)
-    )
-
-
-def _accumulates(series: Sequence[Sighting[HolderSeen]]) -> bool:
-    first, last = series[0], series[-1]
-    apart = last.at - first.at
-    return apart > 0 and accumulates(first.seen, last.seen, apart) and not is_bounded(last.seen)
-
-
-def judge_counter(
-    counter: Counter, judged: JudgedDevice, now: float, harmless: float = 0.0, ends: bool = False
-) -> JudgedDevice:
-    """Return what the judgment of a counter rests on: growth, a limit, or why there is none.
-
-    Args:
-        counter: with its growth, not too short.
-        judged: with its scale and readings.
-        now: position of the last reading of any counter.
-        harmless: bytes per position of what has a holder and is no leak: bounded containers, logs, longer
-            batches.
-        ends: its growth ends by itself.
-    """
     growth, points, policy = counter.growth, counter.points, counter.policy
-    by_time, last = judged.scale == "time", float(points.at[-1])
+    harmless = max(0.0, held - unbounded)
     open_rate = growth.rate - harmless if counter.rises and growth.low - harmless >= policy.least else 0.0
-    if not ends and open_rate > 0 and open_rate >= ATTRIBUTION.open * growth.rate:
+    grows = open_rate > 0 and open_rate >= ATTRIBUTION.open * growth.rate
+    if grows and not _ends_by_itself(comparison, device):
         if growth.state == "growing":
             return judged
         return replace(judged, obstacle="may end", figure=growth.rate)
+    by_time, now, last = comparison.scale == "second", comparison.now, float(points.at[-1])
     if not by_time and now - last > max(ENOUGH_MARKS, ESTIMATE.share * now):
         return replace(judged, obstacle="unread", figure=last)
     limit = growth.high if counter.rises else detection_limit(points, policy)
@@ -593,12 +520,20 @@ def judge_counter(
     return replace(judged, limit=stated)
 
 
-def _waiting(basis: _Basis, device: str) -> Waiting | None:
+def _accumulates(series: Sequence[Sighting[HolderSeen]]) -> bool:
+    first, last = series[0], series[-1]
+    apart = last.at - first.at
+    return apart > 0 and accumulates(first.seen, last.seen, apart) and not is_bounded(last.seen)
+
+
+def _waiting(comparison: Comparison, device: str) -> Waiting | None:
     """Return the most memory that waited for the cyclic collector during the run, if much."""
-    censuses = basis.comparison.while_running
+    censuses = comparison.while_running
     most = max(censuses, key=lambda census: sum(census.waiting.get(device, {}).values()), default=None)
     classes = {} if most is None else most.waiting.get(device, {})
     nbytes = sum(classes.values())
-    if most is None or nbytes < MIB or basis.collector_off:
+    if most is None or nbytes < MIB or comparison.collector_off:
         return None
-    return Waiting(nbytes, max(classes, key=lambda name: classes[name]), most.at(basis.scale), basis.scale)
+    return Waiting(
+        nbytes, max(classes, key=lambda name: classes[name]), most.at(comparison.scale), comparison.scale
+    )

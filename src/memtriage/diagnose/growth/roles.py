@@ -11,15 +11,12 @@ from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.facts import JudgedDevice, Leak
 from memtriage.model.evidence import Role, Situation
 from memtriage.model.findings import DEVICE_HOST, Projection
-from memtriage.model.position import TrainingPosition
 
 ITSELF: Final = "this process"
 """Role of the main process while it makes no step, and may only wait for the others."""
 SEGMENTS: Final = "/dev/shm"
 """Role of the shared memory that processes of the job have open and none has mapped."""
 _HOST: Final = frozenset({"cpu", DEVICE_HOST})
-_ALIKE: Final = 2.0
-"""Processes that do the same work grow at about one pace if neither is faster than the other by this."""
 
 
 def situation_of(role: Evidence, main: Situation) -> Situation:
@@ -27,14 +24,8 @@ def situation_of(role: Evidence, main: Situation) -> Situation:
     limits = {name: nbytes for name, nbytes in main.limits.items() if name == DEVICE_HOST}
     own = 0 if role.role is None else role.role.highest
     used = {name: nbytes + own for name, nbytes in main.used.items() if name == DEVICE_HOST}
-    position = TrainingPosition(
-        step=main.position.step,
-        backwards=main.position.backwards,
-        microbatches_per_step=main.position.microbatches_per_step,
-        time_s=main.position.time_s,
-    )
     return Situation(
-        position=position, limits=limits, used=used, readable={"cpu": True}, came_with=main.came_with
+        position=main.position, limits=limits, used=used, readable={"cpu": True}, came_with=main.came_with
     )
 
 
@@ -45,11 +36,6 @@ def risen(role: Evidence) -> int:
     if points is None or role.role is None or not len(points.at):
         return 0
     return role.role.highest - int(points.floors.min())
-
-
-def is_small(role: Evidence) -> bool:
-    """Whether a process has grown by so little that no growth of it matters."""
-    return risen(role) < policy_of(DEVICE_HOST).settles
 
 
 def with_total(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
@@ -97,7 +83,7 @@ def judged_role(role: Role, judged: JudgedDevice | None) -> JudgedDevice:
 def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
     """Join what processes that do the same work have in common: the same holder, their rates together.
 
-    The objects of one of them are read. Growth of about the same pace in the others has the same holder.
+    The objects of one of them are read. What grows in the others has the same holder.
 
     Args:
         found: growth of the processes, each with its role.
@@ -116,9 +102,7 @@ def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
 def _is_same(role: Role, leak: Leak, other: Role, named: Leak) -> bool:
     if role.group != other.group or leak.kind != named.kind or leak.rates.keys() != named.rates.keys():
         return False
-    if leak.path is None:
-        return named.rate <= _ALIKE * leak.rate and leak.rate <= _ALIKE * named.rate
-    return leak.path == named.path
+    return leak.path is None or leak.path == named.path
 
 
 def _joined(members: Sequence[tuple[Role, Leak]]) -> Leak:

@@ -64,18 +64,6 @@ class Track:
         last: position and bytes of the last one; None before the first.
     """
 
-    __slots__ = (
-        "_blocks",
-        "_length",
-        "_open",
-        "_unwritten",
-        "_width",
-        "_written",
-        "last",
-        "left_out",
-        "readings",
-    )
-
     def __init__(self, warm_up: int = 0) -> None:
         self.readings = 0
         self.last: tuple[float, int] | None = None

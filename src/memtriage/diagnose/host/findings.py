@@ -1,6 +1,6 @@
 """Findings and notes about host memory that is wasted or runs short although nothing leaks.
 
-None of these changes a verdict. Each rule is a function of the evidence and a policy.
+None of these changes a verdict. Each rule is a function of the evidence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memtriage.diagnose.host.evidence import (
 )
 from memtriage.model.blocks import pinned_block
 from memtriage.model.findings import DEVICE_HOST, Finding
-from memtriage.model.units import MIB, size
+from memtriage.model.units import MIB, count, size
 from memtriage.playbook import host as words
 
 
@@ -66,19 +66,19 @@ class HostPolicy:
 POLICY: Final = HostPolicy()
 
 
-def host_findings(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[Finding]:
+def host_findings(evidence: HostEvidence) -> list[Finding]:
     """Return every finding about host memory that the evidence supports."""
     findings = [
-        malloc_retention(evidence, policy),
-        worker_copy_on_write(evidence, policy),
-        shared_memory(evidence, policy),
-        host_limit(evidence, policy),
-        pinned_rounding(evidence.pinned, policy),
+        malloc_retention(evidence),
+        worker_copy_on_write(evidence),
+        shared_memory(evidence),
+        host_limit(evidence),
+        pinned_rounding(evidence.pinned),
     ]
     return [finding for finding in findings if finding is not None]
 
 
-def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
+def malloc_retention(evidence: HostEvidence) -> Finding | None:
     """Freed memory that malloc keeps resident although the program will not need it soon.
 
     What a step frees and the next one takes again is not waste, and is subtracted.
@@ -88,7 +88,7 @@ def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Fin
         return None
     taken_again = evidence.taken_by_steps or 0
     idle = min(kept.resident - taken_again, kept.trimmable)
-    if idle < max(policy.retained, policy.retained_share * kept.rss):
+    if idle < max(POLICY.retained, POLICY.retained_share * kept.rss):
         return None
     reused = f"; steps reuse {size(taken_again)} of it" if taken_again else ""
     return Finding(
@@ -100,23 +100,19 @@ def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Fin
         playbook="M3",
         step=kept.step,
         evidence=[
-            f"{size(kept.resident)} free and resident in {_arenas(kept.arenas)} of malloc, of "
+            f"{size(kept.resident)} free and resident in {count(kept.arenas, 'arena')} of malloc, of "
             f"{size(kept.rss)} resident{reused}",
             f"malloc_trim(0) would return {size(kept.trimmable)}; gc.collect() does not return it",
         ],
     )
 
 
-def _arenas(count: int) -> str:
-    return "1 arena" if count == 1 else f"{count} arenas"
-
-
-def worker_copy_on_write(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
+def worker_copy_on_write(evidence: HostEvidence) -> Finding | None:
     """Workers that copy their parent's memory page by page, because reading an object writes its refcount."""
     large = evidence.population
-    if large is not None and large.nbytes < policy.population:
+    if large is not None and large.nbytes < POLICY.population:
         large = None
-    floor = policy.copied_unexplained if large is None else policy.copied
+    floor = POLICY.copied_unexplained if large is None else POLICY.copied
     grown = [worker for worker in evidence.workers if worker.copied >= floor]
     if not grown:
         return None
@@ -149,12 +145,12 @@ def _population_line(population: Population) -> str:
     return f"the parent's {population.kind} has {population.entries:,} entries, about {about}"
 
 
-def shared_memory(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
+def shared_memory(evidence: HostEvidence) -> Finding | None:
     """`/dev/shm` is nearly full, and this job uses it."""
     use = evidence.shared_memory
-    if use is None or use.grown < policy.shared_memory_grown:
+    if use is None or use.grown < POLICY.shared_memory_grown:
         return None
-    if use.used < policy.shared_memory_share * use.total:
+    if use.used < POLICY.shared_memory_share * use.total:
         return None
     return Finding(
         kind="shared_memory",
@@ -170,15 +166,15 @@ def shared_memory(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Findin
     )
 
 
-def host_limit(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
+def host_limit(evidence: HostEvidence) -> Finding | None:
     """The control group's limit is near, or memory was swapped out."""
     lines: list[str] = []
     nbytes = 0
     near = evidence.pressure
     if (
         near is not None
-        and near.usage >= policy.limit_share * near.limit
-        and near.job >= policy.limit_job_share * near.limit
+        and near.usage >= POLICY.limit_share * near.limit
+        and near.job >= POLICY.limit_job_share * near.limit
     ):
         nbytes = near.job
         lines.append(
@@ -186,7 +182,7 @@ def host_limit(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding |
             f"{size(near.limit - near.usage)} were left, though the machine had {size(near.available)} "
             "available: tools that ask the machine do not see this limit"
         )
-    if evidence.swapped >= policy.swapped:
+    if evidence.swapped >= POLICY.swapped:
         nbytes = nbytes or evidence.swapped
         lines.append(f"{size(evidence.swapped)} of this process and its children were swapped out")
     if not lines:
@@ -202,14 +198,14 @@ def host_limit(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding |
     )
 
 
-def pinned_rounding(use: PinnedUse | None, policy: HostPolicy = POLICY) -> Finding | None:
+def pinned_rounding(use: PinnedUse | None) -> Finding | None:
     """Page-locked memory that only exists because torch rounds blocks up to powers of two."""
     if use is None:
         return None
     asked = sum(block.nbytes for block in use.blocks)
     by_rule = sum(rounding(block) for block in use.blocks)
     waste = min(by_rule, max(use.owned - asked, 0))  # a setting may have switched the rounding off
-    if waste < max(policy.pinned_waste, policy.pinned_waste_share * asked):
+    if waste < max(POLICY.pinned_waste, POLICY.pinned_waste_share * asked):
         return None
     largest = max(use.blocks, key=rounding)
     return Finding(
@@ -237,11 +233,11 @@ def rounding(block: PinnedBlock) -> int:
     return pinned_block(block.nbytes) - block.nbytes
 
 
-def host_notes(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[str]:
+def host_notes(evidence: HostEvidence) -> list[str]:
     """Notes on what looks like a problem but is not, and on peaks that marks do not show."""
     notes = []
     files, before = evidence.mapped_files, evidence.mapped_files_first
-    if files is not None and before is not None and files - before >= policy.mapped_files:
+    if files is not None and before is not None and files - before >= POLICY.mapped_files:
         notes.append(
             f"{size(files)} of the resident set are mapped files, {size(files - before)} more than at first: "
             "page cache that the kernel takes back when memory is short, not a leak"
@@ -249,7 +245,7 @@ def host_notes(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[str]
     peak, high = evidence.peak_rss, evidence.highest_rss
     if peak is not None and high is not None:
         above = peak - high
-        if above >= max(policy.transient, policy.transient_share * high):
+        if above >= max(POLICY.transient, POLICY.transient_share * high):
             notes.append(
                 f"host memory peaked at {size(peak)}, {size(above)} above the highest reading between steps "
                 f"({size(high)}): a transient, as of loading or copying; memtriage.host_step() shows which "

@@ -100,25 +100,25 @@ class Grouping:
     differences: dict[int, list[RankDifference]] = field(default_factory=dict)
 
 
-def group_ranks(ranks: Sequence[RankFigures], policy: GroupPolicy = POLICY) -> Grouping:
+def group_ranks(ranks: Sequence[RankFigures]) -> Grouping:
     """Return which ranks belong together and which stand out; the order of `ranks` does not matter."""
     if len(ranks) < 2:
         return Grouping()
     compared = [figures for figures in ranks if figures.base is not None]
-    uneven = _uneven(compared, policy)
-    groups = _split([figures for figures in compared if figures.rank not in uneven], len(compared), policy)
+    uneven = _uneven(compared)
+    groups = _split([figures for figures in compared if figures.rank not in uneven], len(compared))
     homes = [(figures, _home(figures, groups)) for figures in compared if figures.rank in uneven]
     for figures, group in homes:
         group.append(figures)
     differences: dict[int, list[RankDifference]] = {}
     for difference in (
-        _outliers(GROWTH, compared, compared, len(compared), policy),
+        _outliers(GROWTH, compared, compared, len(compared)),
         *(
-            _outliers(figure, group, [rank for rank in group if rank.rank not in uneven], len(ranks), policy)
+            _outliers(figure, group, [rank for rank in group if rank.rank not in uneven], len(ranks))
             for group in groups
             for figure in SIZES
         ),
-        *(_outliers(figure, ranks, ranks, len(ranks), policy) for figure in COUNTS),
+        *(_outliers(figure, ranks, ranks, len(ranks)) for figure in COUNTS),
     ):
         for rank, rank_difference in difference.items():
             known = differences.setdefault(rank, [])
@@ -140,18 +140,18 @@ def group_ranks(ranks: Sequence[RankFigures], policy: GroupPolicy = POLICY) -> G
 # Groups
 
 
-def _split(ranks: Sequence[RankFigures], of: int, policy: GroupPolicy) -> list[list[RankFigures]]:
+def _split(ranks: Sequence[RankFigures], of: int) -> list[list[RankFigures]]:
     """Split ranks by one figure after the other; the job has `of` ranks."""
     groups = [list(ranks)]
-    smallest = max(policy.smallest_group, math.isqrt(of))
-    few = of <= policy.few
+    smallest = max(POLICY.smallest_group, math.isqrt(of))
+    few = of <= POLICY.few
     for figure in _SPLITTING:
-        groups = [part for group in groups for part in _split_by(figure, group, smallest, few, policy)]
+        groups = [part for group in groups for part in _split_by(figure, group, smallest, few)]
     return groups
 
 
 def _split_by(
-    figure: FigurePolicy, group: list[RankFigures], smallest: int, few: bool, policy: GroupPolicy
+    figure: FigurePolicy, group: list[RankFigures], smallest: int, few: bool
 ) -> list[list[RankFigures]]:
     known = sorted(
         ((value, figures.rank, figures) for figures in group if (value := figure.read(figures)) is not None),
@@ -167,7 +167,7 @@ def _split_by(
         parts[-1].append(after)
     large = [part for part in parts if len(part) >= smallest]
     strays = [item for part in parts if len(part) < smallest for item in part]
-    if len(large) < 2 or len(strays) > max(1, policy.strays * len(known)):
+    if len(large) < 2 or len(strays) > max(1, POLICY.strays * len(known)):
         return [group]
     middles = [median(value for value, _, _ in part) for part in large]
     joined = [[figures for _, _, figures in part] for part in large]
@@ -192,9 +192,9 @@ def _home(figures: RankFigures, groups: Sequence[list[RankFigures]]) -> list[Ran
 # Outliers
 
 
-def _uneven(ranks: Sequence[RankFigures], policy: GroupPolicy) -> set[int]:
+def _uneven(ranks: Sequence[RankFigures]) -> set[int]:
     """Return the ranks that grow much more or much less than the others: their sizes cannot be compared."""
-    column = _SortedFigure(GROWTH, ranks, policy)
+    column = _SortedFigure(GROWTH, ranks)
     return {rank.rank for rank in ranks if (value := rank.growth) is not None and column.is_far(value)}
 
 
@@ -203,14 +203,13 @@ def _outliers(
     judged: Sequence[RankFigures],
     peers: Sequence[RankFigures],
     ranks: int,
-    policy: GroupPolicy,
 ) -> dict[int, RankDifference]:
     """Return the ranks of `judged` whose figure is far from that of `peers`.
 
     Two ranks are equally far from each other: only the one with more memory is returned or, for counts, the
     one with fewer. If half of the ranks or more would be outliers, none is.
     """
-    column = _SortedFigure(figure, peers, policy)
+    column = _SortedFigure(figure, peers)
     among = {peer.rank for peer in peers}
     differences = {}
     for figures in judged:
@@ -227,11 +226,10 @@ def _outliers(
 class _SortedFigure:
     """One figure of all peers, sorted once: each of thousands of ranks may be compared with all others."""
 
-    def __init__(self, figure: FigurePolicy, peers: Sequence[RankFigures], policy: GroupPolicy) -> None:
+    def __init__(self, figure: FigurePolicy, peers: Sequence[RankFigures]) -> None:
         self._figure = figure
-        self._policy = policy
         self._ordered = sorted(value for peer in peers if (value := figure.read(peer)) is not None)
-        self._spread_of_all = self._spread(self._ordered) if len(self._ordered) > policy.exact else None
+        self._spread_of_all = self._spread(self._ordered) if len(self._ordered) > POLICY.exact else None
 
     def is_far(self, value: int, *, is_peer: bool = True) -> bool:
         """Whether a rank with this value is far from the peers, or from the others if it is one of them."""
@@ -239,7 +237,7 @@ class _SortedFigure:
         if others < 1:
             return False
         middle = self.usual(value, is_peer=is_peer)
-        share = self._figure.share_of_few if others < self._policy.few else self._figure.share
+        share = self._figure.share_of_few if others < POLICY.few else self._figure.share
         distance = abs(value - middle)
         # The floor comes first: nearly all ranks are below it, and the spread may need a pass over all.
         if distance < max(self._figure.floor, share * middle):
@@ -247,7 +245,7 @@ class _SortedFigure:
         spread = self._spread_of_all
         if spread is None:
             spread = self._spread(self._without(value, is_peer))
-        return distance > self._policy.deviations * spread
+        return distance > POLICY.deviations * spread
 
     def usual(self, value: int, *, is_peer: bool) -> float:
         """Return the median of the peers, without the rank that has this value if it is one of them."""

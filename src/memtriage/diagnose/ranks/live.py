@@ -195,7 +195,7 @@ class LiveRun:
         return self._judged
 
     def _line(self, record: RankRecord, now: float) -> RankLine:
-        tail = self._tail.tail_of(record)
+        tail = self._tail.tails[record.path]
         mark = main_mark(tail)
         device = None if mark is None else mark.device
         last_at = None if record.start.time is None else record.start.time + record.last_time_s

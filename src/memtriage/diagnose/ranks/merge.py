@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
 import msgspec
+import numpy as np
 
+from memtriage.diagnose.growth.roles import ITSELF
 from memtriage.diagnose.ranks.killed import Fate, fate, host_limit_finding, killed_note
-from memtriage.diagnose.ranks.outliers import POLICY, RankPolicy, compare_ranks
+from memtriage.diagnose.ranks.outliers import compare_ranks
 from memtriage.diagnose.verdict import verdict, weakest
+from memtriage.model.evidence import Readings, Role
 from memtriage.model.findings import TRAITS, Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.ledger import LedgerRow
+from memtriage.model.marks import Mark
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import ranks_in_words
 from memtriage.store.reader import RankRecord, RunRecord
@@ -48,6 +52,7 @@ class RunContext:
         runs_out_in: for each finding of the report, the steps until its growth has used up the device or
             the host; None if unknown.
         notes: sentences on what was left out, cut or unusual.
+        courses: the anonymous memory of other processes over time, by what they do and by process.
     """
 
     argv: list[str] = field(default_factory=list)
@@ -58,9 +63,14 @@ class RunContext:
     missing: list[int] = field(default_factory=list)
     runs_out_in: list[int | None] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    courses: dict[str, list[Mark]] = field(default_factory=dict)
+
+    def course_of(self, process: str | None) -> list[Mark]:
+        """Return the course of a finding's process, or of several together: "2 workers of ..."."""
+        return self.courses.get((process or "").lstrip("0123456789 "), [])
 
 
-def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) -> RunReport:
+def merge(run: RunRecord, *, live: bool = False) -> RunReport:
     """Join the ranks of a run.
 
     The finding that killed the run comes first, suspicions come last.
@@ -73,11 +83,10 @@ def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) ->
         run: the ranks' records.
         live: the run has not ended: a rank of another machine without an end still runs, and the verdict is
             never `killed`.
-        policy: where ranks are compared.
     """
     fates = [fate(rank, live=live) for rank in run.ranks]
     findings = [finding for rank in run.ranks for finding in _own_findings(rank)]
-    compared = compare_ranks(run.ranks, live=live, policy=policy)
+    compared = compare_ranks(run.ranks, live=live)
     findings += compared.findings
     killed_by = [
         finding
@@ -113,7 +122,43 @@ def context(run: RunRecord, report: RunReport, *, live: bool = False) -> RunCont
         missing=[rank for rank in range(report.ranks.of) if rank not in seen],
         runs_out_in=[_runs_out_in(finding, by_rank.get(finding.rank), live) for finding in report.findings],
         notes=[*run.notes, *_notes(run.ranks, live)],
+        courses=dict(chain.from_iterable(_courses(rank) for rank in reversed(run.ranks))),
     )
+
+
+def _courses(rank: RankRecord) -> Iterator[tuple[str, list[Mark]]]:
+    courses = process_courses(rank)
+    yield from courses.items()
+    for line in rank.evidence:
+        if isinstance(line, Role) and line.group in courses:
+            yield line.role, courses[line.group]
+
+
+def process_courses(rank: RankRecord) -> dict[str, list[Mark]]:
+    """Return the anonymous memory of other processes over time, of those together that do the same work."""
+    groups = {line.role: line.group for line in rank.evidence if isinstance(line, Role)}
+    series: dict[str, dict[str, list[Readings]]] = defaultdict(lambda: defaultdict(list))
+    for line in rank.evidence:
+        if isinstance(line, Readings) and (line.scale, line.counter) == ("second", "cpu"):
+            series[groups.get(line.role, "")][line.role].append(line)
+    at = [mark.time_s for mark in rank.marks] or [0.0]
+    at_steps = [mark.step for mark in rank.marks] or [0]
+    courses = {}
+    for group in series.keys() - {"", ITSELF}:  # the main process has its own marks
+        sizes = [
+            ([each for line in lines for each in line.at], [each for line in lines for each in line.means])
+            for lines in series[group].values()
+        ]
+        times = sorted({each for read, _ in sizes for each in read})
+        total = np.sum([np.interp(times, read, means, left=0, right=0) for read, means in sizes], axis=0)
+        courses[group] = [
+            Mark(
+                name="time", step=int(step), microbatch=0, rank=rank.start.rank, time_s=time_s, device=group,
+                allocated=round(nbytes),
+            )
+            for time_s, step, nbytes in zip(times, np.interp(times, at, at_steps), total, strict=True)
+        ]  # fmt: skip
+    return dict(sorted(courses.items()))
 
 
 # Joining

@@ -77,19 +77,16 @@ class RankComparison:
     findings: list[Finding] = field(default_factory=list)
 
 
-def compare_ranks(
-    ranks: Sequence[RankRecord], *, live: bool = False, policy: RankPolicy = POLICY
-) -> RankComparison:
+def compare_ranks(ranks: Sequence[RankRecord], *, live: bool = False) -> RankComparison:
     """Compare the ranks of a run.
 
     Args:
         ranks: their records, by rank.
         live: the run has not ended; see `memtriage.diagnose.ranks.killed.fate`.
-        policy: where they are compared.
     """
     if len(ranks) < 2:
         return RankComparison()
-    name, step, standings = _ranks_at_mark(ranks, live, policy)
+    name, step, standings = _ranks_at_mark(ranks, live)
     grouping = group_ranks([standing.figures for standing in standings])
     by_rank = {standing.figures.rank: standing for standing in standings}
     groups = _groups(grouping, by_rank)
@@ -99,10 +96,11 @@ def compare_ranks(
         standing.device.partition(":")[0] for standing in standings if standing.figures.base is not None
     }
     groups.device = devices.pop() if len(devices) == 1 else None
+    peers = "other ranks" if len(grouping.groups) < 2 else "other ranks of its group"
     findings = [
         finding
         for outlier in groups.outliers
-        if (finding := _finding(outlier, by_rank[outlier.rank], _peers(grouping))) is not None
+        if (finding := _finding(outlier, by_rank[outlier.rank], peers)) is not None
     ]
     return RankComparison(groups, findings)
 
@@ -111,7 +109,7 @@ def compare_ranks(
 
 
 def _ranks_at_mark(
-    ranks: Sequence[RankRecord], live: bool, policy: RankPolicy
+    ranks: Sequence[RankRecord], live: bool
 ) -> tuple[str | None, int | None, list[_RankAtMark]]:
     """Return the name and the step of the marks at which most ranks can be compared, and all ranks there."""
     for name in _MARKS_TO_COMPARE:
@@ -119,12 +117,12 @@ def _ranks_at_mark(
         last_steps = sorted((marks[-1].step for marks in series.values() if marks), reverse=True)
         if len(last_steps) < 2:
             continue
-        common = last_steps[math.ceil(policy.reached * len(last_steps)) - 1]
+        common = last_steps[math.ceil(POLICY.reached * len(last_steps)) - 1]
         standings = []
         for rank in ranks:
             marks = series[rank.number]
             upto = marks[: bisect_right(marks, common, key=lambda mark: mark.step)]
-            came_so_far = bool(upto) and upto[-1].step >= (1 - policy.slack) * common
+            came_so_far = bool(upto) and upto[-1].step >= (1 - POLICY.slack) * common
             standings.append(_rank_at_mark(rank, upto if came_so_far else [], live))
         return name, common, standings
     return None, None, [_rank_at_mark(rank, [], live) for rank in ranks]
@@ -245,11 +243,6 @@ _WORDS: Final[dict[RankFigureName, _Words]] = {
         "M3",
     ),
 }
-
-
-def _peers(grouping: Grouping) -> str:
-    """Return what a rank's peers are called in a comparison of sizes."""
-    return "other ranks" if len(grouping.groups) < 2 else "other ranks of its group"
 
 
 def _finding(outlier: RankOutlier, standing: _RankAtMark, peers: str) -> Finding | None:

@@ -97,6 +97,7 @@ class Investigator:
         observed: gets the line of each census that is compared with others.
 
     Attributes:
+        sites: the recorders of allocation sites.
         paused_s: seconds for which these censuses stopped the program.
         spent_s: seconds of the processor that they took.
     """
@@ -109,7 +110,7 @@ class Investigator:
         observed: Callable[[CensusSeen], None] = lambda census: None,
     ) -> None:
         self.paused_s = self.spent_s = 0.0
-        self._sites = SiteRecorder(script_root)
+        self.sites = SiteRecorder(script_root)
         self._identities = Identities()
         self._say = say
         self._before = before
@@ -117,19 +118,6 @@ class Investigator:
         self._announced = False
         self._libraries_hold_much = False
         self._objects_recorded = False
-
-    @property
-    def recording(self) -> bool:
-        """Whether recorders are on. They take host memory of their own."""
-        return self._sites.recording
-
-    def recorder_tables(self) -> int:
-        """Return the bytes of the recorders' tables, as the recorders count them."""
-        return self._sites.tables()
-
-    def in_malloc(self, tables: int) -> int:
-        """Return how many bytes these tables add to malloc's counter."""
-        return self._sites.in_malloc(tables)
 
     def look(
         self,
@@ -177,17 +165,17 @@ class Investigator:
         over = 2 if period is None or period > POLICY.period else max(2, math.ceil(period))
         longest = max(over, POLICY.period) if again else over
         if not 0 < remaining <= longest:
-            if self._sites.on:
+            if self.sites.on:
                 self.stop()  # that census has been postponed
             return
-        self._sites.start()
+        self.sites.start()
         if remaining > over:
             return
         if remaining == 1:
-            self._sites.trace_nodes()
+            self.sites.trace_nodes()
         else:
             self._objects_recorded = True
-            self._sites.trace_objects()
+            self.sites.trace_objects()
 
     def follow(
         self,
@@ -211,12 +199,10 @@ class Investigator:
         """
         started, worked = time.perf_counter(), time.thread_time()
         libraries = libraries or following.shared_with_libraries
-        following.recorded += self._sites.recording
+        following.recorded += self.sites.recording
         # Nodes only know the line that called an operation, not the line in it that allocates.
-        recorded = self._sites.recording and self._objects_recorded
-        self._sites.collect()
-        # This makes tables. tracemalloc would follow each entry, but is off by now.
-        compared = following.data.compared()
+        recorded = self.sites.recording and self._objects_recorded
+        self.sites.collect()
         line = CensusSeen(
             position=position,
             work_s=round(position.time_s - self.paused_s, 3),
@@ -226,6 +212,8 @@ class Investigator:
             collector_off=not gc.isenabled(),
             profiled=profiler_is_on(),
         )
+        # This makes tables. tracemalloc would follow each entry, but is off by now.
+        compared = following.data.compared(_apart(following.last, line))
 
         def add(view: CensusView) -> None:
             try:
@@ -246,24 +234,10 @@ class Investigator:
         self._observed(line)
         return census
 
-    def in_backward(self, inside: bool) -> None:
-        """Pause the recorders inside a backward."""
-        if self._sites.recording:
-            self._sites.in_backward(inside)
-
-    def install(self) -> None:
-        """Make ready to record, before the program runs."""
-        self._sites.install()
-
-    def remove(self) -> None:
-        """Stop recording and remove the recorders."""
-        self.stop()
-        self._sites.remove()
-
     def stop(self) -> None:
         """Stop recording and release what was recorded."""
-        self._sites.stop()
-        self._sites.forget()
+        self.sites.stop()
+        self.sites.forget()
         self._objects_recorded = False
 
     # --- at one census --------------------------------------------------------------------------------------
@@ -293,17 +267,14 @@ class Investigator:
         following.growing = sorted(grown, key=lambda seen: following.first[seen.id] - seen.size)
         following.taken += 1
         try:
-            self._add_details(following, view, following.growing[: POLICY.detailed], recorded=recorded)
-            if line.between:
-                apart = _apart(following.last, line)
+            self._add_details(view, following.growing[: POLICY.detailed], recorded=recorded)
+            if census.partial is None and not interrupted:
                 following.last = line
-                line.data = following.data.add(view, apart, compared, self._sites)
+                line.data = following.data.add(view, compared, self.sites)
         finally:
             line.holders, line.gone = changed(holders, following.written, forget=line.between)
 
-    def _add_details(
-        self, following: Following, view: CensusView, growing: Sequence[HolderSeen], *, recorded: bool
-    ) -> None:
+    def _add_details(self, view: CensusView, growing: Sequence[HolderSeen], *, recorded: bool) -> None:
         """Read the details of growing holders, and keep earlier ones that this census cannot give."""
         present = {group.key for group in view.census().groups}
         at = {seen.id: key for seen in growing if (key := (seen.device, seen.anchor)) in present}
@@ -312,9 +283,9 @@ class Investigator:
             return
         details = view.details(
             list(wanted),
-            self._sites.site_of,
+            self.sites.site_of,
             {key: seen.path for key, seen in wanted.items()},
-            self._sites.named,
+            self.sites.named,
             # When growth may be proven, and again when most of it is new.
             alone=frozenset(
                 key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,7 +21,9 @@ from memtriage.observe.containers import (
     grown_containers,
     long_arrays,
     most_grown,
+    recent_entries,
 )
+from memtriage.observe.kinds import KindTable
 from memtriage.observe.sites import SiteRecorder
 
 _MATCHES: Final = (0.5, 2.0)
@@ -31,14 +33,32 @@ position: the size of an entry is only estimated."""
 
 @dataclass(frozen=True, slots=True)
 class ComparedLengths:
-    """Lengths of containers at the previous census, and at the current one."""
+    """Lengths of containers at the previous census, and at the current one.
+
+    Attributes:
+        apart: positions from one to the other.
+        followed: addresses of containers that count however little they grow.
+    """
 
     earlier: KnownLengths
     now: ContainerLengths
+    apart: float
+    followed: Container[int]
 
     def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
-        """Note the containers that the program's variables do not reach; return those that grew."""
-        return most_grown(self.now.add(objects), self.earlier)
+        """Note the containers that the program's variables do not reach; return those that grew enough."""
+        kinds, grown = KindTable(), most_grown(self.now.add(objects), self.earlier)
+        return [obj for obj in grown if self.counts(obj, *recent_entries(kinds, obj))]
+
+    def rate(self, container: Any, entry_bytes: int) -> float:
+        """Return the bytes per position by which a container grew."""
+        more = len(container) - self.earlier.lengths[id(container)]
+        return entry_bytes * more / max(self.apart, 1e-3)
+
+    def counts(self, container: Any, entry_bytes: int, native: str | None) -> bool:
+        """Whether a container grew by more than the program's own bookkeeping, or did before."""
+        enough = self.rate(container, entry_bytes) >= ATTRIBUTION.data_least
+        return enough or native is not None or id(container) in self.followed
 
 
 @dataclass(slots=True)
@@ -63,40 +83,38 @@ class OrdinaryData:
         """Whether a container grows by entries whose allocation site is unknown."""
         return any(seen.allocated_at is None for seen in self.containers.values())
 
-    def compared(self) -> ComparedLengths:
-        """Return what the next census is compared with."""
-        return ComparedLengths((self._lengths or ContainerLengths()).by_address(), ContainerLengths())
+    def compared(self, apart: float) -> ComparedLengths:
+        """Return what the next census, so many positions after the previous one, is compared with."""
+        earlier = (self._lengths or ContainerLengths()).by_address()
+        return ComparedLengths(earlier, ContainerLengths(), apart, frozenset(self.containers))
 
-    def add(
-        self, view: CensusView, apart: float, compared: ComparedLengths, sites: SiteRecorder
-    ) -> list[DataSeen]:
+    def add(self, view: CensusView, compared: ComparedLengths, sites: SiteRecorder) -> list[DataSeen]:
         """Return the containers that grow or did, and the arrays that were replaced by longer ones.
 
         Args:
             view: of the census.
-            apart: positions since the previous census.
             compared: what `compared` returned before it.
             sites: of allocations shortly before it.
         """
         compared.now.add(view.graph.objects)
-        self.containers = self._containers(view, apart, compared, sites)
+        self.containers = self._containers(view, compared, sites)
         self._lengths = compared.now
         self.arrays = self._arrays(view, sites)
         arrays = (seen for _, seen in self.arrays.values() if seen.id in self._lengthened)
         return [*self.containers.values(), *arrays]
 
     def _containers(
-        self, view: CensusView, apart: float, compared: ComparedLengths, sites: SiteRecorder
+        self, view: CensusView, compared: ComparedLengths, sites: SiteRecorder
     ) -> dict[int, DataSeen]:
         grown = grown_containers(view.graph, compared.earlier)
         by_line = sites.live_by_line() if grown else {}
         found = _unchanged(self.containers, compared)
         for container in grown:
-            address = id(view.graph.objects[container.position])
-            rate = container.entry_bytes * container.more / max(apart, 1e-3)
-            before = self.containers.get(address)
-            if before is not None or container.native is not None or rate >= ATTRIBUTION.data_least:
-                found[address] = self._grown(view, container, before, rate, by_line, sites)
+            obj = view.graph.objects[container.position]
+            if compared.counts(obj, container.entry_bytes, container.native):
+                rate = compared.rate(obj, container.entry_bytes)
+                before = self.containers.get(id(obj))
+                found[id(obj)] = self._grown(view, container, before, rate, by_line, sites)
         self._add_cuts(view, found, [each.position for each in grown])
         return found
 
@@ -183,6 +201,8 @@ def _continues(before: LongArray, after: LongArray) -> bool:
 
 def _unchanged(containers: Mapping[int, DataSeen], compared: ComparedLengths) -> dict[int, DataSeen]:
     """Return the followed containers that got no entry since the previous census, and still exist."""
+    if not containers:
+        return {}
     earlier, now = compared.earlier, compared.now.by_address()
     return {
         address: replace(seen, before=None)

@@ -54,14 +54,11 @@ class OwnModules:
             self._swap()
 
     def _swap(self) -> None:
-        here = {name: module for name, module in sys.modules.items() if self._is_meant(name)}
+        here = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in self._names}
         for name in here:
             del sys.modules[name]
         sys.modules.update(self._others)
         self._others = here
-
-    def _is_meant(self, name: str) -> bool:
-        return name.partition(".")[0] in self._names
 
 
 def _may_be_meant(name: str) -> bool:
