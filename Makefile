@@ -41,17 +41,21 @@ $(BIN)/python:
 	  || { echo "memtriage needs Python 3.11 or newer; give one with PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# First torch, unless a new enough one is there; then memtriage with the extra that is asked for.
+# memtriage with the extra that is asked for, and torch unless a new enough one is there. Not compiled: of the
+# thousands of modules of torch and transformers, a program needs few.
 define install_extra
-	@$(BIN)/python -c 'import re, torch; \
+	@torch=$$($(BIN)/python -c 'import re, torch; \
 	  raise SystemExit(tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 8))' 2>/dev/null \
-	  || { echo "installing $(TORCH)"; $(BIN)/python -m pip install -q $(TORCH); }
-	$(BIN)/python -m pip install -q -e '.[$(1)]'
+	  || echo '$(TORCH)'); \
+	echo "installing memtriage[$(1)] $$torch into $(VENV), once"; \
+	$(BIN)/python -m pip install -q --no-compile $$torch -e '.[$(1)]'
 	@touch $@
 endef
 
+# Compiled, on all cores, for many processes of tests. Templates among the packages are no Python: no error.
 $(STAMP): pyproject.toml | $(BIN)/python
 	$(call install_extra,dev)
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 $(DEMO_STAMP): pyproject.toml | $(BIN)/python
 	$(call install_extra,demo)
@@ -69,6 +73,7 @@ $(DEEPSPEED)/.installed: cases/deepspeed_zero2_offload/requirements.txt | $(STAM
 
 # On a busy machine OpenMP threads that spin while they wait make the script many times slower.
 demo: export OMP_WAIT_POLICY ?= PASSIVE
+demo: export PYTHONDONTWRITEBYTECODE =
 demo: $(DEMO_STAMP)
 	@echo '1 of 2: train a small GPT-2 for 16 steps; its log keeps every loss with its graph. Expect: LEAK'
 	$(BIN)/memtriage run -o memtriage-run-leak examples/train_gpt2.py --leak

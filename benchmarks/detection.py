@@ -44,12 +44,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detection_programs import found, programs, promised, watched
-from memtriage.diagnose.growth.attribution import Counter as WatchedCounter
 from memtriage.diagnose.growth.estimate import detection_limit, grow, policy_of
-from memtriage.diagnose.growth.evidence import WARM_UP
-from memtriage.diagnose.growth.facts import JudgedDevice
+from memtriage.diagnose.growth.evidence import Comparison
 from memtriage.diagnose.growth.judgment import judge_counter
-from memtriage.diagnose.growth.track import Points, Track
+from memtriage.diagnose.growth.track import Points
 
 NOISE: Final = Path(__file__).parents[1] / "tests/data/counter_noise.json"
 KIB: Final = 1024
@@ -166,22 +164,23 @@ def leak(kind: Kind, rate: float, at: Series, steps: int, chance: np.random.Gene
     return np.cumsum(chance.exponential(rate, steps + 1))[at.astype(int)]
 
 
-def points(at: Series, values: Series, device: str) -> Points:
-    """What a track keeps of a series."""
-    track = Track(WARM_UP)
+def followed(at: Series, values: Series, device: str) -> Comparison:
+    """A run of which only one counter was read."""
+    comparison = Comparison("step")
     grain = 512 if device != "cpu" else 16
     for position, value in zip(at.tolist(), values.tolist(), strict=True):
-        track.add(position, int(value) // grain * grain)
-    return track.points()
+        comparison.read(device, position, int(value) // grain * grain)
+    return comparison
 
 
-def word(kept: Points, device: str) -> tuple[str, float]:
+def points(at: Series, values: Series, device: str) -> Points:
+    """What a track keeps of a series."""
+    return followed(at, values, device).tracks[device].points()
+
+
+def word(run: Comparison, device: str) -> tuple[str, float]:
     """What a verdict says of a counter, and the rate of its growth."""
-    growth = grow(kept, policy_of(device))
-    if growth.state == "too_short":
-        return "NOT JUDGED", 0.0
-    counter = WatchedCounter(device, kept, growth, policy_of(device))
-    judged = judge_counter(counter, JudgedDevice(scale="step", points=len(kept.at)), float(kept.at[-1]))
+    growth, judged = run.counters[device].growth, judge_counter(run, device)
     if judged.obstacle is not None:
         return "NOT JUDGED", growth.rate
     return "LEAK" if judged.limit is None else "CLEAN", growth.rate
@@ -201,11 +200,12 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
     seconds = 0.0
     for _ in range(healthy):
         program = a_program(loops, chance)
-        kept = points(*program.series(noise, chance), program.device)
+        run = followed(*program.series(noise, chance), program.device)
+        kept = run.tracks[program.device].points()
         started = time.perf_counter()
         grow(kept, policy_of(program.device))
         seconds += time.perf_counter() - started
-        words[word(kept, program.device)[0]] += 1
+        words[word(run, program.device)[0]] += 1
     rows: dict[tuple[str, int], Counter[str]] = {}
     for _ in range(leaking):
         program = a_program(loops, chance)
@@ -219,7 +219,7 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
         mean = float(grown[-1] - grown[0]) / float(at[-1] - at[0])
         rate = mean if kind == "of random size" else rate
         values = values + grown
-        said, found_rate = word(points(at, values, program.device), program.device)
+        said, found_rate = word(followed(at, values, program.device), program.device)
         ratio = 0 if limit is None else mean / limit
         row = rows.setdefault((kind, sum(ratio >= limit for limit in RATIOS) - 1), Counter())
         row["series"] += 1

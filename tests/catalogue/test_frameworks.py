@@ -10,39 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from memtriage.catalogue.frameworks import DISPATCHER_ATTRIBUTES, FRAMEWORKS
-from support.holder_looks import assert_found_where_filled, clear_places, look, paths
+from memtriage.catalogue.frameworks import DISPATCHER_ATTRIBUTES
+from support.holder_looks import clear_places, look, paths
 from support.holder_standins import NBYTES, QuantizedTensor, Stage, tensor
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 MOE = "torchao.prototype.moe_training.MXFP8OnDeviceAllToAllV"
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "path", "entries", "cleared"),
-    [
-        ("torchao.precomputed_scale", 0, "Module.weight", None, 0),
-        ("torchao.all_to_all_buffers", 0, f"{MOE}.input_sym_mem_buf", None, 1),
-        ("torchao.amax_buffers", 0, "Module.fp8_amax_history_x", None, 0),
-        ("megatron.dispatcher", 0, "Module.token_dispatcher.probs", None, 1),
-        ("megatron.rotary", 0, "RotaryEmbedding.forward", 1, 1),
-        ("megatron.global_buffer", 0, "megatron.core.parallel_state._GLOBAL_MEMORY_BUFFER.buffer", 1, 1),
-        (
-            "megatron.gtp",
-            0,
-            "megatron.core.tensor_parallel.generalized_tensor_parallelism._GTP_CACHE",
-            None,
-            0,
-        ),
-        ("megatron.gtp", 1, "megatron.core.gtp_cuda_graphs._CG_MEMPOOL", None, 0),
-        ("megatron.async_checkpoint", 0, "AsyncCallsQueue.async_calls", 1, 0),
-    ],
-)
-def test_a_structure_is_found_where_it_is_filled_and_only_then(
-    name: str, shape: int, path: str, entries: int | None, cleared: int, stage: Stage
-) -> None:
-    assert_found_where_filled(stage, name, shape, path, entries, cleared)
 
 
 def test_a_precomputed_scale_is_on_the_local_tensor_or_on_the_parameter(stage: Stage) -> None:
@@ -93,30 +67,6 @@ def test_amax_buffers_are_told_by_their_names(stage: Stage) -> None:
     for name in ("fp8_amax_x", "fp8_amax_history_x", "fp8_scale_x", "mask"):
         layer.register_buffer(name, tensor())
     assert paths("torchao.amax_buffers") == ["Module.fp8_amax_x", "Module.fp8_amax_history_x"]
-
-
-def test_delayed_scaling_ended_with_a_version() -> None:
-    (entry,) = (entry for entry in FRAMEWORKS if entry.spans)
-    assert entry.name == "torchao.amax_buffers"
-    (span,) = entry.spans
-    assert [span.covers(version) for version in ((0, 1), (0, 8, 9), (0, 9), (1, 0))] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
-def test_only_a_dispatcher_s_graphs_are_left_from_finished_steps() -> None:
-    assert [entry.name for entry in FRAMEWORKS if entry.transient] == ["megatron.dispatcher"]
-
-
-def test_an_entry_names_its_library() -> None:
-    libraries = {"torchao": ("torchao", ("torchao",)), "megatron": ("Megatron-LM", ("megatron-core",))}
-    for entry in FRAMEWORKS:
-        first = entry.name.partition(".")[0]
-        assert (entry.library, entry.distributions) == libraries[first]
-        assert entry.package in (first, "")
 
 
 def test_routing_tensors_hang_on_a_plain_object_of_a_module(stage: Stage) -> None:

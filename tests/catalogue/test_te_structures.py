@@ -10,7 +10,7 @@ import torch
 
 from memtriage.catalogue.te_structures import release_symmetric_memory
 from memtriage.catalogue.transformer_engine import TRANSFORMER_ENGINE
-from support.holder_looks import assert_found_where_filled, clear_places, look, paths
+from support.holder_looks import clear_places, look, paths
 from support.holder_standins import (
     NBYTES,
     CachingTensor,
@@ -24,44 +24,6 @@ from support.holder_standins import (
 PYTORCH = "transformer_engine.pytorch"
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "path", "entries", "cleared"),
-    [
-        ("te.tensor_objects", 0, "QuantizedLinearBackward.tensor_objects", 1, 1),
-        ("te.fp8_workspaces", 0, "Linear.fp8_workspaces", 1, 1),
-        (
-            "te.permutation_workspace",
-            0,
-            f"{PYTORCH}.permutation._moe_permute_index_map_workspace",
-            None,
-            1,
-        ),
-        ("te.permutation_workspace", 1, f"{PYTORCH}.permutation._moe_permute_index_map.workspace", None, 1),
-        ("te.float8_transpose", 0, "Module.weight._transpose", None, 1),
-        ("te.float8_transpose", 1, "Module.weight._transpose", None, 1),
-        ("te.columnwise_data", 0, "Module.weight._columnwise_data", None, 0),
-        ("te.symmetric_memory", 0, f"{PYTORCH}.distributed.symmetric_mem_cache", 1, 0),
-        (
-            "te.global_state",
-            0,
-            f"{PYTORCH}.quantization.FP8GlobalStateManager.quantization_state.global_amax_buffer",
-            None,
-            0,
-        ),
-        ("te.global_state", 1, f"{PYTORCH}.fp8.FP8GlobalStateManager.global_amax_buffer", None, 0),
-        ("te.fp8_meta", 0, "Linear.fp8_meta", None, 0),
-        ("te.adam_remainders", 0, "FusedAdam.state[*]['master_param']", None, 0),
-        ("te.cpu_offload", 0, f"{PYTORCH}.cpu_offload.OFFLOAD_SYNCHRONIZER", None, 0),
-        ("te.cpu_offload", 1, "AsyncDoubleBufferGroupOffloadHandler.fp8_tensor_object_map", 1, 0),
-        ("te.do_not_clear", 0, "tensors marked _do_not_clear", 1, 0),
-    ],
-)
-def test_a_structure_is_found_where_it_is_filled_and_only_then(
-    name: str, shape: int, path: str, entries: int | None, cleared: int, stage: Stage
-) -> None:
-    assert_found_where_filled(stage, name, shape, path, entries, cleared)
 
 
 def test_communicators_are_told_without_bytes(stage: Stage) -> None:

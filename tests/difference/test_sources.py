@@ -13,7 +13,7 @@ from memtriage.difference.table import difference
 from memtriage.model.evidence import CensusSeen
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger, LedgerRow
-from memtriage.model.paths import in_words
+from memtriage.model.paths import PathSegment, SegmentKind, in_words
 from memtriage.model.position import TrainingPosition
 from memtriage.model.prediction import PeakRow, PredictedStep, Prediction
 from memtriage.model.units import MIB
@@ -117,6 +117,20 @@ def test_a_device_holds_what_the_last_census_listed_and_the_rest_of_its_highest_
         ("parameter", in_words(items("kept"))): 30 * MIB,
         ("within a step, or after the last census", None): 60 * MIB,
     }
+
+
+def test_the_name_of_the_script_makes_no_difference() -> None:
+    variable = PathSegment(SegmentKind.VARIABLE, "model")
+    sides = []
+    for script, nbytes in (("before", 30 * MIB), ("after", 50 * MIB)):
+        record = rank_record(allocated=(90 * MIB,))
+        record.start.argv = [f"jobs/{script}.py"]
+        seen = held(nbytes, device="cuda:0", owner="parameter")
+        seen.anchor = seen.path = (PathSegment(SegmentKind.MODULE, script), variable)
+        record.evidence = [census(seen)]
+        sides.append(sources.of_run([record], script))
+    (row,) = (row for row in difference(*sides).rows if row.owner == "parameter")
+    assert (row.module, row.difference) == ("model", 20 * MIB)
 
 
 def test_a_census_that_proves_nothing_does_not_count() -> None:

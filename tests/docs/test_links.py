@@ -44,10 +44,16 @@ def _in_repository(target: str) -> Path | None:
     return None
 
 
-def test_the_readme_has_no_relative_links() -> None:
-    """A package index shows it without the repository."""
-    relative = [target for _, target in _targets(ROOT / "README.md") if not urlsplit(target).scheme]
-    assert not relative
+def test_the_readme_of_a_package_index_leads_to_the_same_files(tmp_path: Path) -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for change in tool["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    shown = tmp_path / "README.md"
+    shown.write_text(text, encoding="utf-8")
+    for (_, here), (_, there) in zip(_targets(ROOT / "README.md"), _targets(shown), strict=True):
+        assert there == here if urlsplit(here).scheme else _in_repository(there) == ROOT / here
+        assert urlsplit(there).scheme == "https"
 
 
 @pytest.mark.parametrize("page", documents.pages(), ids=documents.name)
@@ -62,6 +68,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert there.is_relative_to(ROOT), f"{documents.name(page)}:{line}: {target}"
         if parts.fragment and there.suffix == ".md":
             assert parts.fragment in _anchors(there), f"{documents.name(page)}:{line}: {target}"
+
+
+def test_every_schema_is_linked() -> None:
+    page = ROOT / "docs/cli.md"
+    linked = {(page.parent / target).resolve() for _, target in _targets(page) if target.endswith(".json")}
+    assert linked == set((ROOT / "src/memtriage/model/schemas").glob("*.json"))
 
 
 def test_no_image_is_left_over() -> None:

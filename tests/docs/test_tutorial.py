@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_the_error_of_the_second_exercise_is_fragmentation() -> None:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     answer = json.loads(done.stdout)
     assert answer["diagnosis"] == "fragmentation", answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [("plan {} --budget 4GiB", "fit_plan.txt"), ("predict {} --explain", "fit_prediction.txt")],
+)
+def test_the_gallery_shows_what_the_third_exercise_prints(words: str, page: str) -> None:
+    command = [sys.executable, "-m", "memtriage", *words.format("examples/exercises/fit.py:build").split()]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    shown = (ROOT / "docs/gallery" / page).read_text()
+    words_printed, words_shown = (re.sub(r"in\s+[\d.]+ s", "", text).split() for text in (printed, shown))
+    assert words_printed == words_shown
 
 
 @pytest.mark.slow

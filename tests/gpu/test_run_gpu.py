@@ -29,10 +29,10 @@ LLAMA = """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     print("parameters", sum(p.numel() for p in model.parameters()))
     for step in range(14):
+        optimizer.zero_grad()
         ids = torch.randint(0, 32_000, (4, 512), device="cuda")
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
 """
 
 LEAK = (

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from memtriage.allocator.fidelity import compare
 from memtriage.allocator.settings import parse_conf, parse_version
 from memtriage.allocator.trace_columns import StackTable, trace_columns
 from memtriage.model.recording import FREE_COMPLETED, OOM, SEGMENT_FREE, SEGMENT_UNMAP
 from memtriage.observe.cuda import parse_segments
 from memtriage.snapshots.file import loaded
+from support.fidelity import compare
 
 RECORDER = Path(__file__).with_name("record_trace.py")
 DEADLINE_S = 120

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 from typing import Any
 
 from memtriage.model.cell import CellReport, DeviceUse, HolderChange
-from memtriage.model.marks import Mark
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import MIB
 
@@ -27,7 +26,7 @@ def run_report(**given: Any) -> RunReport:
 
 def report(**given: Any) -> CellReport:
     fields: dict[str, Any] = {
-        "label": "In[5]", "run": 1, "seconds": 1.25,
+        "label": "In[5]", "seconds": 1.25,
         "devices": [DeviceUse(device="cuda:0", before=MIB, after=4 * MIB, peak=9 * MIB)],
         "came": [change("kept[*]", 3 * MIB)], "went": [], "run_report": run_report(),
     }  # fmt: skip
@@ -60,10 +59,3 @@ class Balanced(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open[-1:] != ["style"]:
             self.words.append(data)
-
-
-def rising(device: str, *values: int | None, name: str = "step") -> list[Mark]:
-    return [
-        Mark(name=name, step=step, microbatch=1, rank=None, time_s=step, device=device, allocated=value)
-        for step, value in enumerate(values, 1)
-    ]

@@ -8,7 +8,6 @@ from memtriage.catalogue.catalogue import BUILT_IN, find_places, read_holders
 from memtriage.catalogue.entry import Holder
 from memtriage.catalogue.scene import Scene
 from memtriage.model.holders import HolderReading
-from support.holder_standins import NBYTES, STANDINS, Stage
 
 ENTRIES: Final[dict[str, Holder]] = {holder.name: holder for holder in BUILT_IN}
 """The entries of the catalogue by name."""
@@ -33,26 +32,3 @@ def clear_places(name: str) -> int:
     for clear in actions:
         clear()
     return len(actions)
-
-
-def assert_found_where_filled(
-    stage: Stage, name: str, shape: int, path: str, entries: int | None, cleared: int
-) -> None:
-    """An entry finds nothing, then its stand-in alone, and clears as much of it as it should.
-
-    Args:
-        stage: where the stand-in is put up.
-        name: of the entry.
-        shape: which of its stand-ins.
-        path: where it is found.
-        entries: how many it counts.
-        cleared: places with an action of their own.
-    """
-    fill = STANDINS[name][shape](stage)
-    assert look(name).places == []
-    fill()
-    reading = look(name)
-    assert (reading.places, reading.entries) == ([(path, NBYTES)], entries)
-    assert reading.nbytes == {"cpu": NBYTES}
-    assert clear_places(name) == cleared
-    assert look(name).places == ([] if cleared else [(path, NBYTES)])

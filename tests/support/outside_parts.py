@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -106,3 +108,22 @@ def walker_now(is_late: Callable[[], bool] = never) -> RemoteWalker:
         walker.modules.by_name[module.__name__] = id(module)
         walker.graph.index.fence(id(variables_of(module)))
     return walker
+
+
+@contextmanager
+def moved(head: int, array: int, nbytes: int) -> Iterator[None]:
+    """Within the block, a container of this process has its array elsewhere, as if it had just grown.
+
+    Args:
+        head: where the address of its array is.
+        array: where to copy it.
+        nbytes: of it.
+    """
+    word = ctypes.c_int64.from_address(head)
+    before = word.value
+    try:
+        ctypes.memmove(array, before, nbytes)
+        word.value = array
+        yield
+    finally:
+        word.value = before

@@ -105,7 +105,6 @@ int main(void)
     NUMBER(set_size, sizeof(PySetObject));
     OFFSET(number_digits, PyLongObject, DIGITS);
     OFFSET(function_globals, PyFunctionObject, func_globals);
-    OFFSET(function_name, PyFunctionObject, func_name);
     OFFSET(function_qualified_name, PyFunctionObject, func_qualname);
     OFFSET(function_code, PyFunctionObject, func_code);
     OFFSET(function_defaults, PyFunctionObject, func_defaults);

@@ -33,10 +33,6 @@ def _cublas(scene: Scene) -> Iterator[Place]:
         yield Place("the workspaces of this process's cuBLAS handles")
 
 
-def _clear_cublas() -> None:
-    _torch()._C._cuda_clearCublasWorkspaces()
-
-
 def _cudagraph_trees(scene: Scene) -> Iterator[Place]:
     del scene
     managers = cudagraph_managers()
@@ -61,10 +57,6 @@ def _dynamo(scene: Scene) -> Iterator[Place]:
 
 def _reset_dynamo() -> None:
     sys.modules["torch._dynamo"].reset()
-
-
-def _symmetric_memory(scene: Scene) -> Iterator[Place]:
-    yield from containers(_SYMMETRIC, "_group_name_to_workspace_tensor", "_symm_mem_pools")(scene)
 
 
 _STATES: Final = ("all_gather_state", "reduce_scatter_state", "_all_reduce_state")
@@ -170,7 +162,7 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         "autograd have handles of their own. empty_cache() leaves them",
         find=_cublas,
         clears="torch._C._cuda_clearCublasWorkspaces() (private)",
-        clear_all=_clear_cublas,
+        clear_all=lambda: _torch()._C._cuda_clearCublasWorkspaces(),
         refills="at the next product; from torch 2.15 on they are kept only with "
         "TORCH_CUBLAS_WORKSPACE_CACHE=1",
         forbidden=("graphs", "backward"),
@@ -210,7 +202,7 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         kind="communication",
         symbol="torch.distributed._symmetric_memory._group_name_to_workspace_tensor, _symm_mem_pools",
         holds="workspaces by group, and memory pools",
-        find=_symmetric_memory,
+        find=containers(_SYMMETRIC, "_group_name_to_workspace_tensor", "_symm_mem_pools"),
         clears=".clear() of both",
         refills="at the next use, with a rendezvous of all ranks",
         policy="on request",

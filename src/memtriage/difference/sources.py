@@ -11,7 +11,8 @@ import msgspec
 
 from memtriage.model.difference import HeldRow, Side
 from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen
-from memtriage.model.paths import in_words
+from memtriage.model.ledger import CPU_TENSORS, MALLOC_IN_USE, PYTHON_OBJECTS
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, in_words
 from memtriage.model.plan import Plan
 from memtriage.model.prediction import PeakRow, Prediction
 from memtriage.model.recording import NO_FRAMES, Recording, SnapshotError
@@ -21,9 +22,6 @@ from memtriage.store.reader import RankRecord, read_run
 EXPECTED: Final = (
     "expected a folder of memtriage run, the JSON of memtriage predict or plan, or a PyTorch memory snapshot"
 )
-TENSORS: Final = "CPU tensors"
-_OBJECTS: Final = ("malloc in use", "Python objects")
-"""Rows of the host's ledger that ordinary data is part of."""
 _LARGEST_JSON: Final = 1 << 28
 """Bytes of a file that are read as JSON."""
 
@@ -219,8 +217,8 @@ def _of_host(rank: RankRecord) -> list[HeldRow]:
     tensors = _of_holders([holder for holder in _holders(rank) if holder.device == "cpu"], rank)
     data = [_of_data(each, rank) for each in _data(rank)]
     # Both are in malloc's memory and in that of Python objects: these have what is left of them.
-    known = sum(row.bytes for row in (*tensors, *data)) - kinds.pop(TENSORS, 0)
-    for kind in _OBJECTS:
+    known = sum(row.bytes for row in (*tensors, *data)) - kinds.pop(CPU_TENSORS, 0)
+    for kind in (MALLOC_IN_USE, PYTHON_OBJECTS):
         part = min(max(0, known), kinds[kind])
         kinds[kind], known = kinds[kind] - part, known - part
     rows = [
@@ -247,14 +245,14 @@ def _of_holders(holders: Sequence[HolderSeen], rank: RankRecord) -> list[HeldRow
     later = rank.last_step - _censuses(rank)[-1].position.step
     rows = []
     for holder in holders:
-        anchor, detail = in_words(holder.anchor), holder.detail
+        detail = holder.detail
         rows.append(
             HeldRow(
                 owner=holder.owner or "unknown",
-                module=anchor,
+                module=_within_script(holder.anchor, rank),
                 site=None if detail is None else detail.allocated_at or detail.stored_at,
                 rank=rank.start.rank,
-                bytes=holder.size + rates.get(anchor, 0) * later,
+                bytes=holder.size + rates.get(in_words(holder.anchor), 0) * later,
             )
         )
     return rows
@@ -263,11 +261,17 @@ def _of_holders(holders: Sequence[HolderSeen], rank: RankRecord) -> list[HeldRow
 def _of_data(data: DataSeen, rank: RankRecord) -> HeldRow:
     return HeldRow(
         owner=f"entries of a {data.kind}",
-        module=in_words(data.path),
+        module=_within_script(data.path, rank),
         site=data.allocated_at or data.stored_at,
         rank=rank.start.rank,
         bytes=data.entries * data.entry_bytes,
     )
+
+
+def _within_script(path: HolderPath, rank: RankRecord) -> str:
+    """Return a path in words, without the name of the script: that of the other side may have another."""
+    script = PathSegment(SegmentKind.MODULE, Path(rank.start.argv[0]).stem) if rank.start.argv else None
+    return in_words(path[1:] if len(path) > 1 and path[0] == script else path)
 
 
 def _censuses(rank: RankRecord) -> list[CensusSeen]:

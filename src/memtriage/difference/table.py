@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
 from memtriage.model.difference import Difference, DifferenceRow, FigureChange, HeldRow, Side
+from memtriage.model.prediction import EARLIER
 from memtriage.model.units import signed, size
 
 Pair = tuple[HeldRow | None, HeldRow | None]
@@ -180,6 +181,6 @@ def _summary(before: Side, after: Side, rows: Sequence[DifferenceRow]) -> str:
     largest = next(row for row in rows if (row.owner, row.module) == (owner, module))
     of = "" if module is None else f" of `{module}`"
     made = "" if largest.site is None else f", made at {largest.site}"
-    kept = " and kept" if largest.phase is not None and largest.phase.endswith("earlier step") else ""
+    kept = " and kept" if largest.phase is not None and largest.phase.endswith(EARLIER) else ""
     part = f"{size(most)} of it" if most <= abs(total) else f"{signed(most if total > 0 else -most)}"
     return f"{text}: {part} {owner}{of}{made}{kept}"

@@ -32,7 +32,7 @@ class Interval:
     basis: Basis
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+def median_interval(values: Sequence[float]) -> Interval | None:
     """Return the narrowest pair of values, equally far from both ends, that encloses the median so surely.
 
     A median lies outside the k-th lowest and the k-th highest of n independent values with the probability
@@ -50,7 +50,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     outside, rank = 0.0, 0
     for place in range(count // 2):
         more = outside + 2 * comb(count, place) / 2**count
-        if place > 0 and 1 - more < confidence:
+        if place > 0 and 1 - more < CONFIDENCE:
             break
         outside, rank = more, place
     return Interval(ordered[rank], ordered[count - 1 - rank], 1 - outside, "trials")
