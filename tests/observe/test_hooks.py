@@ -89,15 +89,15 @@ def test_gradients_without_backward_are_no_event_of_a_trace(events: Events) -> N
     assert events.seen == []
 
 
-def test_where_no_backward_runs_gradients_count_as_one(session: Session) -> None:
+def test_where_no_backward_runs_gradients_count_as_one_and_no_micro_batch(session: Session) -> None:
     x = leaf()
     for number in range(1, 4):
         (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
         assert torch.equal(gradient, 3 * x**2)
-        assert (session.position.backwards, session.position.microbatch) == (number, number)
+        assert (session.position.backwards, session.position.microbatch) == (number, 0)
     gradient.sum().backward()
     torch.autograd.grad((x**3).sum(), x)  # a gradient penalty belongs to its micro-batch
-    assert session.position.backwards == 4
+    assert (session.position.backwards, session.position.microbatch) == (4, 1)
 
 
 @pytest.mark.filterwarnings("ignore")
