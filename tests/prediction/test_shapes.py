@@ -44,6 +44,31 @@ def test_grouped_products(left, right, expected, dtype):
     assert in_a_step(look) == (expected, dtype)
 
 
+@pytest.mark.parametrize("operator", ["mm", "addmm", "bmm", "baddbmm"])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_product_of_a_wider_type_allocates_its_result_alone(operator, given):
+    batch = (3,) if "bmm" in operator else ()
+    if "dtype" not in getattr(torch.ops.aten, operator).overloads():
+        pytest.skip("this torch has no such product")
+
+    def look(device):
+        left = torch.ones(*batch, 5, 7, device=device, dtype=torch.bfloat16)
+        right = torch.ones(*batch, 7, 9, device=device, dtype=torch.bfloat16)
+        summed = torch.ones(*batch, 5, 9, device=device)
+        operands = [summed, left, right] if "add" in operator else [left, right]
+        multiply = getattr(torch, operator)
+        multiply(*operands, out_dtype=torch.float32)  # makes the workspace of cuBLAS
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        options = {"out": summed} if given else {}
+        made = multiply(*operands, out_dtype=torch.float32, **options)
+        return tuple(made.shape), made.dtype, made is summed, torch.cuda.max_memory_allocated() - before
+
+    rows = 3 * 5 * 9 if batch else 5 * 9
+    size = -(-4 * rows // 512) * 512
+    assert in_a_step(look) == ((*batch, 5, 9), torch.float32, given, 0 if given else size)
+
+
 def convolved(device, *, groups=1, last=False):
     pictures = torch.randn(2, 8, 6, 6, device=device)
     if last:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.scratch.convolution import memory_format
+from memtriage.prediction.scratch.products import WITH_OUT_DTYPE
 
 aten: Final = torch.ops.aten
 
@@ -82,6 +83,13 @@ def _grouped_mm(
     return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
 
+def _wider_product(*args: Any, out: torch.Tensor | None = None, **scales: Any) -> torch.Tensor:
+    """A product with an `out_dtype`: some of torch's shape functions take it for `beta` (2.8 to 2.13)."""
+    *_, left, right, dtype = args
+    made = torch.matmul(left, right).new_empty((*left.shape[:-1], right.shape[-1]), dtype=dtype)
+    return made if out is None else out
+
+
 RULES: Final[dict[Any, Any]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
@@ -91,6 +99,7 @@ RULES: Final[dict[Any, Any]] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._fused_sgd_.default: _written_in_place,
     aten._fused_sgd_.tensor_lr: _written_in_place,
+    **dict.fromkeys(WITH_OUT_DTYPE, _wider_product),
 }
 
 LAST_FIRST: Final = frozenset({aten.native_dropout.default})

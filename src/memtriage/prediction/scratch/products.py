@@ -39,11 +39,18 @@ PRODUCTS: Final = frozenset(
         aten._addmm_activation.default,
     }
 )
-IN_GIVEN: Final = {
+WITH_OUT_DTYPE: Final = {
+    getattr(packet, overload): packet.default
+    for packet in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+    for overload in ("dtype", "dtype_out")
+    if overload in packet.overloads()
+}
+"""Products of another type than their operands."""
+SAME_BUFFERS: Final = {
     getattr(aten, name).out: getattr(aten, name).default
     for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation")
-}
-"""Products into a given tensor, which have the same buffers: compiled code calls no others."""
+} | WITH_OUT_DTYPE
+"""Products that have the buffers of another, as those into a given tensor: compiled code calls no others."""
 SCALED: Final = frozenset({aten._scaled_mm.default, aten._scaled_mm.out})
 """Products of 8-bit operands, which are cuBLASLt (`scaled_gemm`, ATen/cuda/CUDABlas.cpp); not measured."""
 _OPERANDS: Final[dict[Any, tuple[int, int]]] = {

@@ -76,7 +76,7 @@ class Scratch:
 
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
         """Make what libraries keep or drop from here on; called when the results are allocated."""
-        func = products.IN_GIVEN.get(func, func)
+        func = products.SAME_BUFFERS.get(func, func)
         if func in products.PRODUCTS or func in products.SCALED:
             self.workspaces.keep(func, args)
         elif func in convolution.RULES:
@@ -87,7 +87,7 @@ class Scratch:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
     ) -> Staged:
         """Return the buffers that the operator holds besides its results."""
-        func = products.IN_GIVEN.get(func, func)
+        func = products.SAME_BUFFERS.get(func, func)
         if func in convolution.RULES:
             return convolution.RULES[func](args, kwargs, outputs, self._machine)
         if func in products.PRODUCTS:
