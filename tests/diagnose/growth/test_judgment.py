@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +432,17 @@ def test_censuses_prove_what_pages_show_uncertainly() -> None:
     assert judgment.counters["cpu"].growth.state == "uncertain"
     (finding,) = judgment.findings
     assert (finding.certainty, finding.bytes_per_second) == ("proven", MIB // 2)
+
+
+@pytest.mark.parametrize("rooms", [(20, 7, 27), (5, 15, 25), (20, 6, 6)])
+def test_censuses_prove_what_fills_the_room_that_they_left(rooms: Sequence[int]) -> None:
+    """Each census needs so many MiB for an instant, and malloc keeps their pages."""
+    taken = dict(zip(CENSUSES, rooms, strict=False))
+    needed = (value + MIB * taken.get(at, 0) for at, value in enumerate(rising(MIB / 2), 1))
+    finding = the(outside("cpu", list(accumulate(needed, max)), keeping(MIB / 2)))
+    assert (finding.certainty, finding.holder_path, finding.bytes_per_second) == (
+        "proven", items("kept"), MIB // 2,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("device", "rate"), [("cpu", MIB), ("cuda:0", 1.25 * MIB)])

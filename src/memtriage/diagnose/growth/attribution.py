@@ -289,9 +289,9 @@ def _judged(rises: Sequence[AnyRise], counters: Mapping[str, Counter], now: floa
         seen_by = [counters[name] for name in names if name in counters]
         by_counter = (_by_counter(rise, counter, others) for counter in seen_by)
         found = next((each for each in by_counter if each is not None), None)
-        # Pages may fill with room that malloc leaves.
+        # Growth may go into room that malloc leaves in its pages, as a census by the process itself does.
         of_pages = any(counter.pages for counter in seen_by)
-        if found is None or (of_pages and found.reason == "fills"):
+        if found is None or (of_pages and found.certainty == "suspected"):
             alone = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
             if found is None or (alone is not None and alone.certainty == "proven"):
                 found = alone
