@@ -418,7 +418,10 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
         return None
     if counter is not None:
         seen = counter.growth
-        ended = seen.until is not None and rate / 2 <= seen.rate <= 2 * rate
+        until = seen.until
+        if counter.pages and until is not None and until < grew_until:
+            until = None  # malloc had room left: the holder grew on
+        ended = until is not None and rate / 2 <= seen.rate <= 2 * rate
         if ended or contradicts(counter, rate, rise.since):
             return None
     aged = now - grew_until > ESTIMATE.share * (grew_until - rise.since)
