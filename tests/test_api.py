@@ -298,7 +298,10 @@ def test_cache_filled_by_the_first_step_is_no_leak() -> None:
                 (model(torch.randn(8, 64)).sum() * mask.mean()).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert (judged(watch).verdict, judged(watch).findings) == ("not_judged", [])
+    report = judged(watch)
+    assert (report.verdict, report.findings) == ("clean", [])
+    limit = report.judged["cpu"].detection_limit
+    assert limit is not None and limit.per == "step" and limit.bytes < 12 * 400_000  # as in the first step
 
 
 # --- how the block ends -------------------------------------------------------------------------------------
@@ -338,7 +341,10 @@ def test_an_out_of_memory_error_that_is_survived_is_no_death(no_census: None) ->
             with pytest.raises(RuntimeError, match="allocate"):
                 too_much()
         train(1)
-    assert (judged(watch).verdict, judged(watch).findings) == ("not_judged", [])
+    report = judged(watch)
+    assert (report.verdict, report.findings) == ("clean", [])
+    limit = report.judged["cpu"].detection_limit
+    assert limit is not None and limit.per == "step" and limit.bytes < 12 * 400_000  # as in the first step
 
 
 def test_dying_of_memory_is_the_verdict() -> None:

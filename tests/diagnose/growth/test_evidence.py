@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, WARM_UP, Comparison, Evidence
-from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Role
+from memtriage.diagnose.growth.judgment import judge
+from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Readings, Role, Situation
 from memtriage.model.position import TrainingPosition
 from support.observed import data, held, observed, position
 
@@ -225,3 +226,19 @@ def test_what_grows_from_call_to_call_is_certain_at_any_pace(seed: int) -> None:
     growth = comparison.counters["cpu"].growth
     grown = 8192 * (total[-1] - total[WARM_UP]) / (len(total) - WARM_UP - 1)
     assert (growth.state, growth.rate) == ("growing", pytest.approx(grown, rel=0.01))
+
+
+def test_the_limit_of_few_long_steps_is_for_a_step() -> None:
+    def limit(steps: int) -> int:
+        evidence = Evidence()
+        read(evidence, "microbatch", 12 * ENOUGH_MARKS)
+        read(evidence, "step", steps)
+        at = TrainingPosition(
+            step=steps, backwards=12 * ENOUGH_MARKS, microbatches_per_step=12 if steps else 0
+        )
+        evidence.add(Situation(position=at, readable={"cpu": True}))
+        found = judge(evidence).judged["cpu"].limit
+        assert found is not None and found.per == "step"
+        return found.bytes
+
+    assert limit(steps=3) == 12 * limit(steps=0)

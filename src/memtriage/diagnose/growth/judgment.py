@@ -484,6 +484,9 @@ def _judged(evidence: Evidence) -> dict[str, JudgedDevice]:
     judged = {}
     for device, readable in evidence.situation.readable.items():
         of = JudgedDevice(obstacle="no counter") if not readable else judge_counter(comparison, device)
+        each_step = evidence.situation.position.microbatches_per_step
+        if of.limit is not None and comparison.scale == "microbatch" and each_step:
+            of = replace(of, limit=DetectionLimit(each_step * of.limit.bytes, "step"))
         judged[device] = replace(of, waiting=_waiting(comparison, device))
     return judged
 
