@@ -58,11 +58,15 @@ def test_a_census_estimates_what_malloc_counts(body: str) -> None:
 
 
 def test_a_tensor_is_larger_by_its_python_object_and_by_what_gradients_need() -> None:
-    sizer = NativeSizer(NodeReader(), NativeSizes(tensor=1000, wrapper=100, gradient=10, storage=1))
+    sizer = NativeSizer(NodeReader(), NativeSizes(tensor=1000, wrapper=100, gradient=10))
     plain, leaf = torch.ones(1), torch.ones(1, requires_grad=True)
     assert [sizer.tensor(plain, saved=saved) for saved in (False, True)] == [1100, 1000]
     assert [sizer.tensor(leaf, saved=saved) for saved in (False, True)] == [1110, 1010]
-    assert sizer.storage == 1
+
+
+def test_a_storage_on_a_gpu_is_larger_by_the_allocator_s_block() -> None:
+    sizes = NativeSizes(storage=1000, block=100)
+    assert (sizes.storage_on("cpu"), sizes.storage_on("cuda:1")) == (1000, 1100)
 
 
 def test_a_node_is_larger_by_its_edges_and_by_what_it_saves() -> None:

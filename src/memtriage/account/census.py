@@ -17,7 +17,7 @@ from memtriage.account.group_details import GroupDetails, LineNamer, SiteOf
 from memtriage.account.held import HeldStorage, anchors_of_nodes, held_storages, holding_object
 from memtriage.account.holder_facts import holder_facts, store_of
 from memtriage.account.holder_index import HolderIndex
-from memtriage.account.native_sizes import NativeSizer
+from memtriage.account.native_sizes import SIZES, NativeSizer
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import (
     Census,
@@ -282,7 +282,7 @@ class CensusView:
             anchor = self._namer.path(position).anchor if above is None else above
             kept[anchor] += sizer.tensor(graph.objects[position], saved=above is not None)
         for held in self._held.values():
-            kept[self._namer.path(held.position).anchor] += sizer.storage
+            kept[self._namer.path(held.position).anchor] += SIZES.storage_on(held.facts.device)
         at = counting_kept(groups.values())
         for anchor in nodes:
             if anchor not in at:

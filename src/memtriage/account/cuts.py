@@ -18,7 +18,7 @@ import msgspec
 
 from memtriage.account.held import HeldStorage, HeldStorages
 from memtriage.account.holder_index import HolderIndex
-from memtriage.account.native_sizes import NativeSizer
+from memtriage.account.native_sizes import SIZES, NativeSizer
 from memtriage.account.paths import PathNamer
 from memtriage.account.retained_sizes import RetainedSizes
 from memtriage.model.census import CutKind, CutSeen, GroupKey
@@ -306,7 +306,7 @@ class CutMeter:
         """Yield the storages of a group, and what its nodes and tensor objects take of the host's memory."""
         on_host = key[0] == "cpu"
         for held in group:
-            yield _OwnBytes(held.facts.nbytes + (self._sizer.storage if on_host else 0), tuple(held.tensors))
+            yield _OwnBytes(held.facts.nbytes + (SIZES.storage if on_host else 0), tuple(held.tensors))
         if not on_host:
             return
         graph = self._graph

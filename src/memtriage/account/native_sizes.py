@@ -17,7 +17,8 @@ class NativeSizes:
     Measured with `mallinfo2` on x86-64 glibc and torch 2.13: what 20 more operations in a chain add, for each
     of 14 operations, and what 2,000 more tensors add. Chunk headers and alignment are included. Estimated of
     measured bytes: t 512 of 512, add 560 of 576, mul 704 of 704, exp 584 of 592, layer_norm 968 of 1,008,
-    batch_norm 1,040 of 1,056, mm 864 of 863, addmm 912 of 961.
+    batch_norm 1,040 of 1,056, mm 864 of 863, addmm 912 of 961. On an H200 (torch 2.11) a storage needed 267
+    to 278 bytes more than on the CPU in five operations, 326 and 333 in two others.
 
     Attributes:
         node: an autograd node without edges.
@@ -28,6 +29,7 @@ class NativeSizes:
         tensor: C++'s part of a tensor.
         gradient: in addition, if the tensor requires a gradient.
         storage: a storage without its data, but with the alignment of the data.
+        block: in addition, what the caching allocator notes of a storage on a GPU.
         wrapper: Python's part of a tensor.
     """
 
@@ -39,7 +41,12 @@ class NativeSizes:
     tensor: int = 192
     gradient: int = 176
     storage: int = 208
+    block: int = 272
     wrapper: int = 112
+
+    def storage_on(self, device: str) -> int:
+        """Bytes of a storage without its data."""
+        return self.storage + (self.block if device.startswith("cuda:") else 0)
 
 
 SIZES: Final = NativeSizes()
@@ -81,8 +88,3 @@ class NativeSizer:
         """
         nbytes = self._sizes.tensor + (0 if saved else self._sizes.wrapper)
         return nbytes + (self._sizes.gradient if plain(tensor).requires_grad else 0)
-
-    @property
-    def storage(self) -> int:
-        """Bytes of a storage without its data."""
-        return self._sizes.storage

@@ -486,7 +486,7 @@ def walk_once(
             reading.attached.add(key)
         if position >= walk.program_end:
             reading.beyond.add(key)
-        reading.kept[key] += SIZES.storage
+        reading.kept[key] += SIZES.storage_on(facts.device)
     reading.containers = {anchor: holders.containers(positions) for anchor, positions in below.items()}
     for position, key in keys.items():
         reading.kept[key] += SIZES.tensor + (SIZES.wrapper if torch.wrapper(graph.objects[position]) else 0)
