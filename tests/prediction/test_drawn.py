@@ -1,27 +1,32 @@
 """What follows from random draws follows from others in the same way, without the trace."""
 
+from collections import Counter
+from itertools import combinations
+
 import pytest
 import torch
 
-from memtriage.prediction.drawn import ChangedError, Draws
+from memtriage.prediction.drawn import ChangedError, Draws, scores
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.many_steps.programs import ShapedBuild
 from memtriage.prediction.many_steps.shapes import inputs_of
+from memtriage.prediction.routing import Routing
 from memtriage.prediction.trace import trace
 from memtriage.prediction.values import KnownValues
-from support.experts import CHOSEN, EXPERTS, WAYS, mixture
+from support.experts import CHOSEN, EXPERTS, RECORDED, WAYS, mixture
 
 STEPS = 4
 TOKENS = 512
 aten = torch.ops.aten
 
 
-def traced(**options):
+def traced(routing=None, **options):
     """The draws of each step, and the random state before its first layer."""
     states = []
     build = mixture(tokens=TOKENS, before_layers=lambda: states.append(torch.cuda.get_rng_state()), **options)
-    draws = trace(ShapedBuild(build, inputs_of(None, STEPS)), machine("h200"), (2, 13), STEPS).draws
-    return draws, states
+    program = ShapedBuild(build, inputs_of(None, STEPS))
+    program.routing = None if routing is None else Routing("recorded", routing)
+    return trace(program, machine("h200"), (2, 13), STEPS).draws, states
 
 
 def generator_in(state):
@@ -30,9 +35,53 @@ def generator_in(state):
     return generator
 
 
+def near(counted, trials, chance):
+    """Whether something of this chance came so often, but for five standard deviations."""
+    return abs(counted - trials * chance) <= 5 * (trials * chance * (1 - chance)) ** 0.5
+
+
+def chosen_of(chances, count, experts=EXPERTS, rows=20_000):
+    drawn = scores((rows, experts), chances, torch.Generator().manual_seed(7))
+    assert drawn.min() >= 0 and drawn.max() <= 1
+    return drawn.topk(count, -1).indices
+
+
+@pytest.mark.parametrize(
+    ("weights", "count"),
+    [([7, 2, 1], 1), (RECORDED[0], CHOSEN), ([1, 1, 0, 0], 2), ([6, *range(1, 16), 0, 0], 8)],
+)
+def test_each_expert_is_chosen_as_often_as_was_recorded(weights, count):
+    chances = torch.tensor(weights, dtype=torch.float64) * count / sum(weights)
+    chosen = chosen_of(chances, count, len(weights))
+    counts = torch.bincount(chosen.flatten(), minlength=len(weights))
+    assert all(near(int(n), len(chosen), float(chance)) for n, chance in zip(counts, chances, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_equal_shares_give_what_is_drawn_without_a_record(recorded, count):
+    chances = torch.full((EXPERTS,), count / EXPERTS, dtype=torch.float64) if recorded else None
+    rows = chosen_of(chances, count).sort(-1).values.tolist()
+    together = list(combinations(range(EXPERTS), count))
+    counts = Counter(map(tuple, rows))
+    assert counts.keys() == set(together)
+    assert all(near(number, len(rows), 1 / len(together)) for number in counts.values())
+
+
+def test_recorded_routers_send_their_shares_in_traced_and_in_drawn_steps():
+    draws, _ = traced(RECORDED, way="where")
+    again, generator = draws.last.again(set(range(2 * EXPERTS))), torch.Generator().manual_seed(5)
+    for steps in ([draws.numbers(step) for step in range(STEPS)], [again(generator) for _ in range(40)]):
+        counts = [sum(step) for step in zip(*(step[: 2 * EXPERTS] for step in steps), strict=True)]
+        for got, shares in zip((counts[:EXPERTS], counts[EXPERTS:]), RECORDED, strict=True):
+            for number, share in zip(got, shares, strict=True):
+                assert near(number, len(steps) * TOKENS, CHOSEN * share / sum(shares))
+
+
+@pytest.mark.parametrize("routing", [None, RECORDED], ids=["even", "recorded"])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_draws_give_the_traced_numbers_and_others_give_others(way):
-    draws, states = traced(way=way)
+def test_the_same_draws_give_the_traced_numbers_and_others_give_others(way, routing):
+    draws, states = traced(routing, way=way)
     for step in range(1, STEPS):  # in step 0 the first router has the weights that the host gave it
         numbers = draws.numbers(step)
         assert draws.last.again(set(range(len(numbers))))(generator_in(states[step])) == numbers

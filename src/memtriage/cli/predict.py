@@ -29,6 +29,10 @@ def predict(
         Path | None,
         typer.Option(metavar="FILE", help="With --horizon: what each step of a build function gets (JSON)."),
     ] = None,
+    routing: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --horizon: tokens per router and expert (JSON)."),
+    ] = None,
     limit: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="With --horizon: what the process may reserve: 40GiB or bytes."),
@@ -67,7 +71,7 @@ def predict(
         "explain": explain or json,
         "host": host,
         "against": None if against is None else str(against),
-        **_horizon_options(horizon, lengths, limit, against),
+        **_horizon_options(horizon, lengths, routing, limit, against),
     }
     if every_rank and (rank or against is not None):
         raise ValueError(f"use only one of --all-ranks and {'--rank' if rank else '--against'}")
@@ -123,7 +127,11 @@ def _ranks_of_node(given: int | None, world_size: int) -> int:
 
 
 def _horizon_options(
-    horizon: int | None, lengths: Path | None, limit: str | None, against: Path | None
+    horizon: int | None,
+    lengths: Path | None,
+    routing: Path | None,
+    limit: str | None,
+    against: Path | None,
 ) -> dict[str, Any]:
     """What `--horizon` and the options that go with it say.
 
@@ -131,8 +139,9 @@ def _horizon_options(
         ValueError: they cannot be used together.
     """
     if horizon is None:
-        if lengths is not None or limit is not None:
-            raise ValueError(f"{'--limit' if lengths is None else '--lengths'} needs --horizon N")
+        for name, given in (("--lengths", lengths), ("--routing", routing), ("--limit", limit)):
+            if given is not None:
+                raise ValueError(f"{name} needs --horizon N")
         return {}
     if against is not None:
         raise ValueError("use only one of --horizon and --against: a run is compared step by step")
@@ -141,5 +150,6 @@ def _horizon_options(
     return {
         "horizon": horizon,
         "lengths": None if lengths is None else str(lengths),
+        "routing": None if routing is None else str(routing),
         "limit": None if limit is None else parse_size(limit, "--limit"),
     }

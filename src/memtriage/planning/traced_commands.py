@@ -20,6 +20,7 @@ from memtriage.prediction.distributed.broadcasts import Broadcasts
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
 from memtriage.prediction.many_steps.shapes import inputs_of
+from memtriage.prediction.routing import read_routing
 from memtriage.prediction.sandbox.child import report_progress
 from memtriage.prediction.script import Script
 from memtriage.prediction.watch import TracedProgram
@@ -42,16 +43,18 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
         os.environ["WORLD_SIZE"] = str(options["world_size"])  # as a launcher sets it, of one process too
     broadcasts = options["broadcasts"] = Broadcasts(options.pop("received", None))
     against = options.pop("against", None)
-    horizon, lengths, limit = (options.pop(name, None) for name in ("horizon", "lengths", "limit"))
+    horizon, lengths, routing, limit = (
+        options.pop(name, None) for name in ("horizon", "lengths", "routing", "limit")
+    )
 
     def progress(step: int, steps: int) -> None:
         report_progress(f"in step {step} of {steps}")
 
     if horizon is not None:
         del options["steps"]
-        prediction = horizon_of_program(
-            _shaped(target, horizon, lengths), horizon, limit=limit, **options, progress=progress
-        )
+        program = _shaped(target, horizon, lengths)
+        program.routing = None if routing is None else read_routing(Path(routing))
+        prediction = horizon_of_program(program, horizon, limit=limit, **options, progress=progress)
     else:
         prediction = predict_program(
             _program(target), **options, against=None if against is None else Path(against), progress=progress

@@ -6,7 +6,7 @@ are kept with their arguments on the host, so that they can be run on other draw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -48,6 +48,32 @@ class _Number:
         return [*elements, *(after - before for before, after in pairwise(elements))]
 
 
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    drawn: torch.Tensor
+    chances: torch.Tensor | None
+
+
+def scores(shape: Sequence[int], chances: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
+    """Draw values from 0 to 1 for unknown ones, of which the largest in each row will be chosen.
+
+    Args:
+        chances: how likely each column is chosen; the sum is how many are. None: all are equally likely.
+
+    The chosen ones are a systematic sample of the columns in random order: the ends of their chances, laid
+    one after the other from a random place, are in another whole number. It has exactly these chances;
+    drawing one after the other in proportion to them would flatten them.
+    """
+    drawn = torch.rand(shape, generator=generator)
+    if chances is None:
+        return drawn
+    order = drawn.argsort(-1)
+    begins = torch.rand((*shape[:-1], 1), generator=generator, dtype=chances.dtype)
+    ends = torch.cat([begins, begins + chances[order].cumsum(-1)], -1)
+    chosen = ends.floor().diff() > 0
+    return (drawn + torch.zeros(shape).scatter_(-1, order, chosen.float())) / 2
+
+
 @dataclass(slots=True)
 class StepDraws:
     """The draws of one step.
@@ -60,12 +86,12 @@ class StepDraws:
     _asked: list[_Number] = field(default_factory=list)
     _calls: list[_HostCall] = field(default_factory=list)
     _at_first: dict[int, torch.Tensor] = field(default_factory=dict)  # by storage that is written later
-    _drawn: dict[int, torch.Tensor] = field(default_factory=dict)  # stand for unknown values, by storage
+    _drawn: dict[int, _Scores] = field(default_factory=dict)  # stand for unknown values, by storage
     _follow: dict[int, torch.Tensor] = field(default_factory=dict)  # hold what follows from draws, likewise
 
-    def draw(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note that the values of a tensor were drawn for unknown ones."""
-        self._drawn[tensor.untyped_storage()._cdata] = tensor
+    def draw(self, tensor: torch.Tensor, chances: torch.Tensor | None = None) -> torch.Tensor:
+        """Note that the values of a tensor were drawn for unknown ones, by `scores`."""
+        self._drawn[tensor.untyped_storage()._cdata] = _Scores(tensor, chances)
         return tensor
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any], draws: bool) -> Any:
@@ -137,7 +163,7 @@ class _Redrawn:
     """Tensors that follow from other draws, by the storage of those that they replace."""
 
     def __init__(
-        self, drawn: Container[int], at_first: Mapping[int, torch.Tensor], generator: torch.Generator
+        self, drawn: Mapping[int, _Scores], at_first: Mapping[int, torch.Tensor], generator: torch.Generator
     ) -> None:
         self._drawn = drawn
         self._at_first = at_first
@@ -166,7 +192,8 @@ class _Redrawn:
         made = self._made.get(storage)
         if made is None:
             if storage in self._drawn:
-                made = torch.rand(tensor.numel(), generator=self._generator)
+                first = self._drawn[storage]
+                made = scores(first.drawn.shape, first.chances, self._generator)
             elif storage in self._at_first:
                 made = self._at_first[storage].clone()
             else:

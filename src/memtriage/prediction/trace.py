@@ -242,12 +242,17 @@ def trace(
             stack.enter_context(imports.followed())
         stack.enter_context(interpreter)
         stack.enter_context(interpreter.in_threads())
+        routing = values.routing = program.routing
+        if routing is not None:
+            routing.passes = lambda: len(lifetimes.recording.markers)
         if explain:
             watch.places = Places()
             lifetimes.allocated = watch.places.note
             stack.enter_context(watch.places.followed())
         with _failures_described(notes):
             made = program.run(watch, steps)
+        if routing is not None:
+            routing.check()
         compile_trials = compiler.tried()
         lifetimes.close()
     if memory is not None:

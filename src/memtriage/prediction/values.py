@@ -3,7 +3,7 @@
 Tensors on the device have no data in a trace. Where a value follows from what the program itself wrote down
 (indices, masks, lengths, labels drawn at random) the operators are run on the host as well. Values
 that come out of the network are unknown; a router's choices among experts are drawn at random, as those of a
-freshly initialized network are.
+freshly initialized network are, or as they were recorded.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import torch
 
-from memtriage.prediction.drawn import Draws
+from memtriage.prediction.drawn import Draws, scores
 from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, mapped, tensors_in
+from memtriage.prediction.routing import Routing
 
 aten: Final = torch.ops.aten
 
@@ -64,9 +65,11 @@ class KnownValues:
     Attributes:
         generator: of what is drawn. What checkpointing computes again, it draws again: it restores the state.
         draws: what is drawn in each step, where that is asked for.
+        routing: how routers choose; None: each expert is equally likely.
     """
 
     draws: Draws | None = None
+    routing: Routing | None = None
 
     def __init__(self) -> None:
         self._known: dict[int, torch.Tensor] = {}
@@ -119,7 +122,9 @@ class KnownValues:
         if func in FINITE:
             shape = args[0].shape
             return torch.full(shape, FINITE[func]) if shape.numel() <= INTEGER_LIMIT else None
-        real = _ValueReader(self, func in CHOICES, self.generator)
+        real = _ValueReader(
+            self, func in CHOICES, _chosen_of_each(args) if func is aten.topk.default else None
+        )
         real_args, real_kwargs = mapped(args, real.read), mapped(kwargs, real.read)
         if real.missing:
             return None
@@ -148,8 +153,8 @@ class KnownValues:
 
 
 class _ValueReader:
-    def __init__(self, values: KnownValues, draws: bool, generator: torch.Generator) -> None:
-        self._values, self._draws, self._generator = values, draws, generator
+    def __init__(self, values: KnownValues, draws: bool, chosen: int | None) -> None:
+        self._values, self._draws, self._chosen = values, draws, chosen
         self.missing = False
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -157,14 +162,23 @@ class _ValueReader:
 
         if true_device(tensor).type == "cpu":
             return tensor
-        known = self._values.of(tensor)
+        values, chances = self._values, None
+        if values.routing is not None and self._chosen is not None and tensor.is_floating_point():
+            chances = values.routing.chances(tensor, self._chosen, values.generator.get_state())
+        known = values.of(tensor) if chances is None else None
         if known is not None:
             return known
         if self._draws and tensor.numel() <= DRAWN_LIMIT and tensor.is_floating_point():
-            drawn = torch.rand(tensor.shape, generator=self._generator)
-            return drawn if self._values.draws is None else self._values.draws.now().draw(drawn)
+            drawn = scores(tensor.shape, chances, values.generator)
+            return drawn if values.draws is None else values.draws.now().draw(drawn, chances)
         self.missing = True
         return tensor
+
+
+def _chosen_of_each(args: Any) -> int | None:
+    """How many columns of each row a top-k chooses; None if it chooses rows."""
+    tensor, chosen, dim = (*args, -1)[:3]
+    return int(chosen) if dim in (-1, tensor.dim() - 1) else None
 
 
 def _elements(args: Any) -> int:

@@ -16,6 +16,7 @@ from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.host.memory import HostMemory
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.places import Places, module_names
+from memtriage.prediction.routing import Routing
 
 OPTIMIZER_STATE: Final = "optimizer state"
 _KINDS: Final = (("parameter", "_parameters"), ("buffer", "_buffers"))
@@ -182,10 +183,12 @@ class TracedProgram(ABC):
     Attributes:
         varies: whether its steps may differ, so that the highest after the first counts and not the last.
         draws_again: whether what its steps draw at random is kept, to be drawn again.
+        routing: how its routers choose among experts, where that was recorded.
     """
 
     varies = False
     draws_again = False
+    routing: Routing | None = None
 
     @abstractmethod
     def watch(self, lifetimes: Lifetimes) -> TraceWatch:

@@ -284,6 +284,7 @@ def build(device):
     ("options", "said"),
     [
         (["--limit", "4GiB"], "--limit needs --horizon"),
+        (["--routing", "routing.json"], "--routing needs --horizon"),
         (["--horizon", "0"], "at least 1 step"),
         (["--horizon", "9", "--against", "runs"], "only one of"),
         (["--horizon", "9", "--limit", "much"], "--limit 'much'"),

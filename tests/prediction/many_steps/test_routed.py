@@ -14,28 +14,36 @@ from memtriage.prediction.many_steps.routed import NotRoutedError, RoutedSteps
 from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, ROUTED
 from memtriage.prediction.many_steps.shapes import inputs_of
 from memtriage.prediction.many_steps.step_trace import cut
+from memtriage.prediction.routing import Routing
 from memtriage.prediction.trace import trace
-from support.experts import EXPERTS, WAYS, WIDTH, mixture
+from support.experts import EXPERTS, RECORDED, WAYS, WIDTH, mixture
 
 TRACED = 16
 
 
-def steps_of(build, count):
+def program_of(build, count, recorded=None):
+    program = ShapedBuild(build, inputs_of(None, count))
+    program.routing = None if recorded is None else Routing("routing.json", recorded)
+    return program
+
+
+def steps_of(build, count, recorded=None):
     """Steps that were traced, by number, and their draws."""
-    found = trace(ShapedBuild(build, inputs_of(None, count)), machine("h200"), (2, 13), count)
+    found = trace(program_of(build, count, recorded), machine("h200"), (2, 13), count)
     _, *steps = cut(found.recording, found.steps)
     later = {number: step.settled(number) for number, step in enumerate(steps) if number >= FIRST_STEPS}
     return later, found.draws
 
 
+@pytest.mark.parametrize("recorded", [None, RECORDED], ids=["even", "recorded"])
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_are_derived_as_tracing_them_gives(way, again):
-    steps, draws = steps_of(mixture(way, again=again), TRACED)
+def test_steps_are_derived_as_tracing_them_gives(way, again, recorded):
+    steps, draws = steps_of(mixture(way, again=again), TRACED, recorded)
     fitted = dict(list(steps.items())[-ROUTED:])
     routed = RoutedSteps(fitted, draws)
     assert routed.error == 0
-    assert routed.drawn == 2 * EXPERTS
+    assert routed.drawn == 2 * EXPERTS - sum(shares.count(0) for shares in recorded or ())
     others = steps.keys() - fitted.keys()
     assert len(others) == TRACED - FIRST_STEPS - ROUTED
     for number in others:
@@ -64,14 +72,25 @@ def test_a_horizon_has_the_spread_of_traced_steps():
     assert [variant.name for variant in run.variants] == ["expandable_segments:True"]
 
 
-def horizon(build, steps):
-    return horizon_of_program(ShapedBuild(build, inputs_of(None, steps)), steps)
+def horizon(build, steps, recorded=None):
+    return horizon_of_program(program_of(build, steps, recorded), steps)
 
 
-def test_what_was_drawn_is_said():
-    notes = horizon(mixture(), 40).notes
+@pytest.mark.parametrize(
+    ("recorded", "taken"),
+    [(None, "each expert equally often"), ([[1] * EXPERTS], "each expert as often as in routing.json")],
+    ids=["even", "recorded"],
+)
+def test_what_was_drawn_is_said(recorded, taken):
+    notes = horizon(mixture(), 40, recorded).notes
     said = f"sizes follow from {2 * EXPERTS} numbers that every step draws at random"
-    assert any(note.startswith(said) and "0.00% off" in note for note in notes)
+    assert any(note.startswith(said) and taken in note and "0.00% off" in note for note in notes)
+
+
+def test_a_router_with_a_favourite_needs_more():
+    build = mixture(tokens=256, hidden=4096, layers=1)
+    even, skewed = (horizon(build, 200, [shares]).horizon for shares in ([1, 1, 1, 1], [1, 1, 1, 2.9]))
+    assert even.allocated_p999 < skewed.allocated_p50
 
 
 def test_what_cannot_be_drawn_again_is_said_and_taken_from_one_step():

@@ -22,8 +22,10 @@ from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, RunShapes, r
 from memtriage.prediction.many_steps.shapes import NOTHING, Shape, inputs_of
 from memtriage.prediction.many_steps.step_trace import StepTrace, cut
 from memtriage.prediction.many_steps.variants import variants
+from memtriage.prediction.routing import Routing
 from memtriage.prediction.trace import Trace
 
+EQUALLY: Final = "a router is taken to choose each expert equally often"
 POINTS: Final = 40
 """Steps of the run whose counters are kept."""
 VARIED_AT_MOST: Final = 20_000_000
@@ -100,7 +102,7 @@ def horizon_of_program(
     run, error = run_of(traced, known)
     notes = _notes(known, error)
     if traced.draws is not None and known.routed(traced.draws):
-        run, remarks = _drawn_again(run, traced, traced.draws, known)
+        run, remarks = _drawn_again(run, traced, traced.draws, known, program.routing)
         notes += remarks
     memory = MemoryLimits(traced.settings, gpu_memory, gpu_memory - prediction.outside_allocator, limit)
     prediction.horizon = _horizon(run, memory, error, len(set(known.shapes)))
@@ -129,7 +131,9 @@ def run_of(traced: Trace, known: RunShapes) -> tuple[LongRun, float | None]:
     return LongRun(before, step_of, known.shapes), error
 
 
-def _drawn_again(run: LongRun, traced: Trace, draws: Draws, known: RunShapes) -> tuple[LongRun, list[str]]:
+def _drawn_again(
+    run: LongRun, traced: Trace, draws: Draws, known: RunShapes, routing: Routing | None
+) -> tuple[LongRun, list[str]]:
     """The run with draws of its own in each later step, and what is to be said of it."""
     _, *steps = cut(traced.recording, traced.steps)
     later = {number: step.settled(number) for number, step in enumerate(steps) if number >= known.first}
@@ -149,7 +153,7 @@ def _drawn_again(run: LongRun, traced: Trace, draws: Draws, known: RunShapes) ->
         ]
     return LongRun(run.before, step_of, [*known.shapes[: known.first], *step_of]), [
         f"sizes follow from {count(routed.drawn, 'number')} that every step draws at random, such as the "
-        "tokens of an expert: a router is taken to choose each expert equally often; "
+        f"tokens of an expert: {EQUALLY if routing is None else routing.text()}; "
         f"{count(len(later), 'step')} were traced, the others derived, {routed.error:.2%} off at most in "
         "what the step asks for at its peak"
     ]
