@@ -57,6 +57,24 @@ if __name__ == "__main__":
     main()
 '''
 
+MIXTURE: Final = """\
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(64, 4)
+        self.experts = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            result = result.index_add(0, token, expert(x[token]) * weights[token, place, None])
+        return result
+
+
+def build("""
+
 TRIALS: Final = """\
 [trials]
 script = "train.py"
@@ -217,6 +235,12 @@ MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
     "package/train.py": _text(TRAIN),
     "train.log": _text(LOG),
     "config.json": _text(json.dumps(LLAMA)),
+    "train_mixture.py": _text(
+        TRAIN.replace("def build(", MIXTURE).replace(
+            "model = nn.Sequential(", "model = nn.Sequential(Mixture(), "
+        )
+    ),
+    "routing.json": _text(json.dumps([[3, 1, 2, 2]])),
     "trials.toml": _text(TRIALS),
     "run.pickle.gz": _recording,
     "loss_list.pickle.gz": _recording,
