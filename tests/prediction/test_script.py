@@ -117,6 +117,19 @@ def test_a_script_has_the_peak_of_its_build_function(script, text, count, goes_o
         assert 0 <= step.end_allocated - other.end_allocated <= 512
 
 
+@pytest.mark.parametrize("explain", [False, True])
+def test_a_compiled_model_has_the_peak_of_a_compiled_function(script, explain):
+    as_model = ONE.replace("model = network()", "model = torch.compile(network(), fullgraph=True)")
+    as_function = ONE.replace("model(batch())", "compiled(batch())").replace(
+        "model = network()", "model = network()\n    compiled = torch.compile(lambda given: model(given))"
+    )
+    prediction, expected = (
+        predict_program(Script(script(text), ["1000"]), explain=explain) for text in (as_model, as_function)
+    )
+    assert prediction.peak_allocated == expected.peak_allocated
+    assert prediction.peak_reserved == expected.peak_reserved
+
+
 def test_steps_end_with_the_last_of_several_optimizers(script):
     prediction = predict_program(Script(script(TWO), ["1000"]), steps=3)
     assert len(prediction.steps) == 3

@@ -1,8 +1,7 @@
 """Which module and which line of the program make which allocation.
 
-Hooks for all modules are there for the time of a trace only (a trace has no compiled code that they could
-break). In backward the module and the line are those in which the running node was made, known by its
-sequence number; a checkpointed module that runs again says so itself.
+In backward the module and the line are those in which the running node was made, known by its sequence
+number; a checkpointed module that runs again is on the stack itself.
 """
 
 from __future__ import annotations
@@ -10,17 +9,19 @@ from __future__ import annotations
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from inspect import unwrap
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from memtriage.model.code_origin import is_torch
 from memtriage.observe.origin import CodeOrigin
+
+_CALL: Final = nn.Module._call_impl.__code__
+_BACKWARD: Final = unwrap(torch.autograd.graph._engine_run_backward).__code__
 
 
 def module_names(models: Iterable[nn.Module]) -> MutableMapping[nn.Module, str]:
@@ -56,23 +57,21 @@ def described(value: Any) -> str:
 
 
 class _BySequence:
-    """What holds from one sequence number of autograd's nodes to the next."""
+    """The module and the line from one sequence number of autograd's nodes to the next."""
 
     def __init__(self) -> None:
         self._since: list[int] = []
-        self._values: list[str | None] = []
+        self._values: list[tuple[str | None, str | None]] = []
 
-    def note(self, number: int, value: str | None) -> None:
-        """From this number on it is another."""
-        if self._since and self._since[-1] == number:
-            self._values[-1] = value
-        else:
+    def note(self, number: int, value: tuple[str | None, str | None]) -> None:
+        """From this number on it is another. What came first with a number is its operator's."""
+        if not self._since or self._since[-1] != number:
             self._since.append(number)
             self._values.append(value)
 
-    def of(self, node: Any) -> str | None:
-        """What held when a node was made; None for no node, and for one that accumulates a gradient."""
-        if node is None or getattr(node, "variable", None) is not None:
+    def of(self, node: Any) -> tuple[str | None, str | None] | None:
+        """What held when a node was made; None for one that accumulates a gradient."""
+        if getattr(node, "variable", None) is not None:
             return None  # a gradient is named by its parameter
         position = bisect_right(self._since, node._sequence_nr()) - 1
         return self._values[position] if position >= 0 else None
@@ -94,77 +93,63 @@ class Places:
         self.sites: dict[int, str] = {}
         self.inputs: dict[str, str] = {}
         self.names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-        self._called: list[str] = []
-        self._modules, self._lines = _BySequence(), _BySequence()
+        self._made = _BySequence()
         self._origin = CodeOrigin()
         self._begun_in = os.getcwd() + os.sep
 
-    @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Modules are followed within the block."""
-        handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
     def note(self, block: int) -> None:
         """A block was allocated."""
-        node = None if self._called else torch._C._current_autograd_node()
-        place = self._called[-1] if self._called else self._modules.of(node)
+        node = torch._C._current_autograd_node()
+        calls, line = self._running()
+        if node is None or calls:
+            # The node of the operator that allocates was made just before.
+            number = torch.autograd._get_sequence_nr() - 1
+            place = self._module(calls)
+            self._made.note(number, (place, line))
+        else:
+            place, line = self._made.of(node) or (None, None)
         if place is not None:
             self.of[block] = place
-        site = self._lines.of(node)
-        if node is None:
-            site = self._line()
-            self._lines.note(torch.autograd._get_sequence_nr() - 1, site)
-        if site is not None:
-            self.sites[block] = site
+        if line is not None:
+            self.sites[block] = line
 
-    def _line(self) -> str | None:
-        """The line that runs."""
-        library = None
-        frame = sys._getframe(1)
-        while frame is not None:
+    def _running(self) -> tuple[list[dict[str, Any]], str | None]:
+        """The local variables of the calls of modules, innermost first, and the line that runs.
+
+        Frames are looked at, since `torch.compile` would trace hooks of modules. What called a backward does
+        not count.
+        """
+        calls: list[dict[str, Any]] = []
+        found = library = None
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code is not _BACKWARD:
             name = frame.f_code.co_filename
-            if self._origin.is_user_file(name):
-                break
-            if library is None and name.endswith(".py") and not is_torch(name):
+            if frame.f_code is _CALL:
+                calls.append(frame.f_locals)
+            elif found is None and self._origin.is_user_file(name):
+                found = frame
+            elif library is None and name.endswith(".py") and not is_torch(name):
                 library = None if self._origin.is_own_file(name) else frame
             frame = frame.f_back  # type: ignore[assignment]
-        found = frame or library
+        of_user = found is not None
+        found = found or library
         if found is None:
-            return None
+            return calls, None
         file = found.f_code.co_filename
-        short = file.removeprefix(self._begun_in) if frame is not None else os.path.basename(file)
-        return f"{short}:{found.f_lineno} in {found.f_code.co_name}"
+        short = file.removeprefix(self._begun_in) if of_user else os.path.basename(file)
+        return calls, f"{short}:{found.f_lineno} in {found.f_code.co_name}"
 
-    def _enter(self, module: nn.Module, inputs: Any) -> None:
-        name = self.names.get(module)
-        if name is None:
-            if self._called:
-                name = f"{self._called[-1]}.({type(module).__name__})"
-                self.names[module] = name
-            else:
-                self.names.update(module_names([module]))
-                name = self.names[module]
-        self._called.append(name)
-        self._moved()
-
-    def _leave(self, module: nn.Module, inputs: Any, *others: Any) -> None:
-        """`others` are the named arguments and the result; of a forward that fails, its result alone."""
-        if not self._called:
-            return
-        self._called.pop()
-        self._moved()
-        if not self._called and len(others) > 1 and (given := described([*inputs, others[0]])):
-            self.inputs[type(module).__name__] = given
-
-    def _moved(self) -> None:
-        """From this sequence number on, autograd's nodes are another module's."""
-        where = self._called[-1] if self._called else None
-        self._modules.note(torch.autograd._get_sequence_nr(), where)
+    def _module(self, calls: Sequence[Mapping[str, Any]]) -> str | None:
+        """The path of the innermost module that is called."""
+        name = None
+        for call in reversed(calls):
+            module = call["self"]
+            if module not in self.names:
+                if name is None:
+                    self.names.update(module_names([module]))
+                else:
+                    self.names[module] = f"{name}.({type(module).__name__})"
+            if name is None and (given := described([*call["args"], call["kwargs"]])):
+                self.inputs[type(module).__name__] = given
+            name = self.names[module]
+        return name

@@ -249,7 +249,12 @@ class ScriptWatch(TraceWatch):
     def following_forward(self) -> Iterator[None]:
         """In the block calls of modules are seen: where training begins, and where steps without an optimizer
         end."""
-        handle = register_module_forward_pre_hook(self._called)
+
+        def called(module: nn.Module, inputs: Any) -> None:
+            if not torch.compiler.is_compiling():  # which would trace what follows as a part of the program
+                self._called(module)
+
+        handle = register_module_forward_pre_hook(called)
         try:
             yield
         finally:
@@ -290,7 +295,7 @@ class ScriptWatch(TraceWatch):
         if self._beyond > STEPS_BEYOND:
             raise _Enough
 
-    def _called(self, module: nn.Module, inputs: Any) -> None:
+    def _called(self, module: nn.Module) -> None:
         if self.finished:
             if self._first_model is not None and self._first_model() is module and not self.backwards:
                 self._goes_on()

@@ -248,7 +248,6 @@ def trace(
         if explain:
             watch.places = Places()
             lifetimes.allocated = watch.places.note
-            stack.enter_context(watch.places.followed())
         with _failures_described(notes):
             made = program.run(watch, steps)
         if routing is not None:
