@@ -14,7 +14,6 @@ from memtriage.diagnose.growth.attribution import HolderRise
 from memtriage.diagnose.growth.facts import Counted, Leak
 from memtriage.diagnose.held import Held
 from memtriage.model.census import CutSeen
-from memtriage.model.findings import Projection
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, anchor_of, in_words
 from support.judged import a_holder, a_leak
 from support.paths import attribute, graph, item, items_of, local, of_module
@@ -216,23 +215,6 @@ def test_kinds_and_growth_without_a_path_stay_apart() -> None:
     assert one_a_cause([native, garbage, leak(X, 4), native]) == [leak(X, 4), garbage, native, native]
 
 
-@pytest.mark.parametrize("scale", ["step", "microbatches", "backward"])
-def test_memory_is_full_when_it_is_by_the_rate_of_all_that_grows(scale: str) -> None:
-    ends = [Projection(device="cpu", limit=1000, **{scale: at}) for at in (300, 150)]
-    parts = [leak((*PARAMS, item(f"'{at}'")), 10, projection=end) for at, end in enumerate(ends)]
-    (found,) = one_a_cause(parts)
-    assert found.projection == ends[1]
-
-
-def test_an_end_that_is_past_says_nothing_of_the_rest() -> None:
-    ends = [Projection(device="cpu", limit=1000, step=step) for step in (100, 300)]
-    parts = [leak((*PARAMS, item(f"'{end.step}'")), 10, step=100, projection=end) for end in ends]
-    (found,) = one_a_cause(parts)
-    assert found.projection == ends[1]
-    (found,) = one_a_cause([parts[0], replace(parts[1], step=300)])
-    assert found.projection is None
-
-
 def test_a_part_with_just_less_than_the_share_that_names_the_whole_does_not() -> None:
     share = round(100 * SPEAKS_FOR_ALL)
     for most, common in ((share, "train.params['a']"), (share - 1, "train.params[*]")):
@@ -241,17 +223,15 @@ def test_a_part_with_just_less_than_the_share_that_names_the_whole_does_not() ->
 
 
 def test_what_entries_keep_in_native_memory_is_part_of_their_leak() -> None:
-    ends = [Projection(device="cpu", limit=1000, step=step) for step in (300, 150)]
-    entries = leak(X, 30, stored_at="a.py:2 in f", projection=ends[0])
+    entries = leak(X, 30, stored_at="a.py:2 in f")
     native = leak(
         X, 70, device="cuda:0", nbytes=500, certainty="suspected", allocated_at="a.py:1 in f",
-        projection=ends[1], shown_by=Counted("cuda:0", 70, 60, 80, 0, covered=True),
+        shown_by=Counted("cuda:0", 70, 60, 80, 0, covered=True),
     )  # fmt: skip
     (whole,) = one_a_cause([entries, native])
     assert (whole.device, whole.rates, whole.nbytes) == ("cuda:0", {"step": 100}, 800)
     assert (whole.certainty, whole.allocated_at, whole.stored_at) == ("proven", "a.py:1 in f", "a.py:2 in f")
     assert whole.parts == (native, entries)
-    assert whole.projection == ends[1]
     doubtful = replace(entries, certainty="suspected")
     assert one_a_cause([doubtful, native])[0].certainty == "suspected"
     assert one_a_cause([doubtful, replace(native, certainty="proven")])[0].certainty == "proven"

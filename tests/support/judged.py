@@ -27,7 +27,7 @@ class InWords:
 
 def judge(evidence: Evidence, *, limits: bool = True) -> InWords:
     found = judgment.judge(evidence, limits=limits)
-    return InWords(findings_of(found.leaks), judged_in_words(found.judged), found.counters)
+    return InWords(findings_of(found.leaks), judged_in_words(found.judged), evidence.main.counters)
 
 
 def a_holder(path: HolderPath, **facts: Any) -> Held:

@@ -33,7 +33,7 @@ from memtriage.diagnose.growth.facts import Counted, Leak, Per
 from memtriage.diagnose.held import Held
 from memtriage.model.census import CutSeen
 from memtriage.model.evidence import DataSeen
-from memtriage.model.findings import DEVICE_HOST, Projection
+from memtriage.model.findings import DEVICE_HOST
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, anchor_of
 
 SPEAKS_FOR_ALL: Final = 0.75
@@ -191,7 +191,7 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
         also_held_by=tuple(dict.fromkeys(chain.from_iterable(part.also_held_by for part in parts))),
         allocated_at=next((part.allocated_at for part in parts if part.allocated_at), None),
         stored_at=next((part.stored_at for part in parts if part.stored_at), None),
-        projection=_soonest(parts),
+        recent=sum(part.recent for part in parts),
         parts=tuple(parts),
     )
     named = total if first.rate >= SPEAKS_FOR_ALL * total.rate else _renamed(total)
@@ -255,14 +255,3 @@ def _sum_of_rates(leaks: Iterable[Leak]) -> dict[Per, int]:
             total[per] = total.get(per, 0) + rate
     order: tuple[Per, ...] = ("step", "micro-batch", "second")
     return {per: total[per] for per in order if per in total}
-
-
-def _soonest(parts: Iterable[Leak]) -> Projection | None:
-    """Return when memory is full: the rate of each projection has all that grows on the device."""
-    ends = [
-        part.projection
-        for part in parts
-        if part.projection is not None
-        and (part.projection.step is None or part.projection.step > (part.step or 0))
-    ]
-    return min(ends, key=lambda end: end.step or end.microbatches or end.backward or 0, default=None)

@@ -236,7 +236,7 @@ class Attached:
                 by_device[device] = msgspec.structs.replace(judged, reason=few)
         cpu, least, needed = by_device[_CPU], _rate_shown(self.resident), _needed_s(self.resident)
         limit = cpu.detection_limit
-        span = 0.0 if limit is None else judgment.counters[_CPU].points.span
+        span = 0.0 if limit is None else self.evidence.main.counters[_CPU].points.span
         if limit is not None and (limit.bytes > least or span < 0.9 * needed):
             needed = max(needed, 10 * math.ceil(span * limit.bytes / least / 10))
             reason = f"growth of {rate(least, 'second')} may not show in {span:.0f} s: use --for {needed}s"

@@ -225,7 +225,7 @@ def test_a_leak_at_the_limit_is_found_with_its_rate(loop: str, steps: int) -> No
     recorded = points(np.array(NOISE[loop][:steps], dtype=np.float64))
     limit = detection_limit(recorded, CPU)
     assert limit is not None
-    found = grow(recorded.steeper(limit), CPU)
+    found = grow(recorded.plus(limit * recorded.at), CPU)
     assert found.state == "growing"
     assert found.rate == pytest.approx(limit, rel=0.2)
 

@@ -53,9 +53,10 @@ def test_a_line_stays_a_line(length: int, rate: int, base: int) -> None:
 
 
 def test_points_with_growth_added_are_steeper_by_it() -> None:
-    steeper = track([7, 5, 9]).points().since(2).steeper(10.0)
+    points = track([7, 5, 9]).points().since(2)
+    steeper = points.plus(10.0 * points.at)
     assert steeper.at.tolist() == [2, 3]
-    assert steeper.means.tolist() == steeper.floors.tolist() == [5, 19]
+    assert steeper.means.tolist() == steeper.floors.tolist() == [25, 39]
 
 
 @pytest.mark.parametrize(("length", "last"), [(512 + 1, 511.5), (1024 + 2, 1022.5), (1024 + 3, 1026.0)])

@@ -1,4 +1,1 @@
-"""Estimate growth of counters (`trend.py`) and of holders (`history.py`, `proof.py`, `holders.py`).
-
-Statistics over marks and censuses. `diagnose/judge.py` makes findings of them.
-"""
+"""From the evidence of a run to what grows; `judgment.py` has the steps in order."""

@@ -449,5 +449,5 @@ def contradicts(counter: Counter, rate: float, since: float) -> bool:
     if growth.rate >= rate / 2:
         return False
     if growth.state == "flat":
-        return grow(points.steeper(rate / 2), counter.policy).state == "growing"
+        return grow(points.plus(rate / 2 * points.at), counter.policy).state == "growing"
     return growth.state == "growing" and growth.high < rate / 2

@@ -40,17 +40,17 @@ POLICY: Final = EventPolicy()
 
 def event_of(
     comparison: Comparison,
-    counter: Counter | None,
+    shown_by: str,
     rate: float,
     events: Mapping[str, Track],
     came_with: Mapping[Event, int],
     rise: HolderRise | DataRise | None = None,
-) -> tuple[Event | None, float | None]:
-    """Return what growth comes with, and its bytes per event; None where nothing explains it.
+) -> tuple[Event | None, float]:
+    """Return what growth comes with, and its bytes per event; per position where nothing explains it.
 
     Args:
         comparison: in which it was seen.
-        counter: that shows it; None if none does.
+        shown_by: name of its counter.
         rate: bytes per position.
         events: counts of the run.
         came_with: bytes that came during each event.
@@ -59,14 +59,14 @@ def event_of(
     scale = comparison.scale
     if comparison.step is not None:
         return "microbatch", rate
-    own = _OF_SCALE.get(scale)
+    own, counter = _OF_SCALE.get(scale), comparison.counters.get(shown_by)
     best = None if counter is None else _best(counter, events, came_with, by_time=own is None)
     if best is not None and counter is not None and counter.growth.rate > 0:
         event, slope = best
         if rise is not None and rise.by_counter and rise.share > 0:
             return event, slope * min(1.0, rise.share)
         return event, slope * rate / counter.growth.rate
-    return own, None if own is None else rate
+    return own, rate
 
 
 def _best(

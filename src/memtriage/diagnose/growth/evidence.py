@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Final, Generic, TypeVar, get_args
 
@@ -70,7 +70,8 @@ class Counter:
             return 0.0, float("inf")
         read = min(end, float(self.points.at[-1])) - max(start, float(self.points.at[0]))
         more = (end - start) / read
-        return (found[0] - self.jumped(start, end)) * more, found[1] * more
+        jumped = sum(nbytes for at, nbytes in self.growth.jumps if start < at <= end)
+        return (found[0] - jumped) * more, found[1] * more
 
     @property
     def grown(self) -> float:
@@ -89,10 +90,6 @@ class Counter:
         """Return whether it certainly rose by less than half of what such a rate makes."""
         risen, error = self.rise(start, end)
         return 2 * (risen + 2 * error) < rate * (end - start)
-
-    def jumped(self, start: float, end: float) -> float:
-        """Return the bytes of the single jumps between two positions."""
-        return sum(nbytes for at, nbytes in self.growth.jumps if start < at <= end)
 
 
 @dataclass(slots=True)
@@ -150,18 +147,9 @@ class Comparison:
         if found.state != "growing" or found.shape != "steady":
             return None
         pace = (calls[-1] - calls[0]) / points.span
-        return replace(
-            found,
-            rate=pace * found.rate,
-            low=pace * found.low,
-            high=pace * found.high,
-            recent=pace * found.recent,
-            onset=float(np.interp(found.onset or 0.0, known, points.at[more])),
-            until=None,
-            period=None,
-            shape="stairs",
-            jumps=(),
-        )
+        rate, low, high, recent = (pace * each for each in (found.rate, found.low, found.high, found.recent))
+        onset = float(np.interp(found.onset or 0.0, known, points.at[more]))
+        return Growth("growing", rate, low, high, recent, onset, shape="stairs")
 
     def read(self, counter: str, at: float, value: int) -> None:
         """Add a reading."""
@@ -175,9 +163,8 @@ class Comparison:
 
     def extend(self, line: Readings) -> None:
         """Add readings of a record."""
-        track = self._track(line.counter)
-        track.readings = max(track.readings, track.left_out)
-        track.extend(line.width, np.array([line.at, line.means, line.floors or line.means]).T)
+        blocks = np.array([line.at, line.means, line.floors or line.means]).T
+        self._track(line.counter).extend(line.width, blocks)
         self.now = max(self.now, *line.at)
 
     def _track(self, counter: str) -> Track:

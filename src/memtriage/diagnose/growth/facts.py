@@ -57,6 +57,7 @@ class Leak:
         certainty: whether it is proven.
         reasons: why it is only suspected.
         rates: bytes of growth, the most telling unit first.
+        recent: bytes per position of the latest part of the growth.
         nbytes: its size at the end.
         nbytes_step: step of the census that saw it.
         path: to its holder; None if no object is known.
@@ -83,6 +84,7 @@ class Leak:
     certainty: Certainty
     reasons: tuple[Open, ...] = ()
     rates: Mapping[Per, int]
+    recent: float = 0.0
     nbytes: int
     nbytes_step: int | None = None
     path: HolderPath | None = None

@@ -34,7 +34,6 @@ from memtriage.diagnose.growth.evidence import (
     CONFIRMING,
     ENOUGH_MARKS,
     Comparison,
-    Counter,
     Evidence,
     Sighting,
 )
@@ -42,7 +41,7 @@ from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Un
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import DataSeen, HolderSeen, Role
-from memtriage.model.findings import DEVICE_HOST, Projection
+from memtriage.model.findings import DEVICE_HOST, Event, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale
 from memtriage.model.paths import HolderPath, SegmentKind, has, is_entry, is_native
 from memtriage.model.position import Scale
@@ -59,12 +58,10 @@ class Judgment:
     Attributes:
         leaks: what grows, fastest first; growth of counters that no holder explains comes last.
         judged: by device, whether growth could be judged, and how small a leak would have been found.
-        counters: with their growth, on the main scale.
     """
 
     leaks: list[Leak] = field(default_factory=list)
     judged: dict[str, JudgedDevice] = field(default_factory=dict)
-    counters: dict[str, Counter] = field(default_factory=dict)
 
 
 def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
@@ -75,7 +72,7 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
         limits: state how small a leak would have been found, which takes 20 ms per device.
     """
     main = evidence.main
-    judgment, main_rises = Judgment(counters=dict(main.counters)), attribute(main)
+    main_rises = attribute(main)
     found = list(_of_holders(evidence, main, main_rises))
     # Without steps, the run itself is compared from backward to backward.
     within_steps = [] if main.scale == "microbatch" and len(main.censuses) > 1 else evidence.steps
@@ -87,10 +84,9 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
         if name not in CONFIRMING and not _ends_by_itself(main, name):
             unnamed = _unnamed(evidence, name, main_rises, leaks)
             leaks = leaks if unnamed is None else one_a_cause([*leaks, unnamed])
-    judgment.leaks = worth_reporting(leaks)
-    if limits:
-        judgment.judged = _judged(evidence)
+    judgment = Judgment(worth_reporting(leaks), _judged(evidence) if limits else {})
     _add_roles(judgment, evidence, limits=limits)
+    judgment.leaks = _projected(judgment.leaks, evidence)
     return judgment
 
 
@@ -115,7 +111,7 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
             judgment.judged[name] = roles.judged_role(role, judged)
         elif limits and "cpu" in judgment.judged and judgment.judged["cpu"].obstacle == "few":
             judgment.judged["cpu"] = roles.judged_role(role, judged)
-    judgment.leaks = roles.with_total([*judgment.leaks, *roles.of_job(found)], evidence)
+    judgment.leaks += roles.of_job(found)
     judgment.leaks.sort(key=lambda leak: leak.certainty == "suspected")
 
 
@@ -170,16 +166,11 @@ def _of_holders(
         held = _held(evidence, comparison, rise)
         detail = seen.detail or GroupDetail()
         on_host = seen.kept - first.kept > seen.nbytes - first.nbytes
-        leak = _leak(
-            evidence, comparison, rise, DEVICE_HOST if on_host else seen.device, seen.size, held, rise.rate
-        )
+        device = DEVICE_HOST if on_host else seen.device
         yield replace(
-            leak,
+            _leak(evidence, comparison, rise, device, seen.size, held, rise.rate),
             kind="garbage_cycle" if garbage else "leak",
-            path=held.path,
             also_held_by=(*([seen.anchor] if detail.carrier else []), *detail.also_held_by),
-            allocated_at=detail.allocated_at,
-            stored_at=detail.stored_at,
         )
 
 
@@ -218,8 +209,6 @@ def _held(evidence: Evidence, comparison: Comparison, rise: HolderRise) -> Held:
         holders_multiply=first.holders < seen.holders
         and seen.entries * first.holders <= first.entries * seen.holders,
         above=len(list(takewhile(lambda count: count[0] > count[1], further))),
-        rate=rise.rate,
-        every="backward" if comparison.scale == "microbatch" else comparison.scale,
     )
 
 
@@ -238,23 +227,19 @@ def _of_data(
             continue
         seen = rise.seen
         nbytes = seen.entries * seen.entry_bytes
-        cause = _cause_of_data(comparison, seen, rise.rate)
-        leak = _leak(evidence, comparison, rise, DEVICE_HOST, nbytes, cause, rise.rate)
-        yield replace(leak, path=seen.path, allocated_at=seen.allocated_at, stored_at=seen.stored_at)
+        yield _leak(evidence, comparison, rise, DEVICE_HOST, nbytes, _cause_of_data(seen), rise.rate)
 
 
-def _cause_of_data(comparison: Comparison, seen: DataSeen, rate: float) -> Held | DataSeen:
+def _cause_of_data(seen: DataSeen) -> Held | DataSeen:
     if seen.native is not None:
         return seen
     detail = GroupDetail(
-        holder_kind=seen.kind, classes=seen.classes, stored_at=seen.stored_at, stored_value=seen.stored_value,
-        cuts=seen.cuts,
+        holder_kind=seen.kind, classes=seen.classes, allocated_at=seen.allocated_at, stored_at=seen.stored_at,
+        stored_value=seen.stored_value, cuts=seen.cuts,
     )  # fmt: skip
     return Held(
-        seen.path, seen.path, attached=False, owner="", detail=detail, ordinary=True,
-        lengthens=seen.lengthens, rate=rate,
-        every="backward" if comparison.scale == "microbatch" else comparison.scale,
-    )  # fmt: skip
+        seen.path, seen.path, attached=False, owner="", detail=detail, ordinary=True, lengthens=seen.lengthens
+    )
 
 
 def _leak(
@@ -267,7 +252,7 @@ def _leak(
     rate: float,
     doubts: Sequence[Open] = (),
 ) -> Leak:
-    """Make the leak of what grows, with the event that it comes with, without its holder and lines.
+    """Make the leak of what grows, with the event that it comes with.
 
     Args:
         evidence, comparison: where it was seen.
@@ -279,32 +264,36 @@ def _leak(
         doubts: why growth that only a counter shows is not proven.
     """
     rise = None if isinstance(shown_by, Counted) else shown_by
-    counter = comparison.counters.get(shown_by.counter)
     reasons = doubts if rise is None or rise.reason is None else (rise.reason,)
-    leak = Leak(
+    rates = _rates(evidence, comparison, rate, shown_by.counter)
+    counts = (evidence.counts or evidence.run)[comparison.scale].events
+    event, per_event = event_of(
+        comparison, shown_by.counter, rate, counts, evidence.situation.came_with, rise
+    )
+    known: GroupDetail | DataSeen = cause if isinstance(cause, DataSeen) else GroupDetail()
+    if isinstance(cause, Held):
+        every: Event | Scale = event or "second"
+        every = "backward" if every == "microbatch" else every
+        known, cause = cause.detail, replace(cause, every=every, rate=per_event)
+    return Leak(
         device=device,
         scale=comparison.scale,
         shown_by=shown_by,
         cause=cause,
         certainty="suspected" if reasons else "proven",
         reasons=tuple(reasons),
-        rates=_rates(evidence, comparison, rate, shown_by.counter),
+        rates=rates,
+        recent=rate if rise is None else rise.recent,
         nbytes=nbytes,
         nbytes_step=None if rise is None or comparison.scale != "step" else round(rise.series[-1].at),
         step=evidence.situation.position.step or None,
-        projection=_projection(evidence, comparison, device, counter, rate if rise is None else rise.recent),
+        path=None if isinstance(cause, str) else cause.path,
+        allocated_at=known.allocated_at,
+        stored_at=known.stored_at,
         period=comparison.period,
+        event=event,
+        spacing=per_event / next(filter(None, rates.values()), per_event),
     )
-    if not leak.rate:
-        return leak
-    counts = (evidence.counts or evidence.run)[comparison.scale].events
-    came_with = evidence.situation.came_with
-    event, per_event = event_of(comparison, counter, rate, counts, came_with, rise)
-    if event is None or per_event is None:
-        return leak
-    if isinstance(cause, Held) and event not in ("step", "microbatch", "backward"):
-        cause = replace(cause, every=event, rate=per_event)
-    return replace(leak, event=event, spacing=per_event / leak.rate, cause=cause)
 
 
 def _rates(evidence: Evidence, comparison: Comparison, rate: float, counter: str) -> dict[Per, int]:
@@ -324,23 +313,38 @@ def _rates(evidence: Evidence, comparison: Comparison, rate: float, counter: str
     return {**per_step, "micro-batch": round(rate)}
 
 
-def _projection(
-    evidence: Evidence, comparison: Comparison, device: str, counter: Counter | None, rate: float
-) -> Projection | None:
-    """Return when memory runs out if all that grows on a device goes on as in the latest part of the run."""
-    situation = evidence.situation
-    limit, used = situation.limits.get(device), situation.used.get(device)
-    if counter is not None and counter.growth.state == "growing":
-        rate = max(rate, counter.growth.recent)
-    if limit is None or used is None or rate <= 0 or comparison.scale == "second":
-        return None
-    left = max(0, int((limit - used) / rate))
-    position = situation.position
-    if comparison.scale == "step":
-        return Projection(device=device, limit=limit, step=position.step + left)
-    if comparison.step is not None:
-        return Projection(device=device, limit=limit, microbatches=position.into_step + left)
-    return Projection(device=device, limit=limit, backward=position.backwards + left)
+def _projected(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
+    """Return leaks with when memory runs out if all that fills it, in any process, goes on as lately."""
+    situation, position, main, projected = evidence.situation, evidence.situation.position, evidence.main, []
+    for leak in leaks:
+        rates: dict[str, float] = {}
+        for each in leaks:
+            if (memory_of(each), each.scale) == (memory_of(leak), leak.scale):
+                process = each.process or roles.ITSELF
+                rates[process] = rates.get(process, 0.0) + each.recent
+        within_step = leak.scale != main.scale and not leak.process
+        counter = main.counters.get(memory_of(leak))
+        if roles.ITSELF in rates and not within_step and counter and counter.growth.state == "growing":
+            rates[roles.ITSELF] = max(rates[roles.ITSELF], counter.growth.recent)
+        limit, used = situation.limits.get(leak.device), situation.used.get(leak.device)
+        rate = sum(rates.values())
+        if limit is None or used is None or leak.scale == "second" or not rate:
+            projected.append(leak)
+            continue
+        if rates.keys() != {roles.ITSELF}:
+            used += sum(roles.risen(role) for name, role in evidence.roles.items() if name != roles.ITSELF)
+        left = max(0, int((limit - used) / rate))
+        shares = {process: round(100 * part / rate) for process, part in rates.items()}
+        end = Projection(
+            device=leak.device,
+            limit=limit,
+            step=position.step + left if leak.scale == "step" else None,
+            microbatches=position.into_step + left if within_step else None,
+            backward=position.backwards + left if leak.scale == "microbatch" and not within_step else None,
+            shares=shares if len(shares) > 1 else None,
+        )
+        projected.append(replace(leak, projection=end))
+    return projected
 
 
 def join_host_part(leaks: Sequence[Leak]) -> list[Leak]:
@@ -415,7 +419,7 @@ def _unnamed(
     if of_segments:
         cause = "shared memory"
     elif seen is not None:
-        cause = _cause_of_data(comparison, seen, missing)
+        cause = _cause_of_data(seen)
     elif outside and not covered:
         cause = "not listed from outside"
     elif name == "cpu" and while_it_ran and all(census.profiled for census in while_it_ran):
@@ -424,10 +428,7 @@ def _unnamed(
     in_use = evidence.situation.used.get(device, math.inf)
     nbytes = round(min(in_use, missing * max(1, comparison.now - (growth.onset or 0.0))))
     counted = Counted(name, growth.rate, growth.low, growth.high, known, covered)
-    leak = _leak(evidence, comparison, counted, device, nbytes, cause, missing, reasons)
-    if seen is None:
-        return leak
-    return replace(leak, path=seen.path, allocated_at=seen.allocated_at, stored_at=seen.stored_at)
+    return _leak(evidence, comparison, counted, device, nbytes, cause, missing, reasons)
 
 
 def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:

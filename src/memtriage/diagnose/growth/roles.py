@@ -10,13 +10,12 @@ from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.facts import JudgedDevice, Leak
 from memtriage.model.evidence import Role, Situation
-from memtriage.model.findings import DEVICE_HOST, Projection
+from memtriage.model.findings import DEVICE_HOST
 
 ITSELF: Final = "this process"
 """Role of the main process while it makes no step, and may only wait for the others."""
 SEGMENTS: Final = "/dev/shm"
 """Role of the shared memory that processes of the job have open and none has mapped."""
-_HOST: Final = frozenset({"cpu", DEVICE_HOST})
 
 
 def situation_of(role: Evidence, main: Situation) -> Situation:
@@ -36,34 +35,6 @@ def risen(role: Evidence) -> int:
     if points is None or role.role is None or not len(points.at):
         return 0
     return role.role.highest - int(points.floors.min())
-
-
-def with_total(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
-    """Return leaks with one projection for all that fills the host's memory, in this process and others."""
-    filling = [
-        leak
-        for leak in leaks
-        if leak.projection is not None and leak.projection.step is not None and leak.device in _HOST
-    ]
-    situation = evidence.situation
-    limit, used = situation.limits.get(DEVICE_HOST), situation.used.get(DEVICE_HOST)
-    rate = sum(leak.rates["step"] for leak in filling)
-    if not any(leak.process for leak in filling) or limit is None or used is None or not rate:
-        return list(leaks)
-    used += sum(risen(role) for name, role in evidence.roles.items() if name != ITSELF)
-    shares: dict[str, int] = {}
-    for leak in filling:
-        process = leak.process or ITSELF
-        shares[process] = shares.get(process, 0) + leak.rates["step"]
-    total = Projection(
-        device=DEVICE_HOST,
-        limit=limit,
-        step=situation.position.step + max(0, limit - used) // rate,
-        shares={process: round(100 * share / rate) for process, share in shares.items()}
-        if len(shares) > 1
-        else None,
-    )
-    return [replace(leak, projection=total) if leak in filling else leak for leak in leaks]
 
 
 def judged_role(role: Role, judged: JudgedDevice | None) -> JudgedDevice:
@@ -115,6 +86,7 @@ def _joined(members: Sequence[tuple[Role, Leak]]) -> Leak:
         device=DEVICE_HOST,
         nbytes=sum(leak.nbytes for leak in leaks),
         nbytes_step=None,
+        recent=sum(leak.recent for leak in leaks),
         rates={
             per: sum(leak.rates[per] for leak in leaks)
             for per in first.rates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,10 +39,6 @@ class Points:
         first = int(np.searchsorted(self.at, position))
         return Points(self.at[first:], self.means[first:], self.floors[first:])
 
-    def steeper(self, rate: float) -> Points:
-        """Return these points with growth of `rate` bytes per position added."""
-        return self.plus(rate * (self.at - self.at[0]))
-
     def plus(self, added: Floats) -> Points:
         """Return these points with bytes added to each."""
         return Points(self.at, self.means + added, self.floors + added)
@@ -59,7 +56,6 @@ class Track:
         warm_up: first readings to leave out.
 
     Attributes:
-        left_out: first readings that it leaves out.
         readings: number of readings so far, including the warm-up.
         last: position and bytes of the last one; None before the first.
     """
@@ -67,7 +63,7 @@ class Track:
     def __init__(self, warm_up: int = 0) -> None:
         self.readings = 0
         self.last: tuple[float, int] | None = None
-        self.left_out = warm_up
+        self._warm_up = warm_up
         self._width = 1
         self._unwritten: list[tuple[int, Floats]] = []
         self._written = 0
@@ -89,7 +85,7 @@ class Track:
             return
         self.last = (position, value)
         self.readings += 1
-        if self.readings <= self.left_out:
+        if self.readings <= self._warm_up:
             return
         count, positions, values, least = self._open
         count, positions, values = count + 1, positions + position, values + value
@@ -98,18 +94,11 @@ class Track:
             self._open = (count, positions, values, least)
             return
         self._open = (0, 0.0, 0, 0)
-        self._blocks[self._length] = positions / count, values / count, least
-        self._length += 1
-        if self._length == _BLOCKS:
-            self._merge()
+        self._append((positions / count, values / count, least))
 
     def points(self) -> Points:
         """Return the readings so far; the block that is being filled counts once it is half full."""
-        blocks = self._blocks[: self._length]
-        count, positions, values, least = self._open
-        if 2 * count > self._width:
-            blocks = np.vstack((blocks, (positions / count, values / count, least)))
-        at, means, floors = blocks.T.copy()
+        at, means, floors = np.vstack((self._blocks[: self._length], self._filling())).T
         return Points(at, means, floors)
 
     def extend(self, width: int, blocks: Floats) -> None:
@@ -127,12 +116,9 @@ class Track:
             self._open = (width, width * position, width * value, least)
         else:
             for block in blocks:
-                self._blocks[self._length] = block
-                self._length += 1
-                if self._length == _BLOCKS:
-                    self._merge()
+                self._append(block)
         if len(blocks):
-            self.readings += width * len(blocks)
+            self.readings = max(self.readings, self._warm_up) + width * len(blocks)
             self.last = (float(blocks[-1][0]), int(blocks[-1][1]))
 
     def new_blocks(self, *, last: bool = False) -> list[tuple[int, Floats]]:
@@ -143,10 +129,21 @@ class Track:
         """
         new = [*self._unwritten, (self._width, self._blocks[self._written : self._length].copy())]
         self._unwritten, self._written = [], self._length
-        count, positions, values, least = self._open
-        if last and 2 * count > self._width:
-            new.append((count, np.array([[positions / count, values / count, least]])))
+        if last:
+            new.append((self._open[0], self._filling()))
         return [(width, blocks) for width, blocks in new if len(blocks)]
+
+    def _filling(self) -> Floats:
+        """Return the block that is being filled, where it is half full; else none."""
+        count, positions, values, least = self._open
+        full = 2 * count > self._width
+        return np.array([[positions / count, values / count, least]]) if full else np.empty((0, 3))
+
+    def _append(self, block: Sequence[float] | Floats) -> None:
+        self._blocks[self._length] = block
+        self._length += 1
+        if self._length == _BLOCKS:
+            self._merge()
 
     def _merge(self) -> None:
         self._unwritten.append((self._width, self._blocks[self._written : self._length].copy()))

@@ -1,4 +1,1 @@
-"""When a census is taken and what comes of it: one scheduler per scale that growth is counted in.
-
-`scheduler.py` hands marks out, `investigation.py` takes the censuses, `judgment.py` makes findings.
-"""
+"""When a census is taken, and how: `scheduler.py` decides on the run, `microbatch.py` within a step."""
