@@ -89,7 +89,6 @@ class StandInInvestigator:
             seen.detail = None if bound is None else GroupDetail(bound=bound)
         line.holders, line.gone = changed(holders, following.written, forget=line.between)
         line.data = list(self._grown())
-        following.taken += 1
         self.observed(line)
         return taken
 

@@ -50,7 +50,6 @@ class Following:
         within_step: it compares micro-batches of one step.
         holders: numbers the holders.
         data: follows containers of ordinary data.
-        taken: number of its censuses.
         recorded: how many of them had allocation sites.
         growing: holders that grew up to the last census, largest growth first, as that saw them.
         written: the last line of each.
@@ -61,7 +60,6 @@ class Following:
     within_step: bool = False
     holders: FollowedHolders = field(default_factory=FollowedHolders)
     data: OrdinaryData = field(default_factory=OrdinaryData)
-    taken: int = 0
     recorded: int = 0
     growing: list[HolderSeen] = field(default_factory=list)
     written: dict[int, HolderSeen] = field(default_factory=dict)
@@ -265,7 +263,6 @@ class Investigator:
             following.first = {seen.id: following.first[seen.id] for seen in holders}
         grown = [seen for seen in holders if seen.size > following.first[seen.id] and not seen.renewed]
         following.growing = sorted(grown, key=lambda seen: following.first[seen.id] - seen.size)
-        following.taken += 1
         try:
             self._add_details(view, following.growing[: POLICY.detailed], recorded=recorded)
             if census.partial is None and not interrupted:

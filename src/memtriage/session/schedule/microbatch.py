@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from types import FrameType
 from typing import Final
@@ -20,6 +19,9 @@ from memtriage.session.schedule.investigation import Following, Investigator
 _TRIES: Final = 3
 """Most investigations in a run. Otherwise memory that rises in every step and is freed at its end (a pipeline
 that fills) would be investigated in each."""
+
+_LONGEST: Final = FOLLOWED.period * TO_PROVE + 1
+"""Readings of a counter that show the longest period."""
 
 
 class MicrobatchScheduler:
@@ -38,15 +40,11 @@ class MicrobatchScheduler:
         self._evidence = evidence
         self._investigator = investigator
         self._report = report
-        self._current: Following | None = None
-        self._latest = Following(within_step=True)
+        self._following = Following(within_step=True)
+        self._due: list[int] = []  # micro-batches of the censuses to come
         self._known = False  # growth within a step has been found, and goes on
         self._at_first: Mapping[str, int] = {}
-        self._comparison: Comparison | None = None
-        self._due = 0
-        self._gap = self._period = 1
         self._step = self._investigated = -2
-        self._longest = FOLLOWED.period * TO_PROVE + 1
         self._recent: dict[str, deque[int]] = {}
         self._period_of_last_step: int | None = None
         self._tries = 0
@@ -54,7 +52,7 @@ class MicrobatchScheduler:
     @property
     def investigating(self) -> bool:
         """Whether an investigation is open."""
-        return self._current is not None
+        return bool(self._due)
 
     def at_mark(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
         """Take the counters at the end of a backward, and a census if one is due."""
@@ -64,78 +62,60 @@ class MicrobatchScheduler:
             self._period_of_last_step = self._period_of_rise()
             self._known = self._known and self._period_of_last_step is not None
             self._recent.clear()
-            self._comparison = None
         values = {counter: value for counter, value in values.items() if counter != CODE}
         for counter, value in values.items():
-            self._recent.setdefault(counter, deque(maxlen=self._longest)).append(value)
-        if position.step == self._investigated + 1:
-            self._comparison = self._evidence.of_step(position.step)
-        if self._comparison is not None:
-            self._comparison.read_all(position.microbatch, values)
-        if self._current is not None and self._fell(values):
+            self._recent.setdefault(counter, deque(maxlen=_LONGEST)).append(value)
+        if position.step - self._investigated in (0, 1):
+            self._evidence.of_step(position.step).read_all(position.microbatch, values)
+        if self._due and self._fell(values):
             self._abandon()  # backwards of one micro-batch: the same instant of two is compared
-        if self._current is None:
+        if not self._due:
             self._begin_if_rising(position, values)
-        elif position.microbatch >= self._due:
-            self._follow(self._current, position)
+        elif position.microbatch >= self._due[0]:
+            self._follow(position)
         else:
-            self._investigator.record(self._due - position.microbatch)
+            self._investigator.record(self._due[0] - position.microbatch)
 
     def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> Census:
         """Take the last census of the current investigation, in the middle of the failing operation."""
-        following = self._current
-        assert following is not None
-        self._current = None
-        return self._investigator.follow(following, position, None, frames)
+        self._due.clear()
+        return self._investigator.follow(self._following, position, None, frames)
 
     def _begin_if_rising(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
         if self._tries >= _TRIES or self._known:
             return  # following a known leak again would show nothing new
         if self._tries and self._investigator.spent_s > COST.free_s + COST.cost * position.time_s:
             return
-        usual, more = position.microbatches_per_step, TO_PROVE - 1
-        first, period = TO_PROVE, 1
-        if 0 < usual < first + more:
-            # A step that is too short for a rise and all censuses is judged by the step before it.
-            period = self._period_of_last_step or 1
-            first = max(1, usual - more * period)
-            if self._period_of_last_step is None or usual < 1 + more * period:
-                return
-        if position.microbatch < first:
+        usual, at, more = position.microbatches_per_step, position.microbatch, TO_PROVE - 1
+        # A step that is too short for a rise and all censuses is judged by the step before it, up to its end.
+        short = 0 < usual < TO_PROVE + more
+        period = self._period_of_last_step if short else self._period_of_rise()
+        if period is None or (usual and at + more * period > usual) or (short and at + more * period < usual):
             return
-        if first >= TO_PROVE:
-            risen = self._period_of_rise()
-            if risen is None:
-                return
-            period = risen
-            if usual and position.microbatch + more * period > usual:
-                return
         self._tries += 1
         # The next census is at the same instant of a later micro-batch, however many backwards one has. If
         # possible, the first interval is twice as long: sites of objects are recorded in it, of nodes later.
-        room = not usual or position.microbatch + (more + 1) * period <= usual
-        self._period, self._gap = period, (2 if room else 1) * period
-        again = position.step == self._investigated  # all censuses of a step number holders alike
-        earlier = self._latest if again else Following(within_step=True)
-        self._latest = self._current = replace(earlier, taken=0, growing=[], first={})
+        room = not usual or at + (more + 1) * period <= usual
+        self._due = [at, *(at + (room + n) * period for n in range(1, TO_PROVE))]
+        if position.step != self._investigated:  # all censuses of a step number holders alike
+            self._following = Following(within_step=True)
+        self._following.first.clear()
         self._investigated, self._at_first = position.step, values
-        self._comparison = self._evidence.of_step(position.step)
-        self._follow(self._current, position)
+        self._follow(position)
 
-    def _follow(self, following: Following, position: TrainingPosition) -> None:
-        self._investigator.follow(following, position)
-        self._due = position.microbatch + self._gap
-        remaining, self._gap = self._gap, self._period
-        if following.taken >= TO_PROVE:
-            self._current, self._known = None, bool(following.growing)
-            if self._known:
-                self._report()
-        else:
-            self._investigator.record(remaining)
+    def _follow(self, position: TrainingPosition) -> None:
+        self._investigator.follow(self._following, position)
+        self._due.pop(0)
+        if self._due:
+            self._investigator.record(self._due[0] - position.microbatch)
+            return
+        self._known = bool(self._following.growing)
+        if self._known:
+            self._report()
 
     def _abandon(self) -> None:
-        if self._current is not None:
-            self._current = None
+        if self._due:
+            self._due.clear()
             self._investigator.stop()
 
     def _fell(self, values: Mapping[str, int]) -> bool:
