@@ -80,8 +80,8 @@ def test_a_suspicion_is_settled_in_as_long_a_time_again(onset: int) -> None:
 def test_first_census_over_time_waits_for_own_work() -> None:
     plan = PLANS["second"]
     begun = taken([], "second", begins=20.0)
-    assert next_census(begun, NOTHING) == 20.0 + plan.unasked
-    assert next_census(begun, growing(20.0)) == 20.0 + plan.first < 20.0 + plan.unasked
+    assert next_census(begun, NOTHING) == 20.0 + plan.first
+    assert next_census(begun, growing(20.0)) == 20.0 + plan.gap < 20.0 + plan.first
     assert next_census(taken([20.5, 21.0], "second", begins=20.0), NOTHING) == pytest.approx(24.0)
 
 
@@ -121,7 +121,7 @@ def test_the_next_census_comes_after_the_last(
     positions: list[int], suspicion: Suspicion, scale: Scale
 ) -> None:
     due = next_census(taken(positions, scale), suspicion)
-    assert due >= (positions[-1] + PLANS[scale].gap if positions else PLANS[scale].first)
+    assert due >= (positions[-1] + PLANS[scale].gap if positions else PLANS[scale].gap)
 
 
 # --- what they may cost -------------------------------------------------------------------------------------

@@ -17,23 +17,22 @@ class CensusPolicy:
     """Distances between censuses, in positions (steps, micro-batches, seconds).
 
     Attributes:
-        first: positions until the first: what training needs from the start exists by then.
-        unasked: the same while nothing is suspected. By so many seconds most programs have loaded their data
-            and begun to train, and steps are followed instead.
+        first: positions until the first, while nothing is suspected: what training needs from the start
+            exists by then. By so many seconds most programs have loaded their data and begun to train, and
+            steps are followed instead.
         gap: shortest distance.
     """
 
     first: float
-    unasked: float
     gap: float
 
 
 PLANS: Final[Mapping[Scale, CensusPolicy]] = {
-    "step": CensusPolicy(first=3, unasked=3, gap=2),
+    "step": CensusPolicy(first=3, gap=2),
     # Where the first step comes after fewer backwards, steps are followed.
-    "microbatch": CensusPolicy(first=8, unasked=8, gap=2),
+    "microbatch": CensusPolicy(first=8, gap=2),
     # Loading and building a model grow, too, and no census of that is of use.
-    "second": CensusPolicy(first=0.25, unasked=5.0, gap=0.15),
+    "second": CensusPolicy(first=5.0, gap=0.15),
 }
 
 
@@ -89,40 +88,31 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise[Any]]) -> Suspicio
     for the cyclic collector less than a part of it. The resident set rises with each page that is touched for
     the first time: it only calls for censuses if it certainly grows, and malloc's counter does not.
     """
-    known: dict[str, float] = {}
-    for rise in rises:
-        if rise.certainty == "proven":
-            name = "cpu" if rise.counter == "host" else rise.counter
-            known[name] = known.get(name, 0.0) + rise.rate
-    suspects, counters = [], comparison.counters
-    for name, counter in counters.items():
-        if name in CONFIRMING or not counter.rises or comparison.awaits_collector(name, counter.grown):
-            continue
-        if known.get(name, 0.0) < ATTRIBUTION.accounts * counter.growth.rate:
-            suspects.append(counter)
-    resident = counters.get("host")
-    of_malloc = counters.get("cpu")
-    if (
-        resident is not None
-        and resident.growth.state == "growing"
-        and max(known.get("cpu", 0.0), 0.0 if of_malloc is None else of_malloc.growth.rate)
-        < ATTRIBUTION.accounts * resident.growth.rate
-    ):
-        suspects.append(resident)
-    few = [rise for rise in rises if rise.certainty == "suspected" and rise.reason in ("few", "aged")]
     proven = [rise for rise in rises if rise.certainty == "proven"]
+    counters, known = comparison.counters, {"cpu": 0.0}
+    for rise in proven:
+        name = "cpu" if rise.counter == "host" else rise.counter
+        known[name] = known.get(name, 0.0) + rise.rate
+    known["host"] = max(known["cpu"], counters["cpu"].growth.rate if "cpu" in counters else 0.0)
+    suspects = []
+    for name, counter in counters.items():
+        certain = name == "host" and counter.growth.state == "growing"
+        may_grow = certain or (counter.rises and name not in CONFIRMING)
+        unexplained = known.get(name, 0.0) < ATTRIBUTION.accounts * counter.growth.rate
+        if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):
+            suspects.append(counter)
+    few = [rise for rise in rises if rise.certainty == "suspected" and rise.reason in ("few", "aged")]
     unseen = [rise for rise in proven if not rise.by_counter]
     begun = [counter.growth.onset or 0.0 for counter in suspects] + [rise.since for rise in few]
     since = min(begun or [rise.since for rise in proven] or [0.0])
     after = [at for at in comparison.positions if at >= since]
-    certain = [counter for counter in suspects if counter.growth.state == "growing"]
     return Suspicion(
         open=bool(suspects or few),
         proven=bool(proven),
         unseen=bool(unseen),
         since=since,
         period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),
-        named_nothing=len(after) if certain and not rises else 0,
+        named_nothing=0 if rises or all(c.growth.state != "growing" for c in suspects) else len(after),
     )
 
 
@@ -141,7 +131,7 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     """
     plan, taken = PLANS[comparison.scale], comparison.positions
     if not taken:
-        return comparison.begins + (plan.first if suspicion.open else plan.unasked)
+        return comparison.begins + (plan.gap if suspicion.open else plan.first)
     last = taken[-1]
     if suspicion.open:
         since = sum(position >= suspicion.since for position in taken)

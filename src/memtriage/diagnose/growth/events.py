@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from memtriage.diagnose.growth.attribution import DataRise, HolderRise
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
-from memtriage.diagnose.growth.evidence import Comparison, Counter
+from memtriage.diagnose.growth.evidence import Comparison
 from memtriage.diagnose.growth.track import Floats, Track
 from memtriage.model.findings import Event
 from memtriage.model.position import Scale
@@ -20,22 +19,12 @@ _PREFERRED: Final[tuple[Event, ...]] = ("call", "batch", "evaluation", "save", "
 """Of events that explain a series as well, the first counts where nothing tells them apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventPolicy:
-    """When an event explains growth better than the positions of its scale do.
-
-    Attributes:
-        alike: events whose squared misfits differ by less than this factor explain a series as well. So does
-            one that leaves no more than this beside a line over seconds, which explain nothing.
-        uneven: growth by positions is even if readings are off the line by less than this part of what comes
-            from one to the next.
-    """
-
-    alike: float = 1.5
-    uneven: float = 0.25
-
-
-POLICY: Final = EventPolicy()
+_ALIKE: Final = 1.5
+"""Events whose squared misfits differ by less than this factor explain a series as well. So does one that
+leaves no more than this beside a line over seconds, which explain nothing."""
+_UNEVEN: Final = 0.25
+"""Growth by positions is even if readings are off the line by less than this part of what comes from one to
+the next."""
 
 
 def event_of(
@@ -46,7 +35,7 @@ def event_of(
     came_with: Mapping[Event, int],
     rise: HolderRise | DataRise | None = None,
 ) -> tuple[Event | None, float]:
-    """Return what growth comes with, and its bytes per event; per position where nothing explains it.
+    """Return what growth comes with, and its bytes per event; per position where no event explains it.
 
     Args:
         comparison: in which it was seen.
@@ -56,45 +45,31 @@ def event_of(
         came_with: bytes that came during each event.
         rise: of its holder, where it has one.
     """
-    scale = comparison.scale
     if comparison.step is not None:
         return "microbatch", rate
-    own, counter = _OF_SCALE.get(scale), comparison.counters.get(shown_by)
-    best = None if counter is None else _best(counter, events, came_with, by_time=own is None)
-    if best is not None and counter is not None and counter.growth.rate > 0:
-        event, slope = best
-        if rise is not None and rise.by_counter and rise.share > 0:
-            return event, slope * min(1.0, rise.share)
-        return event, slope * rate / counter.growth.rate
-    return own, rate
-
-
-def _best(
-    counter: Counter, events: Mapping[str, Track], came_with: Mapping[Event, int], *, by_time: bool
-) -> tuple[Event, float] | None:
-    """Return the event whose count explains a counter best, and its slope; None if positions do."""
-    points = counter.points.since(counter.growth.onset or 0.0)
-    if len(points.at) < ESTIMATE.several:
-        return None
+    own, counter = _OF_SCALE.get(comparison.scale), comparison.counters.get(shown_by)
+    points = None if counter is None else counter.points.since(counter.growth.onset or 0.0)
+    if counter is None or counter.growth.rate <= 0 or points is None or len(points.at) < ESTIMATE.several:
+        return own, rate
     straight, _ = _fit(points.at, points.floors)
     apart = float(np.diff(points.at).mean())
-    if not by_time and straight <= len(points.at) * (POLICY.uneven * counter.growth.rate * apart) ** 2:
-        return None
+    if own and straight <= len(points.at) * (_UNEVEN * counter.growth.rate * apart) ** 2:
+        return own, rate
     found: dict[Event, tuple[float, float]] = {}
     for name in _PREFERRED:
-        track = events.get(name)
-        if track is None or not len((counts := track.points()).at):
-            continue
-        at = np.interp(points.at, counts.at, counts.floors, left=0.0)
-        misfit, slope = _fit(at, points.floors)
-        if slope > 0 and misfit <= straight * (POLICY.alike if by_time else 1):
-            found[name] = misfit / max(straight, 1.0), slope
+        if name in events and len((counts := events[name].points()).at):
+            at = np.interp(points.at, counts.at, counts.floors, left=0.0)
+            misfit, slope = _fit(at, points.floors)
+            if slope > 0 and misfit <= straight * (1 if own else _ALIKE):
+                found[name] = misfit / max(straight, 1.0), slope
     if not found:
-        return None
+        return own, rate
     least = min(misfit for misfit, _ in found.values()) + float(np.finfo(float).tiny)
-    alike = [name for name, (misfit, _) in found.items() if misfit <= POLICY.alike * least]
+    alike = [name for name, (misfit, _) in found.items() if misfit <= _ALIKE * least]
     event = max(alike, key=lambda name: (came_with.get(name, 0), -_PREFERRED.index(name)))
-    return event, found[event][1]
+    by_counter = rise is not None and rise.by_counter
+    share = min(1.0, rise.share) if rise is not None and by_counter else rate / counter.growth.rate
+    return event, found[event][1] * share
 
 
 def _fit(x: Floats, y: Floats) -> tuple[float, float]:

@@ -24,22 +24,11 @@ from memtriage.observe.sites import SiteRecorder
 from memtriage.process.stdlib import gc, time
 from memtriage.session.schedule.ordinary_data import ComparedLengths, OrdinaryData
 
-
-@dataclass(frozen=True, slots=True)
-class InvestigationPolicy:
-    """How much is recorded and read for a census.
-
-    Attributes:
-        detailed: growing holders, the largest first, whose details are read at a census.
-        period: the longest, in positions, that is followed as one: sites are recorded over all of it, and
-            micro-batches may consist of so many backwards.
-    """
-
-    detailed: int = 12
-    period: int = 8
-
-
-POLICY: Final = InvestigationPolicy()
+_DETAILED: Final = 12
+"""Growing holders, the largest first, whose details are read at a census."""
+PERIOD: Final = 8
+"""The longest, in positions, that is followed as one: sites are recorded over all of it, and micro-batches
+may consist of so many backwards."""
 
 
 @dataclass(slots=True)
@@ -79,8 +68,7 @@ class Following:
         What has none by the time at which growth is proven is allocated elsewhere, or seldom.
         """
         lacks = any(
-            seen.detail is None or seen.detail.allocated_at is None
-            for seen in self.growing[: POLICY.detailed]
+            seen.detail is None or seen.detail.allocated_at is None for seen in self.growing[:_DETAILED]
         )
         return (lacks or not self.growing or self.data.lacks_sites) and self.recorded < ATTRIBUTION.intervals
 
@@ -160,8 +148,8 @@ class Investigator:
                 period, so the CUDA allocator records for longer. Other recorders do not: while they are on,
                 malloc's counter is not read.
         """
-        over = 2 if period is None or period > POLICY.period else max(2, math.ceil(period))
-        longest = max(over, POLICY.period) if again else over
+        over = 2 if period is None or period > PERIOD else max(2, math.ceil(period))
+        longest = max(over, PERIOD) if again else over
         if not 0 < remaining <= longest:
             if self.sites.on:
                 self.stop()  # that census has been postponed
@@ -264,7 +252,7 @@ class Investigator:
         grown = [seen for seen in holders if seen.size > following.first[seen.id] and not seen.renewed]
         following.growing = sorted(grown, key=lambda seen: following.first[seen.id] - seen.size)
         try:
-            self._add_details(view, following.growing[: POLICY.detailed], recorded=recorded)
+            self._add_details(view, following.growing[:_DETAILED], recorded=recorded)
             if census.partial is None and not interrupted:
                 following.last = line
                 line.data = following.data.add(view, compared, self.sites)

@@ -10,17 +10,16 @@ from typing import Final
 
 from memtriage.diagnose.growth.census_plan import COST, TO_PROVE
 from memtriage.diagnose.growth.estimate import policy_of
-from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
+from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Evidence
 from memtriage.model.census import Census
 from memtriage.model.position import TrainingPosition
-from memtriage.session.schedule.investigation import POLICY as FOLLOWED
-from memtriage.session.schedule.investigation import Following, Investigator
+from memtriage.session.schedule.investigation import PERIOD, Following, Investigator
 
 _TRIES: Final = 3
 """Most investigations in a run. Otherwise memory that rises in every step and is freed at its end (a pipeline
 that fills) would be investigated in each."""
 
-_LONGEST: Final = FOLLOWED.period * TO_PROVE + 1
+_LONGEST: Final = PERIOD * TO_PROVE + 1
 """Readings of a counter that show the longest period."""
 
 
@@ -143,7 +142,7 @@ def period_of_rise(values: Sequence[int], least: float) -> int | None:
             one, which allocates gradients.
         least: bytes of a rise.
     """
-    for period in range(1, FOLLOWED.period + 1):
+    for period in range(1, PERIOD + 1):
         needed = (TO_PROVE - 1) * period
         recent = values[max(1, len(values) - max(needed, ENOUGH_MARKS)) :]
         if len(recent) < needed:

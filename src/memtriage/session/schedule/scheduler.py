@@ -103,8 +103,8 @@ class CensusScheduler:
         if comparison is not self._comparison or not works:  # the first step comes after some backwards
             self._comparison, self._suspicion = comparison, Suspicion()
             began = at if name == "time" else 0.0
-            self._census_due = began + PLANS[comparison.scale].unasked
-            self._estimate_at = max(comparison.marks, PLANS[comparison.scale].first)
+            self._census_due = began + PLANS[comparison.scale].first
+            self._estimate_at = max(comparison.marks, ENOUGH_MARKS)
         if works:
             self._act(comparison, at, position)
 
