@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.growth.estimate import Growth, detection_limit, floor_rise, grow, policy_of, rose
+from memtriage.diagnose.growth.estimate import Growth, detection_limit, floor_rise, grow, policy_of
+from memtriage.diagnose.growth.evidence import Counter
 from memtriage.diagnose.growth.track import Floats, Points, Track
 from support.series import GROWING, HEALTHY, KIB, MIB, NOISES, Computed, draw
 
@@ -256,25 +257,28 @@ def test_its_own_growth_does_not_raise_the_limit(rate: int) -> None:
 # --- between two positions ----------------------------------------------------------------------------------
 
 
-def test_rose_contains_the_true_rise() -> None:
+def counter(series: Points) -> Counter:
+    return Counter("cpu", series, Growth("flat"), CPU)
+
+
+def test_a_rise_contains_the_true_one() -> None:
     series = points(1e9 + 64 * KIB * STEP + noise(10 * KIB))
     inside = 0
     for start in range(10, 200, 10):
-        rise = rose(series, start + 0.5, start + 80)
-        assert rise is not None
+        rise = counter(series).rise(start + 0.5, start + 80)
         inside += abs(rise[0] - 79.5 * 64 * KIB) <= rise[1]
     assert inside >= 18
 
 
 def test_a_rise_between_two_readings_is_uncertain_by_half() -> None:
     series = points(1e9 + (STEP >= 100) * 1.0 * MIB)
-    assert rose(series, 50, 150) == (MIB, 0)
-    assert rose(series, 50, 100.5) == (MIB / 2, MIB / 2)
+    assert counter(series).rise(50, 150) == (MIB, 0)
+    assert counter(series).rise(50, 100.5) == (MIB / 2, MIB / 2)
 
 
 @pytest.mark.parametrize(("start", "end"), [(60, 50), (-5, 0), (400, 500)])
 def test_nothing_is_known_without_readings_between(start: float, end: float) -> None:
-    assert rose(points(STEP), start, end) is None
+    assert counter(points(STEP)).rise(start, end) == (0, float("inf"))
 
 
 # --- the rough figure ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ several intervals, and did not slow down.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -190,7 +191,11 @@ def _rise_of_holder(
 
 
 def _rise_of_data(series: Sequence[Sighting[DataSeen]]) -> DataRise | None:
-    grown = _run(series, _gets_entries, lambda before, after: before.entries == after.entries)
+    grown = _run(
+        series,
+        lambda before, after, apart: after.entries > before.entries,
+        lambda before, after: before.entries == after.entries,
+    )
     if len(grown) < 2:
         return None
     entry_bytes = max(1, grown[-1].seen.entry_bytes)
@@ -238,10 +243,6 @@ def _run(
     while len(run) > 1 and pauses(run[0].seen, run[1].seen):
         run.pop(0)
     return run
-
-
-def _gets_entries(before: DataSeen, after: DataSeen, apart: float) -> bool:
-    return after.entries > before.entries
 
 
 def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
@@ -425,10 +426,13 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
         if ended or contradicts(counter, rate, rise.since):
             return None
     aged = now - grew_until > ESTIMATE.share * (grew_until - rise.since)
-    if aged and counter is not None and counter.fell_short_of(rate, grew_until, now):
-        return None
-    if aged and not (counter is not None and counter.rose_by(rate, grew_until, now)):
-        return replace(found, certainty="suspected", reason="aged")
+    if aged:
+        half = rate * (now - grew_until) / 2
+        risen, error = (0.0, math.inf) if counter is None else counter.rise(grew_until, now)
+        if risen + 2 * error < half:
+            return None
+        if risen <= 2 * error or risen < half:
+            return replace(found, certainty="suspected", reason="aged")
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
     needed = POLICY.intervals + (2 if rise.fell_from else 0)
     if len(rates) < needed or points[-1][1] < rise.fell_from:

@@ -7,6 +7,7 @@ and again (the cyclic collector) is judged by its lowest points: what was there 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -148,20 +149,14 @@ def detection_limit(points: Points, policy: Policy = POLICY) -> float | None:
     elif own.state in ("growing", "filling"):
         points = points.plus(-np.minimum.accumulate(points.floors[::-1])[::-1])
     missed = max(policy.least, policy.settles / points.span) * 1.001
-    if _would_find(points, missed, policy):
-        return missed * policy.margin
     found = max(2 * missed, float(np.ptp(points.means)) / points.span / 8)
     while not _would_find(points, found, policy):
         missed, found = found, 2 * found
         if found * points.span > 1e18:
             return None
-    while found > 1.1 * missed:
-        middle = (missed * found) ** 0.5
-        if _would_find(points, middle, policy):
-            found = middle
-        else:
-            missed = middle
-    return found * policy.margin
+    rates = missed * 1.1 ** np.arange(np.log(found / missed) / np.log(1.1))
+    smallest = bisect_left(rates, True, key=lambda rate: _would_find(points, rate, policy))
+    return float([*rates, found][smallest]) * policy.margin
 
 
 def _would_find(points: Points, rate: float, policy: Policy) -> bool:
@@ -178,23 +173,6 @@ def _would_find(points: Points, rate: float, policy: Policy) -> bool:
         if found.state != "growing" or abs(found.rate - true_rate) > policy.accuracy * true_rate:
             return False
     return True
-
-
-def rose(points: Points, start: float, end: float, *, even: bool = False) -> tuple[float, float] | None:
-    """Return the bytes by which the floor rose between two positions, and how far the truth may be from that.
-
-    None without readings between them. The floor is interpolated; unless it rises evenly, a rise between the
-    two readings next to a position may have come before or after it.
-    """
-    if end <= start or len(points.at) < 3 or end <= points.at[0] or start >= points.at[-1]:
-        return None
-    first, last = np.interp((start, end), points.at, points.floors)
-    uncertain = 2.6 * _noise(np.diff(points.floors))  # a difference of two readings has as much noise
-    for position in (start, end):
-        after = int(np.searchsorted(points.at, position))
-        if not even and 0 < after < len(points.at) and points.at[after] > position:
-            uncertain += abs(float(points.floors[after] - points.floors[after - 1])) / 2
-    return float(last - first), uncertain
 
 
 def floor_rise(readings: Sequence[tuple[float, float]]) -> float | None:
@@ -214,7 +192,7 @@ def floor_rise(readings: Sequence[tuple[float, float]]) -> float | None:
     return (high - low) / (end - start) if low < middle < high and start < end else 0.0
 
 
-def _noise(values: Floats) -> float:
+def noise(values: Floats) -> float:
     """Return the standard deviation, estimated by medians so that single changes do not count."""
     return 1.48 * float(np.median(np.abs(values - np.median(values))))
 
@@ -242,8 +220,8 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     grown, steps = float(stays[-1] - stays[0]), np.diff(stays)
     if len(steps) < 3 or grown < policy.settles:
         return None
-    noise = _noise(np.diff(low))
-    high = np.flatnonzero(steps > max(policy.jump * noise, float(steps.mean())))
+    wobble = noise(np.diff(low))
+    high = np.flatnonzero(steps > max(policy.jump * wobble, float(steps.mean())))
     if not len(high) or steps[high].sum() < (1 - policy.share) * grown or 3 * len(high) > len(steps):
         return None
     groups = np.split(high, np.flatnonzero(np.diff(high) > 1) + 1)
@@ -262,7 +240,7 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     regular = max(spreads) <= policy.share
     apart = float(np.diff(at).mean())
     differ = spreads[1] if regular else float(np.hypot(*spreads))
-    reach = (rate * apart + 2 * noise) / length + policy.interval * rate * differ / count**0.5
+    reach = (rate * apart + 2 * wobble) / length + policy.interval * rate * differ / count**0.5
     middle = count // 2
     recent = float(sizes[middle + 1 :].sum() / (when[-1] - when[middle]))
     growth = Growth("uncertain", rate, rate - reach, rate + reach, recent, float(when[0]), jumps=jumps)
@@ -421,7 +399,7 @@ def _features(x: Floats, y: Floats, policy: Policy) -> tuple[list[float], list[i
     excess = np.diff(v) - usual * np.diff(x)
     # Over a gap in the readings, nobody knows whether memory rose at once.
     dense = np.diff(x) <= 3 * np.median(np.diff(x))
-    single = (np.abs(excess) > policy.jump * _noise(excess)) & dense
+    single = (np.abs(excess) > policy.jump * noise(excess)) & dense
     usable = np.concatenate((np.ones(len(grid), bool), single))
     base = np.array([np.ones(n), (x - x[0]) / span])
     chosen: list[int] = []

@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from memtriage.diagnose.growth.estimate import POLICY, Growth, Policy, grow, policy_of, rose
+from memtriage.diagnose.growth.estimate import POLICY, Growth, Policy, grow, noise, policy_of
 from memtriage.diagnose.growth.track import Points, Track
 from memtriage.model.evidence import CensusSeen, DataSeen, EvidenceLine, HolderSeen, Readings, Role, Situation
 from memtriage.model.findings import Event
@@ -61,17 +61,23 @@ class Counter:
         return self.growth.state in ("growing", "filling", "uncertain")
 
     def rise(self, start: float, end: float) -> tuple[float, float]:
-        """Return by how many bytes it rose between two positions, without single jumps, and the error.
+        """Return by how many bytes its floor rose between two positions, without single jumps, and the error.
 
-        Where it was not read at their ends, it is taken to rise as between the readings next to them.
+        The floor is interpolated; unless it rises evenly, a rise between the two readings next to a position
+        may have come before or after it. Where it was not read, it is taken to rise as between the readings
+        next to that.
         """
-        found = rose(self.points, start, end, even=self.growth.shape == "steady")
-        if found is None:
+        at, floors = self.points.at, self.points.floors
+        if end <= start or len(at) < 3 or end <= at[0] or start >= at[-1]:
             return 0.0, float("inf")
-        read = min(end, float(self.points.at[-1])) - max(start, float(self.points.at[0]))
-        more = (end - start) / read
-        jumped = sum(nbytes for at, nbytes in self.growth.jumps if start < at <= end)
-        return (found[0] - jumped) * more, found[1] * more
+        first, last = np.interp((start, end), at, floors)
+        error = POLICY.interval * noise(np.diff(floors))  # a difference of two readings has as much noise
+        for position, after in zip((start, end), np.searchsorted(at, (start, end)), strict=True):
+            if self.growth.shape != "steady" and 0 < after < len(at) and at[after] > position:
+                error += abs(float(floors[after] - floors[after - 1])) / 2
+        jumped = sum(nbytes for when, nbytes in self.growth.jumps if start < when <= end)
+        more = (end - start) / (min(end, float(at[-1])) - max(start, float(at[0])))
+        return (float(last - first) - jumped) * more, error * more
 
     @property
     def grown(self) -> float:
@@ -85,11 +91,6 @@ class Counter:
         """Return whether it certainly rose, by half of what such a rate makes, or more."""
         risen, error = self.rise(start, end)
         return risen > 2 * error and 2 * risen >= rate * (end - start)
-
-    def fell_short_of(self, rate: float, start: float, end: float) -> bool:
-        """Return whether it certainly rose by less than half of what such a rate makes."""
-        risen, error = self.rise(start, end)
-        return 2 * (risen + 2 * error) < rate * (end - start)
 
 
 @dataclass(slots=True)

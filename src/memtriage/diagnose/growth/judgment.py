@@ -434,20 +434,14 @@ def _unnamed(
 def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
     """Return the rate of everything that has a holder, and whether censuses cover the counter's growth.
 
-    They do if it rose between them about as fast as over the whole of its growth: between those since its
-    onset, or all of them.
+    They do if it rose between them about as fast as over the whole of its growth.
     """
     counter, scale = comparison.counters[name], comparison.scale
     taken = [census for census in comparison.while_running if not census.partial]
-    for since in (counter.growth.onset or 0.0, 0.0):
-        later = [census for census in taken if census.at(scale) >= since]
-        if len(later) < 2:
-            continue
-        start, end = later[0].at(scale), later[-1].at(scale)
-        if end > start and 2 * counter.rise(start, end)[0] >= counter.growth.rate * (end - start):
-            held = later[-1].totals.get(name, 0) - later[0].totals.get(name, 0)
-            return held / (end - start), True
-    return 0.0, False
+    start, end = (taken[0].at(scale), taken[-1].at(scale)) if taken else (0.0, 0.0)
+    if end <= start or 2 * counter.rise(start, end)[0] < counter.growth.rate * (end - start):
+        return 0.0, False
+    return (taken[-1].totals.get(name, 0) - taken[0].totals.get(name, 0)) / (end - start), True
 
 
 def _caches_may_fill(evidence: Evidence) -> bool:
