@@ -19,10 +19,10 @@ Attributes of one object are not one cause: two lines of the program store into 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import chain, combinations, takewhile
+from itertools import chain, combinations, permutations, takewhile
 from typing import Final
 
 import msgspec
@@ -44,6 +44,7 @@ _ROOTS: Final = frozenset(
     (SegmentKind.FRAME, SegmentKind.THREAD, SegmentKind.MODULE, SegmentKind.CLASS, SegmentKind.GENERATOR)
 )
 """Kinds of segments that say where a variable is; the variable after them is the holder."""
+_UNITS: Final[tuple[Per, ...]] = ("step", "micro-batch", "second")
 _NAMED: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
 
 
@@ -86,16 +87,8 @@ def _one_cause(first: Leak, second: Leak) -> bool:
 
 def _share_a_graph(first: Leak, second: Leak) -> bool:
     """Whether the tensors of one holder must be detached with those of the other, to release their graph."""
-    one, other = first.cause, second.cause
-    if not isinstance(one, Held) or not isinstance(other, Held):
-        return False
-    return any(b.anchor in cut.together for a, b in ((one, other), (other, one)) for cut in a.detail.cuts)
-
-
-def _have_the_same_entries(first: Leak, second: Leak) -> bool:
-    """Whether two containers of ordinary data have the same entries, which a census sees below each."""
-    ordinary = all(isinstance(leak.cause, Held) and leak.cause.ordinary for leak in (first, second))
-    return ordinary and _share_a_graph(first, second)
+    held = [leak.cause for leak in (first, second) if isinstance(leak.cause, Held)]
+    return any(b.anchor in cut.together for a, b in permutations(held, 2) for cut in a.detail.cuts)
 
 
 def memory_of(leak: Leak) -> str:
@@ -132,7 +125,7 @@ def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = Fal
 
 
 def _root_length(anchor: HolderPath) -> int:
-    """Number of segments that say where the variable is, without the variable itself."""
+    """Return the number of segments that say where the variable is, without the variable itself."""
     return next((at for at, segment in enumerate(anchor) if segment.kind not in _ROOTS), len(anchor))
 
 
@@ -175,18 +168,21 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
         places[key] = _on_two_scales(places[key], leak) if key in places else leak
     parts = sorted(places.values(), key=_speed, reverse=True)
     first = parts[0]
-    same = [part for part in parts[1:] if _have_the_same_entries(first, part)]
-    if same:
+    # Of ordinary data the entries of two containers may be the same, which a census sees below each.
+    ordinary = [part for part in parts if isinstance(part.cause, Held) and part.cause.ordinary]
+    same = [part for part in ordinary if part is not first and _share_a_graph(first, part)]
+    if same and first in ordinary:
         others = (part.path for part in same if part.path is not None)
         first = replace(first, also_held_by=tuple(dict.fromkeys((*first.also_held_by, *others))))
         parts = [first, *(part for part in parts[1:] if part not in same)]
     if len(parts) == 1:
         return first
+    units = frozenset(chain.from_iterable(part.rates for part in parts))
     total = replace(
         first,
         device=next((part.device for part in parts if part.device != DEVICE_HOST), first.device),
         nbytes=sum(part.nbytes for part in parts),
-        rates=_sum_of_rates(parts),
+        rates={per: sum(part.rates.get(per, 0) for part in parts) for per in _UNITS if per in units},
         certainty="proven" if any(part.certainty == "proven" for part in parts) else first.certainty,
         also_held_by=tuple(dict.fromkeys(chain.from_iterable(part.also_held_by for part in parts))),
         allocated_at=next((part.allocated_at for part in parts if part.allocated_at), None),
@@ -246,12 +242,3 @@ def _renamed(total: Leak) -> Leak:
     elif isinstance(cause, DataSeen):
         cause = msgspec.structs.replace(cause, path=path)
     return replace(total, path=path, cause=cause)
-
-
-def _sum_of_rates(leaks: Iterable[Leak]) -> dict[Per, int]:
-    total: dict[Per, int] = {}
-    for leak in leaks:
-        for per, rate in leak.rates.items():
-            total[per] = total.get(per, 0) + rate
-    order: tuple[Per, ...] = ("step", "micro-batch", "second")
-    return {per: total[per] for per in order if per in total}

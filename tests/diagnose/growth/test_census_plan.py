@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from memtriage.diagnose.growth.attribution import attribute
 from memtriage.diagnose.growth.census_plan import (
     COST,
-    PLANS,
+    FIRST,
+    FREE_S,
+    GAP,
     TO_PROVE,
+    WIDENS,
     Suspicion,
     affordable,
     next_census,
@@ -28,7 +31,6 @@ from memtriage.model.position import Scale
 from support.observed import BASE, Found, data, held, observed, position
 
 KIB, MIB = 1024, 1024**2
-STEPS = PLANS["step"]
 NOTHING = Suspicion()
 
 
@@ -66,7 +68,7 @@ def test_a_run_in_which_nothing_grows_has_few() -> None:
 
 @given(st.integers(3, 3_000), st.sampled_from([NOTHING, proven()]))
 def test_their_number_is_bounded_by_the_logarithm_of_a_run(steps: int, suspicion: Suspicion) -> None:
-    assert len(times(suspicion, steps)) <= 1 + math.log(steps / STEPS.first, COST.widens) + 1e-9
+    assert len(times(suspicion, steps)) <= 1 + math.log(steps / FIRST["step"], WIDENS) + 1e-9
 
 
 @pytest.mark.parametrize("onset", [12, 100, 2_000])
@@ -74,14 +76,13 @@ def test_a_suspicion_is_settled_in_as_long_a_time_again(onset: int) -> None:
     after = [step for step in times(growing(onset), 2 * onset + 12, since=onset) if step >= onset]
     assert len(after) >= 4
     gaps = [b - a for a, b in pairwise(after)]
-    assert gaps[0] <= 2 * STEPS.gap and all(b <= 2 * a for a, b in pairwise(gaps))
+    assert gaps[0] <= 2 * GAP["step"] and all(b <= 2 * a for a, b in pairwise(gaps))
 
 
 def test_first_census_over_time_waits_for_own_work() -> None:
-    plan = PLANS["second"]
     begun = taken([], "second", begins=20.0)
-    assert next_census(begun, NOTHING) == 20.0 + plan.first
-    assert next_census(begun, growing(20.0)) == 20.0 + plan.gap < 20.0 + plan.first
+    assert next_census(begun, NOTHING) == 20.0 + FIRST["second"]
+    assert next_census(begun, growing(20.0)) == 20.0 + GAP["second"] < 20.0 + FIRST["second"]
     assert next_census(taken([20.5, 21.0], "second", begins=20.0), NOTHING) == pytest.approx(24.0)
 
 
@@ -121,7 +122,7 @@ def test_the_next_census_comes_after_the_last(
     positions: list[int], suspicion: Suspicion, scale: Scale
 ) -> None:
     due = next_census(taken(positions, scale), suspicion)
-    assert due >= (positions[-1] + PLANS[scale].gap if positions else PLANS[scale].gap)
+    assert due >= (positions[-1] + GAP[scale] if positions else GAP[scale])
 
 
 # --- what they may cost -------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def test_censuses_cost_a_second_and_a_fiftieth_of_the_time() -> None:
 
 def test_only_the_first_is_taken_at_any_cost() -> None:
     assert affordable(taken([]), NOTHING, 0, 0)
-    assert affordable(taken([3]), NOTHING, COST.free_s / 2, 0)
+    assert affordable(taken([3]), NOTHING, FREE_S / 2, 0)
     assert not affordable(taken([3]), NOTHING, 60, 70)
 
 
@@ -160,7 +161,7 @@ def test_censuses_stay_within_their_budget(
         if due and affordable(comparison, suspicion, spent_s, step * step_s):
             comparison.censuses += taken([step]).censuses
     free = 1 + (TO_PROVE if suspicion.open else 0)
-    budget = COST.free_s + COST.cost * steps * step_s
+    budget = FREE_S + COST * steps * step_s
     assert census_s * max(0, len(comparison.censuses) - free) <= budget + 1e-6
 
 

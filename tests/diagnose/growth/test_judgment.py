@@ -638,7 +638,7 @@ def test_a_counter_that_was_not_read_for_long_has_no_limit(length: int, judged: 
         ),
         pytest.param(observed({}, situation={"readable": {"cpu": False}}), "no counter", id="unreadable"),
         pytest.param(
-            observed({"cpu": [BASE + 7 * GIB * (at * 7919 % 13) for at in range(60)]}),
+            observed({"cpu": [BASE + 7 * GIB * (at * 7919 % 13) for at in range(40)]}),
             "moves too much",
             id="restless",
         ),

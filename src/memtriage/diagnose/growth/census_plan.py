@@ -11,51 +11,22 @@ from memtriage.diagnose.growth.attribution import Rise
 from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
 from memtriage.model.position import Scale
 
-
-@dataclass(frozen=True, slots=True)
-class CensusPolicy:
-    """Distances between censuses, in positions (steps, micro-batches, seconds).
-
-    Attributes:
-        first: positions until the first, while nothing is suspected: what training needs from the start
-            exists by then. By so many seconds most programs have loaded their data and begun to train, and
-            steps are followed instead.
-        gap: shortest distance.
-    """
-
-    first: float
-    gap: float
-
-
-PLANS: Final[Mapping[Scale, CensusPolicy]] = {
-    "step": CensusPolicy(first=3, gap=2),
-    # Where the first step comes after fewer backwards, steps are followed.
-    "microbatch": CensusPolicy(first=8, gap=2),
-    # Loading and building a model grow, too, and no census of that is of use.
-    "second": CensusPolicy(first=5.0, gap=0.15),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class CostPolicy:
-    """How often censuses are worth their time.
-
-    Attributes:
-        widens: while nothing is open, each census is at so many times the position of the one before: four
-            censuses in a run of 1,000 steps, eight in one of 300,000.
-        goes_on: the distance between censuses of a proven leak that no counter shows is this part of the time
-            over which it was seen to grow: less than that after which it would be too old to count.
-        free_s: seconds of the processor that all censuses together may take in any run.
-        cost: part of the time that they may take beyond that.
-    """
-
-    widens: float = 4.0
-    goes_on: float = 0.2
-    free_s: float = 1.0
-    cost: float = 0.02
-
-
-COST: Final = CostPolicy()
+FIRST: Final[Mapping[Scale, float]] = {"step": 3, "microbatch": 8, "second": 5.0}
+"""Positions until the first census, while nothing is suspected. What training needs from the start exists by
+then. Where the first step comes after fewer backwards, steps are followed; by so many seconds most programs
+have loaded their data and built a model, of which no census is of use."""
+GAP: Final[Mapping[Scale, float]] = {"step": 2, "microbatch": 2, "second": 0.15}
+"""Shortest distance between censuses."""
+WIDENS: Final = 4.0
+"""While nothing is open, each census is at so many times the position of the one before: four censuses in a
+run of 1,000 steps, eight in one of 300,000."""
+GOES_ON: Final = 0.2
+"""The distance between censuses of a proven leak that no counter shows is this part of the time over which it
+was seen to grow: less than that after which it would be too old to count."""
+FREE_S: Final = 1.0
+"""Seconds of the processor that all censuses together may take in any run."""
+COST: Final = 0.02
+"""Part of the time that they may take beyond that."""
 TO_PROVE: Final = ATTRIBUTION.intervals + 1
 """Censuses that are taken at any cost since a suspicion began: so many intervals prove growth."""
 
@@ -129,20 +100,20 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
         comparison: with its censuses.
         suspicion: what is suspect.
     """
-    plan, taken = PLANS[comparison.scale], comparison.positions
+    gap, taken = GAP[comparison.scale], comparison.positions
     if not taken:
-        return comparison.begins + (plan.gap if suspicion.open else plan.first)
+        return comparison.begins + (gap if suspicion.open else FIRST[comparison.scale])
     last = taken[-1]
     if suspicion.open:
         since = sum(position >= suspicion.since for position in taken)
-        doubled = plan.gap * 2.0 ** max(0, since - 1)
-        distance = max(plan.gap, min(doubled, (last - suspicion.since) / ATTRIBUTION.intervals))
+        doubled = gap * 2.0 ** max(0, since - 1)
+        distance = max(gap, min(doubled, (last - suspicion.since) / ATTRIBUTION.intervals))
         if suspicion.period is not None:
             distance = max(1.0, round(distance / suspicion.period)) * suspicion.period
         return last + distance
     if suspicion.unseen:
-        return last + max(plan.gap, COST.goes_on * (last - suspicion.since))
-    return last + max(plan.gap, (COST.widens - 1) * (last - comparison.begins))
+        return last + max(gap, GOES_ON * (last - suspicion.since))
+    return last + max(gap, (WIDENS - 1) * (last - comparison.begins))
 
 
 def affordable(comparison: Comparison, suspicion: Suspicion, spent_s: float, elapsed_s: float) -> bool:
@@ -158,4 +129,4 @@ def affordable(comparison: Comparison, suspicion: Suspicion, spent_s: float, ela
     since = sum(position >= suspicion.since for position in taken)
     if not taken or (suspicion.open and since < TO_PROVE):
         return True
-    return spent_s * (1 + 1 / len(taken)) <= COST.free_s + COST.cost * elapsed_s
+    return spent_s * (1 + 1 / len(taken)) <= FREE_S + COST * elapsed_s

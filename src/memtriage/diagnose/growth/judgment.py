@@ -35,7 +35,6 @@ from memtriage.diagnose.growth.evidence import (
     ENOUGH_MARKS,
     Comparison,
     Evidence,
-    Sighting,
 )
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
 from memtriage.diagnose.held import Held
@@ -411,7 +410,11 @@ def _unnamed(
     reasons: list[Open] = []
     if name == "cpu" and resident is not None and contradicts(resident, missing, growth.onset or 0.0):
         reasons.append("not resident")
-    if seen is None and name == "cpu" and _caches_may_fill(evidence):
+    code = comparison.counters.get(CODE)
+    new_shapes = evidence.situation.shapes_vary
+    if new_shapes is None and code is not None and code.points.span:
+        new_shapes = bool(code.points.floors[-1] > code.points.floors[0])
+    if seen is None and name == "cpu" and new_shapes:  # native caches with an entry per shape may be filling
         reasons.append("new shapes")
     if not covered:
         reasons.append("not covered")
@@ -442,17 +445,6 @@ def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
     if end <= start or 2 * counter.rise(start, end)[0] < counter.growth.rate * (end - start):
         return 0.0, False
     return (taken[-1].totals.get(name, 0) - taken[0].totals.get(name, 0)) / (end - start), True
-
-
-def _caches_may_fill(evidence: Evidence) -> bool:
-    """Return whether native caches with an entry per shape may still be filling."""
-    vary = evidence.situation.shapes_vary
-    code = evidence.main.counters.get(CODE)
-    if vary is not None:
-        return vary
-    if code is None or len(code.points.at) < 2:
-        return False
-    return bool(code.points.floors[-1] > code.points.floors[0])
 
 
 def _ends_by_itself(comparison: Comparison, name: str) -> bool:
@@ -494,11 +486,14 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
         return replace(judged, obstacle="few")
     held, _ = _held_rate(comparison, device)
     # What accumulates without a bound is not harmless, even if no leak is reported.
-    unbounded = sum(
-        (series[-1].seen.nbytes - series[0].seen.nbytes) / (series[-1].at - series[0].at)
-        for series in ([seen for seen in each if seen.between] for each in comparison.holders())
-        if series and series[-1].seen.device == device and _accumulates(series)
-    )
+    unbounded = 0.0
+    for series in comparison.holders():
+        while_running = [each for each in series if each.between]
+        if len(while_running) > 1 and while_running[-1].seen.device == device:
+            apart = while_running[-1].at - while_running[0].at
+            before, after = while_running[0].seen, while_running[-1].seen
+            if accumulates(before, after, apart) and not is_bounded(after):
+                unbounded += (after.nbytes - before.nbytes) / apart
     growth, points, policy = counter.growth, counter.points, counter.policy
     harmless = max(0.0, held - unbounded)
     open_rate = growth.rate - harmless if counter.rises and growth.low - harmless >= policy.least else 0.0
@@ -516,12 +511,6 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
         return replace(judged, obstacle="restless")
     stated = DetectionLimit(math.ceil(round(limit, 3)), "second" if by_time else "step")
     return replace(judged, limit=stated)
-
-
-def _accumulates(series: Sequence[Sighting[HolderSeen]]) -> bool:
-    first, last = series[0], series[-1]
-    apart = last.at - first.at
-    return apart > 0 and accumulates(first.seen, last.seen, apart) and not is_bounded(last.seen)
 
 
 def _waiting(comparison: Comparison, device: str) -> Waiting | None:

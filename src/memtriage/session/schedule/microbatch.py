@@ -8,7 +8,7 @@ from itertools import islice
 from types import FrameType
 from typing import Final
 
-from memtriage.diagnose.growth.census_plan import COST, TO_PROVE
+from memtriage.diagnose.growth.census_plan import COST, FREE_S, TO_PROVE
 from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Evidence
 from memtriage.model.census import Census
@@ -83,7 +83,7 @@ class MicrobatchScheduler:
     def _begin_if_rising(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
         if self._tries >= _TRIES or self._known:
             return  # following a known leak again would show nothing new
-        if self._tries and self._investigator.spent_s > COST.free_s + COST.cost * position.time_s:
+        if self._tries and self._investigator.spent_s > FREE_S + COST * position.time_s:
             return
         usual, at, more = position.microbatches_per_step, position.microbatch, TO_PROVE - 1
         # A step that is too short for a rise and all censuses is judged by the step before it, up to its end.

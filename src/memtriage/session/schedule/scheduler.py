@@ -9,7 +9,7 @@ from typing import Final
 
 from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.attribution import attribute
-from memtriage.diagnose.growth.census_plan import PLANS, Suspicion, affordable, next_census, suspicion_of
+from memtriage.diagnose.growth.census_plan import FIRST, GAP, Suspicion, affordable, next_census, suspicion_of
 from memtriage.diagnose.growth.evidence import CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
 from memtriage.model.census import Census
 from memtriage.model.position import Scale, TrainingPosition
@@ -103,7 +103,7 @@ class CensusScheduler:
         if comparison is not self._comparison or not works:  # the first step comes after some backwards
             self._comparison, self._suspicion = comparison, Suspicion()
             began = at if name == "time" else 0.0
-            self._census_due = began + PLANS[comparison.scale].first
+            self._census_due = began + FIRST[comparison.scale]
             self._estimate_at = max(comparison.marks, ENOUGH_MARKS)
         if works:
             self._act(comparison, at, position)
@@ -154,7 +154,7 @@ class CensusScheduler:
         self._read_latest()
         comparison = self._comparison or self._evidence.main
         at = self._at(comparison.scale, position)
-        self._census_due = 2 * at + PLANS[comparison.scale].gap  # if this one fails
+        self._census_due = 2 * at + GAP[comparison.scale]  # if this one fails
         census = self._take(position, frames, between=True)
         self._asks_for_sites = False
         if frames is None:
