@@ -372,12 +372,12 @@ def _unnamed(
 ) -> Leak | None:
     """Return the leak of a counter's growth that no holder accounts for: memory that only C++ sees.
 
-    If a container of objects of C++ grew meanwhile, or one of ordinary data as fast, it is the holder.
+    If a container of objects of C++ grew meanwhile, it is the holder.
     """
     comparison = evidence.main
     growth = comparison.counters[name].growth
-    data = [rise for rise in rises if isinstance(rise, DataRise)]
-    native = next((rise for rise in data if rise.seen.native is not None), None)
+    data = [rise.seen for rise in rises if isinstance(rise, DataRise)]
+    seen = next((each for each in data if each.native is not None), None)
     if growth.state != "growing":
         return None
     devices = {name} if name.startswith("cuda:") else {"cpu", DEVICE_HOST}
@@ -393,18 +393,13 @@ def _unnamed(
     outside, role = comparison.outside, evidence.role
     of_segments = role is not None and role.role == roles.SEGMENTS
     covered = of_segments or (covered and (not outside or name != "cpu"))
-    by_counter = sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name)
-    known = max(known, held, by_counter)
+    known = max(known, held)
     missing = growth.rate - known
     if (
         growth.low - known < comparison.counters[name].policy.least
         or missing < ATTRIBUTION.open * growth.rate
     ):
         return None
-    holder = native
-    if holder is None and name == "cpu":
-        holder = next((rise for rise in data if missing / 2 <= rise.own_rate <= 2 * missing), None)
-    seen = None if holder is None else holder.seen
     resident = comparison.counters.get(DEVICE_HOST)
     while_it_ran = comparison.while_running
     reasons: list[Open] = []
@@ -437,14 +432,17 @@ def _unnamed(
 def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
     """Return the rate of everything that has a holder, and whether censuses cover the counter's growth.
 
-    They do if it rose between them about as fast as over the whole of its growth.
+    They do if it rose between them about as fast as over the whole of its growth: between those since its
+    onset, or all of them.
     """
     counter, scale = comparison.counters[name], comparison.scale
     taken = [census for census in comparison.while_running if not census.partial]
-    start, end = (taken[0].at(scale), taken[-1].at(scale)) if taken else (0.0, 0.0)
-    if end <= start or 2 * counter.rise(start, end)[0] < counter.growth.rate * (end - start):
-        return 0.0, False
-    return (taken[-1].totals.get(name, 0) - taken[0].totals.get(name, 0)) / (end - start), True
+    for since in (counter.growth.onset or 0.0, 0.0):
+        first = next((census for census in taken if census.at(scale) >= since), None)
+        start, end = (0.0, 0.0) if first is None else (first.at(scale), taken[-1].at(scale))
+        if first and end > start and 2 * counter.rise(start, end)[0] >= counter.growth.rate * (end - start):
+            return (taken[-1].totals.get(name, 0) - first.totals.get(name, 0)) / (end - start), True
+    return 0.0, False
 
 
 def _ends_by_itself(comparison: Comparison, name: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -74,7 +75,7 @@ class OrdinaryData:
     containers: dict[int, DataSeen] = field(default_factory=dict)
     arrays: dict[HolderPath, tuple[LongArray, DataSeen]] = field(default_factory=dict)
     _lengths: ContainerLengths | None = None
-    _numbers: int = 0
+    _numbers: Iterator[int] = field(default_factory=count)
     _lengthened: set[int] = field(default_factory=set)
     _measured: dict[int, int] = field(default_factory=dict)
 
@@ -108,26 +109,27 @@ class OrdinaryData:
     ) -> dict[int, DataSeen]:
         grown = grown_containers(view.graph, compared.earlier)
         by_line = sites.live_by_line() if grown else {}
-        found = _unchanged(self.containers, compared)
+        found: dict[int, DataSeen] = {}
+        if self.containers:  # those that got no entry since, and still exist, are followed on
+            earlier, now = compared.earlier, compared.now.by_address()
+            for address, seen in self.containers.items():
+                if address in now.lengths and now.of(address) == earlier.of(address):
+                    found[address] = replace(seen, before=None)
+        wanted: dict[
+            int, DataSeen
+        ] = {}  # whose cuts are measured, and again when they have twice the entries
         for container in grown:
             obj = view.graph.objects[container.position]
             if compared.counts(obj, container.entry_bytes, container.native):
                 rate = compared.rate(obj, container.entry_bytes)
                 before = self.containers.get(id(obj))
-                found[id(obj)] = self._grown(view, container, before, rate, by_line, sites)
-        self._add_cuts(view, found, [each.position for each in grown])
-        return found
-
-    def _add_cuts(self, view: CensusView, found: dict[int, DataSeen], grown: Iterable[int]) -> None:
-        """Measure cuts of containers that grew, and again when they have twice the entries."""
-        wanted = {}
-        for position in grown:
-            seen = found.get(id(view.graph.objects[position]))
-            if seen is not None and seen.entries >= 2 * self._measured.get(seen.id, 0):
-                wanted[position] = seen
-                self._measured[seen.id] = seen.entries
+                seen = found[id(obj)] = self._grown(view, container, before, rate, by_line, sites)
+                if seen.entries >= 2 * self._measured.get(seen.id, 0):
+                    wanted[container.position] = seen
+                    self._measured[seen.id] = seen.entries
         for position, cuts in view.cuts_of_data(wanted).items() if wanted else ():
             wanted[position].cuts = cuts
+        return found
 
     def _grown(
         self,
@@ -140,16 +142,14 @@ class OrdinaryData:
     ) -> DataSeen:
         entries = len(view.graph.objects[container.position])
         # Sites were recorded over one position. A line whose allocations match the growth made the entries.
-        line = min(by_line, key=lambda line: abs(by_line[line] - rate), default=None)
         least, most = (part * rate for part in _MATCHES)
-        made_them = line is not None and least <= by_line[line] <= most
-        site = sites.named([line]) if line is not None and made_them else None
+        made = [line for line, nbytes in by_line.items() if least <= nbytes <= most]
+        line = min(made, key=lambda line: abs(by_line[line] - rate), default=None)
+        site = None if line is None else sites.named([line])
         site = site or (None if before is None else before.allocated_at)
-        if before is None:
-            self._numbers += 1
         store = view.store_of(container.position, site)
         return DataSeen(
-            id=self._numbers if before is None else before.id,
+            id=next(self._numbers) if before is None else before.id,
             path=(*view.path(container.position), ANY_ITEM),
             kind=container.kind,
             entries=entries,
@@ -173,10 +173,8 @@ class OrdinaryData:
             before = self.arrays.get(path)
             if before is not None and not _continues(before[0], array):
                 before = None
-            if before is None:
-                self._numbers += 1
             seen = DataSeen(
-                id=self._numbers if before is None else before[1].id,
+                id=next(self._numbers) if before is None else before[1].id,
                 path=path,
                 kind="ndarray",
                 entries=array.nbytes,
@@ -197,15 +195,3 @@ def _continues(before: LongArray, after: LongArray) -> bool:
     """Whether an array contains another at its beginning or its end, as far as both were read."""
     longer = after.nbytes >= before.nbytes
     return longer and (same_bytes(before.head, after.head) or same_bytes(before.tail, after.tail))
-
-
-def _unchanged(containers: Mapping[int, DataSeen], compared: ComparedLengths) -> dict[int, DataSeen]:
-    """Return the followed containers that got no entry since the previous census, and still exist."""
-    if not containers:
-        return {}
-    earlier, now = compared.earlier, compared.now.by_address()
-    return {
-        address: replace(seen, before=None)
-        for address, seen in containers.items()
-        if address in now.lengths and now.of(address) == earlier.of(address)
-    }

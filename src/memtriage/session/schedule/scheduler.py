@@ -104,7 +104,7 @@ class CensusScheduler:
             self._comparison, self._suspicion = comparison, Suspicion()
             began = at if name == "time" else 0.0
             self._census_due = began + FIRST[comparison.scale]
-            self._estimate_at = max(comparison.marks, ENOUGH_MARKS)
+            self._estimate_at = max(1, comparison.marks)
         if works:
             self._act(comparison, at, position)
 
