@@ -302,10 +302,9 @@ def _judged(rises: Sequence[AnyRise], counters: Mapping[str, Counter], now: floa
 
 
 def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | None:
-    """Return what a counter that rises says of a holder's growth; None if it says nothing of it.
+    """Return what a counter that rises says of a holder's growth, beside that of others that it sees.
 
-    Args:
-        others: bytes per position by which other holders that the counter sees grow.
+    None if it says nothing of it.
     """
     growth = counter.growth
     if not counter.rises:

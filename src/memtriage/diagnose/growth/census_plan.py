@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -60,16 +61,15 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise[Any]]) -> Suspicio
     the first time: it only calls for censuses if it certainly grows, and malloc's counter does not.
     """
     proven = [rise for rise in rises if rise.certainty == "proven"]
-    counters, known = comparison.counters, {"cpu": 0.0}
+    counters, known = comparison.counters, defaultdict[str, float](float)
     for rise in proven:
-        name = "cpu" if rise.counter == "host" else rise.counter
-        known[name] = known.get(name, 0.0) + rise.rate
+        known["cpu" if rise.counter == "host" else rise.counter] += rise.rate
     known["host"] = max(known["cpu"], counters["cpu"].growth.rate if "cpu" in counters else 0.0)
     suspects = []
     for name, counter in counters.items():
         certain = name == "host" and counter.growth.state == "growing"
         may_grow = certain or (counter.rises and name not in CONFIRMING)
-        unexplained = known.get(name, 0.0) < ATTRIBUTION.accounts * counter.growth.rate
+        unexplained = known[name] < ATTRIBUTION.accounts * counter.growth.rate
         if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):
             suspects.append(counter)
     few = [rise for rise in rises if rise.certainty == "suspected" and rise.reason in ("few", "aged")]

@@ -141,11 +141,9 @@ def detection_limit(points: Points, policy: Policy = POLICY) -> float | None:
     if len(points.at) < policy.points or points.span <= 0:
         return None
     own = grow(points, policy)
-    if (
-        own.until is not None
-        and len(points.since(own.until + points.span / policy.windows).at) >= policy.points
-    ):
-        points = points.since(own.until + points.span / policy.windows)
+    later = points.since((own.until or np.inf) + points.span / policy.windows)
+    if len(later.at) >= policy.points:
+        points = later
     elif own.state in ("growing", "filling"):
         points = points.plus(-np.minimum.accumulate(points.floors[::-1])[::-1])
     missed = max(policy.least, policy.settles / points.span) * 1.001

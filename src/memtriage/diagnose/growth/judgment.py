@@ -9,8 +9,9 @@ of the record (`model/evidence.py`).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
 
@@ -59,8 +60,8 @@ class Judgment:
         judged: by device, whether growth could be judged, and how small a leak would have been found.
     """
 
-    leaks: list[Leak] = field(default_factory=list)
-    judged: dict[str, JudgedDevice] = field(default_factory=dict)
+    leaks: list[Leak]
+    judged: dict[str, JudgedDevice]
 
 
 def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
@@ -116,15 +117,11 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
 
 def worth_reporting(leaks: Sequence[Leak]) -> list[Leak]:
     """Leave out suspicions that are small compared with proven growth in the same memory."""
-    proven: dict[str, int] = {}
+    least: dict[str, float] = defaultdict(float)
     for leak in leaks:
         if leak.certainty == "proven":
-            proven[memory_of(leak)] = proven.get(memory_of(leak), 0) + leak.rate
-    return [
-        leak
-        for leak in leaks
-        if leak.certainty == "proven" or leak.rate >= ATTRIBUTION.minor * proven.get(memory_of(leak), 0)
-    ]
+            least[memory_of(leak)] += ATTRIBUTION.minor * leak.rate
+    return [leak for leak in leaks if leak.certainty == "proven" or leak.rate >= least[memory_of(leak)]]
 
 
 def _goes_on(evidence: Evidence, within: Comparison, rise: HolderRise | DataRise) -> bool:
@@ -251,16 +248,9 @@ def _leak(
     rate: float,
     doubts: Sequence[Open] = (),
 ) -> Leak:
-    """Make the leak of what grows, with the event that it comes with.
+    """Make the leak of what grows by so many bytes per position, with the event that it comes with.
 
-    Args:
-        evidence, comparison: where it was seen.
-        shown_by: what shows it.
-        device: as a finding has it.
-        nbytes: its size; of a holder, at the last census.
-        cause: why it grows.
-        rate: bytes per position.
-        doubts: why growth that only a counter shows is not proven.
+    `doubts` say why growth that only a counter shows is not proven.
     """
     rise = None if isinstance(shown_by, Counted) else shown_by
     reasons = doubts if rise is None or rise.reason is None else (rise.reason,)
@@ -316,11 +306,10 @@ def _projected(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
     """Return leaks with when memory runs out if all that fills it, in any process, goes on as lately."""
     situation, position, main, projected = evidence.situation, evidence.situation.position, evidence.main, []
     for leak in leaks:
-        rates: dict[str, float] = {}
+        rates: dict[str, float] = defaultdict(float)
         for each in leaks:
             if (memory_of(each), each.scale) == (memory_of(leak), leak.scale):
-                process = each.process or roles.ITSELF
-                rates[process] = rates.get(process, 0.0) + each.recent
+                rates[each.process or roles.ITSELF] += each.recent
         within_step = leak.scale != main.scale and not leak.process
         counter = main.counters.get(memory_of(leak))
         if roles.ITSELF in rates and not within_step and counter and counter.growth.state == "growing":
@@ -348,13 +337,13 @@ def _projected(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
 
 def join_host_part(leaks: Sequence[Leak]) -> list[Leak]:
     """Join a holder's leak on the host with the one on a GPU: both are the same."""
-    on_host: dict[HolderPath, int] = {}
+    on_host: dict[HolderPath, int] = defaultdict(int)
     on_gpu = {_anchor(leak) for leak in leaks if leak.device.startswith("cuda:")}
     for leak in leaks:
-        if leak.device == DEVICE_HOST and _anchor(leak) in on_gpu:
-            on_host[_anchor(leak)] = on_host.get(_anchor(leak), 0) + leak.nbytes
+        if leak.device == DEVICE_HOST:
+            on_host[_anchor(leak)] += leak.nbytes
     return [
-        replace(leak, on_host=on_host.get(_anchor(leak), 0)) if leak.device.startswith("cuda:") else leak
+        replace(leak, on_host=on_host[_anchor(leak)]) if leak.device.startswith("cuda:") else leak
         for leak in leaks
         if leak.device != DEVICE_HOST or _anchor(leak) not in on_gpu
     ]
@@ -472,7 +461,13 @@ def _judged(evidence: Evidence) -> dict[str, JudgedDevice]:
         each_step = evidence.situation.position.microbatches_per_step
         if of.limit is not None and comparison.scale == "microbatch" and each_step:
             of = replace(of, limit=DetectionLimit(each_step * of.limit.bytes, "step"))
-        judged[device] = replace(of, waiting=_waiting(comparison, device))
+        waited = [(census.waiting.get(device, {}), census) for census in comparison.while_running]
+        classes, census = max(waited, key=lambda each: sum(each[0].values()), default=({}, None))
+        nbytes = sum(classes.values())
+        if census is not None and nbytes >= MIB and not comparison.collector_off:
+            most = max(classes, key=lambda name: classes[name])
+            of = replace(of, waiting=Waiting(nbytes, most, census.at(comparison.scale), comparison.scale))
+        judged[device] = of
     return judged
 
 
@@ -509,16 +504,3 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
         return replace(judged, obstacle="restless")
     stated = DetectionLimit(math.ceil(round(limit, 3)), "second" if by_time else "step")
     return replace(judged, limit=stated)
-
-
-def _waiting(comparison: Comparison, device: str) -> Waiting | None:
-    """Return the most memory that waited for the cyclic collector during the run, if much."""
-    censuses = comparison.while_running
-    most = max(censuses, key=lambda census: sum(census.waiting.get(device, {}).values()), default=None)
-    classes = {} if most is None else most.waiting.get(device, {})
-    nbytes = sum(classes.values())
-    if most is None or nbytes < MIB or comparison.collector_off:
-        return None
-    return Waiting(
-        nbytes, max(classes, key=lambda name: classes[name]), most.at(comparison.scale), comparison.scale
-    )

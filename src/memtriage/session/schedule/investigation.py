@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
@@ -13,7 +13,7 @@ from memtriage.account.census import CensusView, Look
 from memtriage.account.followed import Contents, FollowedHolders, changed
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
-from memtriage.model.census import Census, GroupKey
+from memtriage.model.census import Census
 from memtriage.model.evidence import CensusSeen, HolderSeen
 from memtriage.model.paths import SegmentKind, has, is_native
 from memtriage.model.position import TrainingPosition
@@ -262,8 +262,7 @@ class Investigator:
     def _add_details(self, view: CensusView, growing: Sequence[HolderSeen], *, recorded: bool) -> None:
         """Read the details of growing holders, and keep earlier ones that this census cannot give."""
         present = {group.key for group in view.census().groups}
-        at = {seen.id: key for seen in growing if (key := (seen.device, seen.anchor)) in present}
-        wanted: Mapping[GroupKey, HolderSeen] = {at[seen.id]: seen for seen in growing if seen.id in at}
+        wanted = {key: seen for seen in growing if (key := (seen.device, seen.anchor)) in present}
         if not wanted:
             return
         details = view.details(

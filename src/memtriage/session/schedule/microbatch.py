@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from types import FrameType
 from typing import Final
 
@@ -123,31 +122,18 @@ class MicrobatchScheduler:
         return bool(both) and all(values[name] < self._at_first[name] for name in both)
 
     def _period_of_rise(self) -> int | None:
-        """Return after how many backwards a counter rises each time; None if none does."""
-        periods = [
-            period_of_rise(list(values), policy_of(name).least) for name, values in self._recent.items()
-        ]
-        return min((period for period in periods if period is not None), default=None)
+        """Return after how many backwards of this step a counter is higher each time; None if none is.
 
-
-def period_of_rise(values: Sequence[int], least: float) -> int | None:
-    """Return the number of backwards after which a counter is higher each time, within one step; or None.
-
-    1 if every backward ends higher than the one before. More if a micro-batch has several backwards, such as
-    one per pipeline stage or one in the fused forward of a head: then the counter goes up and down within a
-    micro-batch, and only the same instant of each can be compared.
-
-    Args:
-        values: the counter at the ends of backwards of the step. The last few are looked at, never the first
-            one, which allocates gradients.
-        least: bytes of a rise.
-    """
-    for period in range(1, PERIOD + 1):
-        needed = (TO_PROVE - 1) * period
-        recent = values[max(1, len(values) - max(needed, ENOUGH_MARKS)) :]
-        if len(recent) < needed:
-            return None
-        later = islice(recent, period, None)
-        if all(after - before >= least for before, after in zip(recent, later, strict=False)):
-            return period
-    return None
+        1 if every backward ends higher than the one before. More if a micro-batch has several backwards, such
+        as one per pipeline stage or one in the fused forward of a head: then the counter goes up and down
+        within a micro-batch, and only the same instant of each can be compared. The last few backwards are
+        looked at, never the first one, which allocates gradients.
+        """
+        for period in range(1, PERIOD + 1):
+            needed = (TO_PROVE - 1) * period
+            for name, values in self._recent.items():
+                recent = list(values)[max(1, len(values) - max(needed, ENOUGH_MARKS)) :]
+                rises = (after - before for before, after in zip(recent, recent[period:], strict=False))
+                if len(recent) >= needed and min(rises) >= policy_of(name).least:
+                    return period
+        return None
