@@ -407,7 +407,15 @@ def _features(x: Floats, y: Floats, policy: Policy) -> tuple[list[float], list[i
         found = _best(np.concatenate((base, features[chosen])), features, v, usable & ~full, near, policy)
         if not found:
             break
-        chosen += found
+        both = [*chosen, *found]
+        sizes = np.linalg.lstsq(np.concatenate((base, features[both])).T, v, rcond=None)[0][2:]
+        false = [
+            i
+            for i, size in zip(both, sizes, strict=True)
+            if is_step[i] and excess[i - len(grid)] * np.sign(size) < policy.half * abs(size)
+        ]
+        usable[false] = False
+        chosen = [i for i in chosen if i not in false] if false else both
     knots = sorted(float(grid[i]) for i in chosen if not is_step[i])
     steps = sorted(i - len(grid) + 1 for i in chosen if is_step[i])
     for i, knot in enumerate(knots):

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Final
 
 from memtriage.diagnose.causes import memory_of, one_a_cause
@@ -361,12 +361,10 @@ def _unnamed(
 ) -> Leak | None:
     """Return the leak of a counter's growth that no holder accounts for: memory that only C++ sees.
 
-    If a container of objects of C++ grew meanwhile, it is the holder.
+    If a container of objects of C++ grew meanwhile, or one of ordinary data as fast, it is the holder.
     """
     comparison = evidence.main
     growth = comparison.counters[name].growth
-    data = [rise.seen for rise in rises if isinstance(rise, DataRise)]
-    seen = next((each for each in data if each.native is not None), None)
     if growth.state != "growing":
         return None
     devices = {name} if name.startswith("cuda:") else {"cpu", DEVICE_HOST}
@@ -382,13 +380,17 @@ def _unnamed(
     outside, role = comparison.outside, evidence.role
     of_segments = role is not None and role.role == roles.SEGMENTS
     covered = of_segments or (covered and (not outside or name != "cpu"))
-    known = max(known, held)
+    known = max(known, held, sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name))
     missing = growth.rate - known
     if (
         growth.low - known < comparison.counters[name].policy.least
         or missing < ATTRIBUTION.open * growth.rate
     ):
         return None
+    data = [rise for rise in rises if isinstance(rise, DataRise)]
+    native = (rise.seen for rise in data if rise.seen.native is not None)
+    as_fast = (rise.seen for rise in data if name == "cpu" and missing / 2 <= rise.own_rate <= 2 * missing)
+    seen = next(chain(native, as_fast), None)
     resident = comparison.counters.get(DEVICE_HOST)
     while_it_ran = comparison.while_running
     reasons: list[Open] = []
