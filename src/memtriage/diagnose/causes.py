@@ -39,7 +39,6 @@ from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 SPEAKS_FOR_ALL: Final = 0.75
 """A holder with at least this part of the growth names the whole leak: the others are small parts of the same
 entries, and the folded path would say less."""
-_PLACES: Final = frozenset((SegmentKind.ITEM, SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
 _ROOTS: Final = frozenset(
     (SegmentKind.FRAME, SegmentKind.THREAD, SegmentKind.MODULE, SegmentKind.CLASS, SegmentKind.GENERATOR)
 )
@@ -157,7 +156,7 @@ def _any(segment: PathSegment) -> PathSegment:
     """Any name in this place."""
     if segment.kind is SegmentKind.ITEM:
         return ANY_ITEM
-    return PathSegment(segment.kind if segment.kind in _PLACES else SegmentKind.ATTRIBUTE, "*")
+    return PathSegment(segment.kind if segment.kind in _NAMED else SegmentKind.ATTRIBUTE, "*")
 
 
 def _joined(leaks: Sequence[Leak]) -> Leak:

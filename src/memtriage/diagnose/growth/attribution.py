@@ -27,36 +27,23 @@ Open = Literal[
 """Why growth is only suspected."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttributionPolicy:
-    """When a holder accounts for growth.
-
-    Attributes:
-        accounts: a holder accounts for a counter's rise between two censuses if its own is at least this part
-            of it; several may together. Less than all: malloc rounds up, and others grow meanwhile.
-        pace: holders get their counter's rate if theirs together differs by more than this part of it.
-        minor: what is less than this part of a proven rise is not seen in it: a holder is then proven by the
-            censuses alone, and a suspicion is not reported.
-        intervals: without a counter, a holder must have grown in this many intervals up to the last census; a
-            holder that was ever smaller again, in two more, and past what it had then.
-        least: growth below this many bytes per position is the program's own bookkeeping.
-        data_least: the same for containers of ordinary data.
-    """
-
-    accounts: float = 0.7
-    pace: float = 0.1
-    minor: float = 0.1
-    intervals: int = 3
-    least: int = 256
-    data_least: int = 4096
-
-    @property
-    def open(self) -> float:
-        """This part of a rise may stay unexplained."""
-        return 1 - self.accounts
-
-
-POLICY: Final = AttributionPolicy()
+ACCOUNTS: Final = 0.7
+"""A holder accounts for a counter's rise between two censuses if its own is at least this part of it; several
+may together. Less than all: malloc rounds up, and others grow meanwhile."""
+OPEN: Final = 1 - ACCOUNTS
+"""This part of a rise may stay unexplained."""
+PACE: Final = 0.1
+"""Holders get their counter's rate if theirs together differs by more than this part of it."""
+MINOR: Final = 0.1
+"""What is less than this part of a proven rise is not seen in it: a holder is then proven by the censuses
+alone, and a suspicion is not reported."""
+INTERVALS: Final = 3
+"""Without a counter, a holder must have grown in this many intervals up to the last census; a holder that was
+ever smaller again, in two more, and past what it had then."""
+LEAST: Final = 256
+"""Growth below this many bytes per position is the program's own bookkeeping."""
+DATA_LEAST: Final = 4096
+"""The same for containers of ordinary data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +192,7 @@ def _rise_of_data(series: Sequence[Sighting[DataSeen]]) -> DataRise | None:
         fell_from=_fell_from([entry_bytes * each.seen.entries for each in series if each.between]),
         counter="host",
     )
-    return rise if rise.own_rate >= POLICY.data_least or rise.seen.native is not None else None
+    return rise if rise.own_rate >= DATA_LEAST or rise.seen.native is not None else None
 
 
 def _apart(rises: Iterable[DataRise | None]) -> list[DataRise]:
@@ -252,7 +239,7 @@ def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
     node does not count, nor do log entries: detached losses, each of one block of an allocator.
     """
     more, count = after.size - before.size, after.storages - before.storages
-    if after.renewed or more <= 0 or count < 0 or more < POLICY.least * apart:
+    if after.renewed or more <= 0 or count < 0 or more < LEAST * apart:
         return False
     if after.nodes > before.nodes:
         return True
@@ -313,16 +300,16 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
     for points in (rise.points, _since(rise.points, growth.onset)):
         start, end = points[0][0], points[-1][0]
         apart = end - start
-        risen, error = counter.rise(start, end)
-        too_much = not growth.by_rises and risen - 2 * error > 2 * growth.rate * apart
-        if counter.rose_by(growth.rate, start, end) and not too_much:
+        (risen, error), usual = counter.rise(start, end), growth.rate * apart
+        too_much = not growth.by_rises and risen - 2 * error > 2 * usual
+        if risen > 2 * error and 2 * risen >= usual and not too_much:
             break
     else:
         return None
     own = points[-1][1] - points[0][1]
     sees_all = counter.name == rise.counter  # malloc's does not see small entries of ordinary data
-    most = (2 - POLICY.accounts) * risen + error
-    if own < POLICY.minor * risen or (sees_all and own > most):
+    most = (2 - ACCOUNTS) * risen + error
+    if own < MINOR * risen or (sees_all and own > most):
         return None  # too small for this counter, or more than it saw
     if not _keeps_up(points, counter, own / risen):
         return None
@@ -330,9 +317,9 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
         # One interval. What else came in it must be known, and the holder must have what it got before it: a
         # list that is emptied now and then grows, too.
         begun = growth.onset or float(counter.points.at[0])
-        known = own + others * apart >= POLICY.accounts * risen
+        known = own + others * apart >= ACCOUNTS * risen
         # Not its own rate: it grows in rises, of which this interval may have one more than its share.
-        if not known or points[-1][1] < POLICY.accounts * min(1.0, own / risen) * counter.rise(begun, end)[0]:
+        if not known or points[-1][1] < ACCOUNTS * min(1.0, own / risen) * counter.rise(begun, end)[0]:
             return None
     slows = growth.state == "growing" and not growth.by_rises and _slows(_since(points, growth.onset))
     rate = own / apart
@@ -369,9 +356,9 @@ def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter])
         shown, error = counter.growth.rate, rises[known[0]].error
         unsure = (counter.growth.high - counter.growth.low) / 2
         # Between two censuses there may be one more of the rises of a counter, or one less.
-        pace = 0.0 if counter.growth.by_rises else POLICY.pace
+        pace = 0.0 if counter.growth.by_rises else PACE
         another = abs(rate - shown) > max(unsure, pace * shown)
-        better = abs(1 - share) <= max(POLICY.open, error) and another
+        better = abs(1 - share) <= max(OPEN, error) and another
         for at in known if better else ():
             rise, factor = rises[at], shown / rate
             judged[at] = replace(
@@ -388,11 +375,11 @@ def _since(points: tuple[tuple[float, float], ...], onset: float | None) -> tupl
 
 def _keeps_up(points: Sequence[tuple[float, float]], counter: Counter, share: float) -> bool:
     """Whether a holder grew in each interval in which its counter certainly rose, by more than a little."""
-    little = POLICY.minor * (points[-1][1] - points[0][1]) / (len(points) - 1)
+    little = MINOR * (points[-1][1] - points[0][1]) / (len(points) - 1)
     for (start, least), (end, most) in pairwise(points):
         risen, error = counter.rise(start, end)
         expected = share * (risen - 2 * error)
-        if expected > little and most - least < POLICY.open * expected:
+        if expected > little and most - least < OPEN * expected:
             return False
     return True
 
@@ -403,7 +390,7 @@ def _slows(points: Sequence[tuple[float, float]]) -> bool:
     What comes in single rises may come later than a short last interval.
     """
     rates = [(most - least) / (end - start) for (start, least), (end, most) in pairwise(points)]
-    if len(rates) < POLICY.intervals:
+    if len(rates) < INTERVALS:
         return False
     *earlier, last = [end - start for (start, _), (end, _) in pairwise(points)]
     return last >= min(earlier) and rates[-1] < ESTIMATE.slows * min(rates[:-1])
@@ -433,12 +420,12 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
         if risen <= 2 * error or risen < half:
             return replace(found, certainty="suspected", reason="aged")
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
-    needed = POLICY.intervals + (2 if rise.fell_from else 0)
+    needed = INTERVALS + (2 if rise.fell_from else 0)
     if len(rates) < needed or points[-1][1] < rise.fell_from:
         return replace(found, certainty="suspected", reason="few")
     if isinstance(rise, HolderRise) and rise.seen.replaced:
         return replace(found, certainty="suspected", reason="replaced")
-    if _slows(points) or min(rates) < POLICY.open * rate:
+    if _slows(points) or min(rates) < OPEN * rate:
         return replace(found, certainty="suspected", reason="slows")
     return replace(found, certainty="proven")
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
-from memtriage.diagnose.growth.attribution import Rise
+from memtriage.diagnose.growth.attribution import ACCOUNTS, INTERVALS, Rise
 from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
 from memtriage.model.position import Scale
 
@@ -28,7 +27,7 @@ FREE_S: Final = 1.0
 """Seconds of the processor that all censuses together may take in any run."""
 COST: Final = 0.02
 """Part of the time that they may take beyond that."""
-TO_PROVE: Final = ATTRIBUTION.intervals + 1
+TO_PROVE: Final = INTERVALS + 1
 """Censuses that are taken at any cost since a suspicion began: so many intervals prove growth."""
 
 
@@ -69,7 +68,7 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise[Any]]) -> Suspicio
     for name, counter in counters.items():
         certain = name == "host" and counter.growth.state == "growing"
         may_grow = certain or (counter.rises and name not in CONFIRMING)
-        unexplained = known[name] < ATTRIBUTION.accounts * counter.growth.rate
+        unexplained = known[name] < ACCOUNTS * counter.growth.rate
         if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):
             suspects.append(counter)
     few = [rise for rise in rises if rise.certainty == "suspected" and rise.reason in ("few", "aged")]
@@ -107,7 +106,7 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     if suspicion.open:
         since = sum(position >= suspicion.since for position in taken)
         doubled = gap * 2.0 ** max(0, since - 1)
-        distance = max(gap, min(doubled, (last - suspicion.since) / ATTRIBUTION.intervals))
+        distance = max(gap, min(doubled, (last - suspicion.since) / INTERVALS))
         if suspicion.period is not None:
             distance = max(1.0, round(distance / suspicion.period)) * suspicion.period
         return last + distance

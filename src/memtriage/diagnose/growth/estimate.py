@@ -138,9 +138,9 @@ def detection_limit(points: Points, policy: Policy = POLICY) -> float | None:
     enough, one in eight rises and one that begins in the middle, of as many bytes. So the limit reflects the
     run's own noise, jumps and length.
     """
-    if len(points.at) < policy.points or points.span <= 0:
-        return None
     own = grow(points, policy)
+    if own.state == "too_short":
+        return None
     later = points.since((own.until or np.inf) + points.span / policy.windows)
     if len(later.at) >= policy.points:
         points = later

@@ -87,11 +87,6 @@ class Counter:
         start, end = self.growth.onset or 0.0, self.growth.until or float(self.points.at[-1])
         return min(self.growth.rate * (end - start), self.rise(start, end)[0])
 
-    def rose_by(self, rate: float, start: float, end: float) -> bool:
-        """Return whether it certainly rose, by half of what such a rate makes, or more."""
-        risen, error = self.rise(start, end)
-        return risen > 2 * error and 2 * risen >= rate * (end - start)
-
 
 @dataclass(slots=True)
 class Comparison:

@@ -18,8 +18,10 @@ from typing import Final
 from memtriage.diagnose.causes import memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
-from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
 from memtriage.diagnose.growth.attribution import (
+    DATA_LEAST,
+    MINOR,
+    OPEN,
     DataRise,
     HolderRise,
     Open,
@@ -120,7 +122,7 @@ def worth_reporting(leaks: Sequence[Leak]) -> list[Leak]:
     least: dict[str, float] = defaultdict(float)
     for leak in leaks:
         if leak.certainty == "proven":
-            least[memory_of(leak)] += ATTRIBUTION.minor * leak.rate
+            least[memory_of(leak)] += MINOR * leak.rate
     return [leak for leak in leaks if leak.certainty == "proven" or leak.rate >= least[memory_of(leak)]]
 
 
@@ -133,7 +135,7 @@ def _goes_on(evidence: Evidence, within: Comparison, rise: HolderRise | DataRise
     track = None if not later else later[0].tracks.get(rise.counter)
     if track is None or len((points := track.points()).at) < 3:
         return True
-    return float(points.floors[-1] - points.floors[0]) >= ATTRIBUTION.open * rise.rate * points.span
+    return float(points.floors[-1] - points.floors[0]) >= OPEN * rise.rate * points.span
 
 
 # --- growth that has a holder -------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ def _of_data(
     suspicious, so only proven growth is reported.
     """
     for rise in rises:
-        if not isinstance(rise, DataRise) or rise.rate < ATTRIBUTION.data_least:
+        if not isinstance(rise, DataRise) or rise.rate < DATA_LEAST:
             continue
         if rise.certainty == "suspected" and (comparison.scale == "second" or len(rise.rises) == 1):
             continue
@@ -382,10 +384,7 @@ def _unnamed(
     covered = of_segments or (covered and (not outside or name != "cpu"))
     known = max(known, held, sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name))
     missing = growth.rate - known
-    if (
-        growth.low - known < comparison.counters[name].policy.least
-        or missing < ATTRIBUTION.open * growth.rate
-    ):
+    if growth.low - known < comparison.counters[name].policy.least or missing < OPEN * growth.rate:
         return None
     data = [rise for rise in rises if isinstance(rise, DataRise)]
     native = (rise.seen for rise in data if rise.seen.native is not None)
@@ -492,7 +491,7 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
     growth, points, policy = counter.growth, counter.points, counter.policy
     harmless = max(0.0, held - unbounded)
     open_rate = growth.rate - harmless if counter.rises and growth.low - harmless >= policy.least else 0.0
-    grows = open_rate > 0 and open_rate >= ATTRIBUTION.open * growth.rate
+    grows = open_rate > 0 and open_rate >= OPEN * growth.rate
     if grows and not _ends_by_itself(comparison, device):
         if growth.state == "growing":
             return judged

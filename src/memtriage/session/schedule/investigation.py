@@ -12,11 +12,11 @@ from typing import Any, Final
 from memtriage.account.census import CensusView, Look
 from memtriage.account.followed import Contents, FollowedHolders, changed
 from memtriage.allocator.settings import MIN_BLOCK
-from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
+from memtriage.diagnose.growth.attribution import INTERVALS
 from memtriage.model.census import Census
 from memtriage.model.evidence import CensusSeen, HolderSeen
 from memtriage.model.paths import SegmentKind, has, is_native
-from memtriage.model.position import TrainingPosition
+from memtriage.model.position import Scale, TrainingPosition
 from memtriage.observe.autograd import profiler_is_on
 from memtriage.observe.identity import Identities
 from memtriage.observe.process_tree import descendants
@@ -70,7 +70,7 @@ class Following:
         lacks = any(
             seen.detail is None or seen.detail.allocated_at is None for seen in self.growing[:_DETAILED]
         )
-        return (lacks or not self.growing or self.data.lacks_sites) and self.recorded < ATTRIBUTION.intervals
+        return (lacks or not self.growing or self.data.lacks_sites) and self.recorded < INTERVALS
 
 
 class Investigator:
@@ -292,8 +292,8 @@ def _apart(before: CensusSeen | None, now: CensusSeen) -> float:
     """Return steps from one census to the next; without steps backwards, without both seconds."""
     if before is None:
         return 1.0
-    steps = now.position.step - before.position.step
-    return steps or (now.position.backwards - before.position.backwards) or now.work_s - before.work_s
+    scales: tuple[Scale, ...] = ("step", "microbatch", "second")
+    return next(filter(None, (now.at(scale) - before.at(scale) for scale in scales)), 1.0)
 
 
 def _waiting(census: Census) -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from memtriage.account.census import CensusView
 from memtriage.account.followed import same_bytes
-from memtriage.diagnose.growth.attribution import POLICY as ATTRIBUTION
+from memtriage.diagnose.growth.attribution import DATA_LEAST
 from memtriage.model.evidence import DataSeen
 from memtriage.model.paths import ANY_ITEM, HolderPath
 from memtriage.observe.containers import (
@@ -58,7 +58,7 @@ class ComparedLengths:
 
     def counts(self, container: Any, entry_bytes: int, native: str | None) -> bool:
         """Whether a container grew by more than the program's own bookkeeping, or did before."""
-        enough = self.rate(container, entry_bytes) >= ATTRIBUTION.data_least
+        enough = self.rate(container, entry_bytes) >= DATA_LEAST
         return enough or native is not None or id(container) in self.followed
 
 
