@@ -43,10 +43,10 @@ class Policy:
         slows: growth may be ending if it is slower than this part of what it was.
         half: growth must certainly keep more than this part of its rate from its first half to its second. Of
             a cache that fills exponentially by two thirds, the second half adds less than 0.6 of the first.
+            The interval of the rate may reach no further than this part of it.
             Lowest points are used only if their noise is less than this part of the levels' noise.
         suspicion: standard errors by which growth must exceed 0 to be uncertain instead of flat.
-        accuracy: growth is certain if the interval of its rate reaches no further than this part of it, or
-            than `half` of it where the series does not fall.
+        accuracy: a leak that is added to a series is found if its rate is off by less than this part.
         interval: standard errors to either side of a rate in which the truth lies, 99 times in 100.
         differs: standard errors by which two halves differ.
         several: with this many rises, irregular ones are growth; regular ones are with one less.
@@ -204,13 +204,8 @@ def _swing(values: Floats) -> float:
 
 
 def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | None:
-    """Judge growth that comes in single rises that stay; None where it comes otherwise.
-
-    Over a long gap in the readings, nobody knows in how many rises it came.
-    """
+    """Judge growth that comes in single rises that stay; None where it comes otherwise."""
     at, low = points.at, points.floors
-    if np.diff(at).max() > policy.share / 2 * points.span:
-        return None
     stays = np.minimum.accumulate(low[::-1])[::-1]
     cut = _swing(low) > policy.share * (stays[-1] - stays[0])
     if cut:  # what came after the last fall may fall again
@@ -279,7 +274,6 @@ def _by_pieces(points: Points, x: Floats, y: Floats, policy: Policy, whole: floa
         reach += (2 * fit.spread + turns * span / (2 * len(x))) / (end - begin)
     jumps = tuple((float(x[k]), size) for k, size in zip(steps, fit.sizes, strict=True) if size > 0)
     result = Growth("flat", rate, rate - reach, rate + reach, 0.0, begin, jumps=jumps)
-    grown = rate * (end - begin)
 
     def certain(start: float, stop: float) -> bool:
         slope, about = fit.mean(start, stop)
@@ -312,10 +306,8 @@ def _by_pieces(points: Points, x: Floats, y: Floats, policy: Policy, whole: floa
     if points.span < whole:
         reach += abs(halves.slopes[1] - halves.slopes[0]) / 2
         result = replace(result, low=rate - reach, high=rate + reach)
-    fell = _swing(rest[inside])
-    # Rises of random size make the rate uncertain, and not the growth: noise would also fall.
-    exact = policy.half if fell <= policy.share * grown else policy.accuracy
-    doubtful = reach > exact * rate or keeps < policy.differs * few * about
+    # Rises of random size make the rate uncertain, and not the growth.
+    doubtful = reach > policy.half * rate or keeps < policy.differs * few * about
     if doubtful or _may_come_again(y, steps, fit.sizes, policy):
         return replace(result, state="uncertain")
     faster, about = halves.sum_of(-1 / policy.slows, 1)

@@ -178,10 +178,8 @@ def is_bounded(seen: HolderSeen) -> bool:
     One whose entries carry graphs has to be near its bound: a replay memory of 100,000 is meant for that many
     values, not graphs.
     """
-    bound = None if seen.detail is None else seen.detail.bound
-    if bound is None or seen.detail is None:
-        return False
-    return not seen.attached or 2 * (seen.detail.entries or 0) >= bound
+    detail = seen.detail or GroupDetail()
+    return detail.bound is not None and (not seen.attached or 2 * (detail.entries or 0) >= detail.bound)
 
 
 def _held(evidence: Evidence, comparison: Comparison, rise: HolderRise) -> Held:
