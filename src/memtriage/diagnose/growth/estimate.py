@@ -387,10 +387,7 @@ def _features(x: Floats, y: Floats, policy: Policy) -> tuple[list[float], list[i
     slopes = np.pad(np.diff(v) / np.diff(x), 2, mode="edge")
     usual = np.median(np.lib.stride_tricks.sliding_window_view(slopes, 5), axis=1)
     excess = np.diff(v) - usual * np.diff(x)
-    # Over a gap in the readings, nobody knows whether memory rose at once.
-    dense = np.diff(x) <= 3 * np.median(np.diff(x))
-    single = (np.abs(excess) > policy.jump * noise(excess)) & dense
-    usable = np.concatenate((np.ones(len(grid), bool), single))
+    usable = np.concatenate((np.ones(len(grid), bool), np.abs(excess) > policy.jump * noise(excess)))
     base = np.array([np.ones(n), (x - x[0]) / span])
     chosen: list[int] = []
     while len(chosen) < 4:
