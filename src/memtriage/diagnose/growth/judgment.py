@@ -99,20 +99,22 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
         role = of_role.role
         if role is None or not role.group:
             continue
-        judged = None
-        if roles.risen(of_role) >= policy_of(DEVICE_HOST).settles:  # less does not matter
+        judged = JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
+        if roles.risen(of_role) >= judged.figure:  # less does not matter
             of_role.counts = evidence.run
             of_role.situation = roles.situation_of(of_role, evidence.situation)
             own = judge(of_role, limits=limits)
-            judged = own.judged.get("cpu")
+            judged = own.judged.get("cpu", judged)
+            if judged.obstacle in ("few", "restless"):
+                judged = replace(judged, obstacle="lived", figure=role.lived_s)
             if name != roles.ITSELF or not judgment.leaks:
                 found += ((role, leak) for leak in own.leaks)
         if name == roles.SEGMENTS and not any(of is role for of, _ in found):
             continue  # a queue fills and empties again
         if limits and name != roles.ITSELF:
-            judgment.judged[name] = roles.judged_role(role, judged)
+            judgment.judged[name] = judged
         elif limits and "cpu" in judgment.judged and judgment.judged["cpu"].obstacle == "few":
-            judgment.judged["cpu"] = roles.judged_role(role, judged)
+            judgment.judged["cpu"] = judged
     judgment.leaks += roles.of_job(found)
     judgment.leaks.sort(key=lambda leak: leak.certainty == "suspected")
 
@@ -367,20 +369,14 @@ def _unnamed(
     growth = comparison.counters[name].growth
     if growth.state != "growing":
         return None
-    devices = {name} if name.startswith("cuda:") else {"cpu", DEVICE_HOST}
     # Suspected growth may have come once. What has a holder includes it.
-    known = float(
-        sum(
-            leak.rates.get(_PER[comparison.scale], 0)
-            for leak in leaks
-            if leak.device in devices and leak.certainty != "suspected"
-        )
-    )
+    proven = [leak.rates for leak in leaks if memory_of(leak) == name and leak.certainty == "proven"]
     held, covered = _held_rate(comparison, name)
     outside, role = comparison.outside, evidence.role
     of_segments = role is not None and role.role == roles.SEGMENTS
     covered = of_segments or (covered and (not outside or name != "cpu"))
-    known = max(known, held, sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name))
+    shown = sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name)
+    known = max(held, shown, float(sum(rates.get(_PER[comparison.scale], 0) for rates in proven)))
     missing = growth.rate - known
     if growth.low - known < comparison.counters[name].policy.least or missing < OPEN * growth.rate:
         return None
@@ -389,7 +385,6 @@ def _unnamed(
     as_fast = (rise.seen for rise in data if name == "cpu" and missing / 2 <= rise.own_rate <= 2 * missing)
     seen = next(chain(native, as_fast), None)
     resident = comparison.counters.get(DEVICE_HOST)
-    while_it_ran = comparison.while_running
     reasons: list[Open] = []
     if name == "cpu" and resident is not None and contradicts(resident, missing, growth.onset or 0.0):
         reasons.append("not resident")
@@ -408,7 +403,7 @@ def _unnamed(
         cause = _cause_of_data(seen)
     elif outside and not covered:
         cause = "not listed from outside"
-    elif name == "cpu" and while_it_ran and all(census.profiled for census in while_it_ran):
+    elif name == "cpu" and {census.profiled for census in comparison.while_running} == {True}:
         cause = "profiler"
     device = DEVICE_HOST if name == "cpu" else name
     in_use = evidence.situation.used.get(device, math.inf)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.facts import JudgedDevice, Leak
+from memtriage.diagnose.growth.facts import Leak
 from memtriage.model.evidence import Role, Situation
 from memtriage.model.findings import DEVICE_HOST
 
@@ -35,20 +34,6 @@ def risen(role: Evidence) -> int:
     if points is None or role.role is None or not len(points.at):
         return 0
     return role.role.highest - int(points.floors.min())
-
-
-def judged_role(role: Role, judged: JudgedDevice | None) -> JudgedDevice:
-    """Return whether growth of a process could be judged, in its own terms.
-
-    Args:
-        role: the process.
-        judged: what its counter shows; None for one that is too small to matter.
-    """
-    if judged is None:
-        return JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
-    if judged.obstacle in ("few", "restless"):
-        return replace(judged, obstacle="lived", figure=role.lived_s)
-    return judged
 
 
 def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
