@@ -38,8 +38,8 @@ class Policy:
         windows: levels that pieces are fitted to; rates need no more, and 24 average out most noise.
         bend: a knot or step must reduce the misfit by this many times the mean square that is left.
         jump: standard deviations by which a single change must exceed the usual ones.
-        share: what is less than this part of a whole is nothing: a slope after growth, a fall during it, a
-            spread of periods, the length of a piece, growth compared to the swings around it.
+        share: what is less than this part of a whole is nothing: a slope after growth, a spread of periods,
+            the length of a piece, growth compared to the swings around it.
         slows: growth may be ending if it is slower than this part of what it was.
         half: growth must certainly keep more than this part of its rate from its first half to its second. Of
             a cache that fills exponentially by two thirds, the second half adds less than 0.6 of the first.
