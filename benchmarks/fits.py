@@ -23,6 +23,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,8 +75,10 @@ LENGTHS: Final = (2048, 8192, 32768)
 TRACED: Final = ((1, 8192), (2, 32768))
 """Batch and length of the two traces: what grows with the batch, the length, both, or the length's square is
 2, 4, 8, or 16 times as large. Above 3,072 tokens PyTorch's embedding has other kernels than below."""
-ALIKE, FARTHEST = 24, 4000
-"""Two traces are at the same place again where so many blocks are alike, at most so many blocks ahead."""
+ALIKE: Final = (24, 8)
+"""Two traces are at the same place again where so many blocks are alike; fewer, if nowhere that many are."""
+FARTHEST: Final = 4000
+"""At most so many blocks ahead."""
 CHECKED: Final = 0.1
 """Part of the derived cells that is predicted again."""
 KIND: Final = machine(MEASURED)
@@ -160,11 +163,11 @@ def aligned(first: Sequence[Any], second: Sequence[Any]) -> list[int | None]:
             partners.append(here)
             here += 1
             continue
-        for skipped in range(1, FARTHEST):
-            if first[here : here + ALIKE] == second[there + skipped : there + skipped + ALIKE]:
+        for alike, skipped in product(ALIKE, range(1, FARTHEST)):
+            if first[here : here + alike] == second[there + skipped : there + skipped + alike]:
                 partners += [None] * skipped
                 break
-            if first[here + skipped : here + skipped + ALIKE] == second[there : there + ALIKE]:
+            if first[here + skipped : here + skipped + alike] == second[there : there + alike]:
                 here += skipped
                 break
         else:

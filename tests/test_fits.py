@@ -63,6 +63,16 @@ def test_partners_are_found_across_turns_of_a_loop() -> None:
         fits.aligned(short, [*before, *range(1000, 9000)])
 
 
+def test_partners_are_found_where_each_short_turn_has_one_more() -> None:
+    turns = [[(layer, part) for part in range(14)] for layer in range(32)]
+    short = [part for turn in turns for part in turn]
+    long = [part for turn in turns for part in (*turn[:9], "buffer", *turn[9:])]
+    partners = fits.aligned(short, long)
+    assert [None if at is None else short[at] for at in partners] == [
+        None if part == "buffer" else part for part in long
+    ]
+
+
 def test_another_run_does_what_is_missing(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
