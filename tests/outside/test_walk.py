@@ -6,6 +6,8 @@ import _thread
 import gc
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -39,6 +41,18 @@ found, objects = [], []
 """
 
 
+def until_they_wait(program: Any, idents: Sequence[int | None]) -> None:
+    """Return when the threads wait for the end: until then their functions change while they are read."""
+    program["waiting"].wait()
+    condition = program["stop"]._cond
+    while True:
+        running = sys._current_frames()
+        ready = all(running[ident].f_code is threading.Condition.wait.__code__ for ident in idents if ident)
+        if ready and len(condition._waiters) == len(idents) and not condition._lock.locked():
+            return
+        time.sleep(0.001)
+
+
 def root_of(graph: RemoteGraph, address: int) -> int:
     at = graph.objects.index(address)
     while graph.parents[at] >= 0:
@@ -58,7 +72,7 @@ def test_roots_are_the_program_then_its_functions_then_libraries(
     for thread in threads:
         thread.start()
     unlisted = _thread.start_new_thread(program["evaluate"], ())
-    program["waiting"].wait()
+    until_they_wait(program, [unlisted, *(thread.ident for thread in threads)])
     try:
         walk = walk_of({"train", "a_library", "threading"}, threads=threads, idents=[unlisted])
         graph = walk.run()
@@ -87,7 +101,7 @@ def test_a_frame_that_is_newer_than_the_heap_hides_no_object(program: Any) -> No
     program.run(PROGRAM.replace("Barrier(5)", "Barrier(2)"))
     thread = threading.Thread(target=program["evaluate"])
     thread.start()
-    program["waiting"].wait()
+    until_they_wait(program, [thread.ident])
     try:
         walk = walk_of({"train", "threading"}, threads=[thread])
         for _, frame in walk._running:
@@ -115,7 +129,7 @@ def test_without_the_module_of_threads_they_go_by_number(program: Any) -> None:
     threads = [threading.Thread(target=program["evaluate"], name=name) for name in ("main", "job")]
     for thread in threads:
         thread.start()
-    program["waiting"].wait()
+    until_they_wait(program, [thread.ident])
     try:
         graph = walk_of({"train"}, threads=threads).run()
     finally:
