@@ -129,7 +129,7 @@ def test_without_the_module_of_threads_they_go_by_number(program: Any) -> None:
     threads = [threading.Thread(target=program["evaluate"], name=name) for name in ("main", "job")]
     for thread in threads:
         thread.start()
-    until_they_wait(program, [thread.ident])
+    until_they_wait(program, [thread.ident for thread in threads])
     try:
         graph = walk_of({"train"}, threads=threads).run()
     finally:
