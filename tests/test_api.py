@@ -341,10 +341,7 @@ def test_an_out_of_memory_error_that_is_survived_is_no_death(no_census: None) ->
             with pytest.raises(RuntimeError, match="allocate"):
                 too_much()
         train(1)
-    report = judged(watch)
-    assert (report.verdict, report.findings) == ("clean", [])
-    limit = report.judged["cpu"].detection_limit
-    assert limit is not None and limit.per == "step" and limit.bytes < 12 * 400_000  # as in the first step
+    assert (judged(watch).verdict, judged(watch).findings) == ("not_judged", [])
 
 
 def test_dying_of_memory_is_the_verdict() -> None:
