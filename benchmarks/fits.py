@@ -75,7 +75,7 @@ LENGTHS: Final = (2048, 8192, 32768)
 TRACED: Final = ((1, 8192), (2, 32768))
 """Batch and length of the two traces: what grows with the batch, the length, both, or the length's square is
 2, 4, 8, or 16 times as large. Above 3,072 tokens PyTorch's embedding has other kernels than below."""
-ALIKE: Final = (24, 8)
+ALIKE: Final = (24, 8, 4)
 """Two traces are at the same place again where so many blocks are alike; fewer, if nowhere that many are."""
 FARTHEST: Final = 4000
 """At most so many blocks ahead."""
