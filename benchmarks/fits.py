@@ -141,7 +141,7 @@ class TracedPair:
         for growth in GROWTHS:
             at_first, at_second = (growth(*point) for point in self._points)
             if first * at_second == second * at_first:
-                return first * growth(batch, length) // at_first
+                return max(1, first * growth(batch, length) // at_first)
         slope = (second - first) / (tokens[1] - tokens[0])
         return max(1, round(first + slope * (batch * length - tokens[0])))
 
