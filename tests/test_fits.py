@@ -18,19 +18,10 @@ sys.path.insert(0, str(BENCHMARKS))
 import fits  # noqa: E402
 import fits_page  # noqa: E402
 from support.chromium import Chromium, find  # noqa: E402
+from support.llama import HIDDEN, IN_LAYERS, LLAMA, NORMS, WORDS  # noqa: E402
 
-TINY = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 1000,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-}
-PARAMETERS = 2 * (4 * 64 * 64 + 3 * 64 * 128) + 1000 * 64 + (2 * 2 + 1) * 64
+TINY = {**LLAMA, "max_position_embeddings": 32768, "tie_word_embeddings": True}
+PARAMETERS = IN_LAYERS + WORDS * HIDDEN + NORMS
 
 
 @pytest.fixture

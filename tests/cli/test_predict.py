@@ -12,6 +12,7 @@ from memtriage.planning import traced_commands
 from memtriage.store.layout import identify, record_path
 from memtriage.store.records import Start
 from memtriage.store.writer import RankWriter
+from support.llama import LLAMA
 
 
 def test_stdout_has_json_alone(program, capfd):
@@ -64,17 +65,6 @@ def test_explain_shows_owners_and_modules(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "by owner and module" in shown
     assert "(Linear)" in shown
-
-
-LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 1000,
-}
 
 
 def test_a_hugging_face_configuration_is_predicted(tmp_path, capsys):

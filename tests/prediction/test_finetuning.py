@@ -11,23 +11,12 @@ from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.finetuning import Finetuning
 from memtriage.prediction.hf import TrainingArguments, build_from_config
+from support.llama import HIDDEN, IN_LAYERS, INNER, LAYERS, LLAMA, NORMS, WORDS
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-HIDDEN, INNER, LAYERS, WORDS = 64, 128, 2, 1000
-LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "vocab_size": WORDS,
-}
-IN_LAYERS = LAYERS * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER)
-"""Numbers of the linear layers of blocks."""
-OTHERS = 2 * WORDS * HIDDEN + (2 * LAYERS + 1) * HIDDEN
+OTHERS = 2 * WORDS * HIDDEN + NORMS
 """Numbers of the embedding, the output layer and the norms."""
 ATTENTION_OF_RANK = LAYERS * 2 * (HIDDEN + HIDDEN)
 """Numbers of adapters on `q_proj` and `v_proj` (peft's choice for Llama), for each rank."""
