@@ -34,8 +34,8 @@ class ReadingPolicy:
     """How often the size of generated code is read, and after which marks memory of the watch may remain.
 
     Attributes:
-        first: readings that may be close together once the program works. Each takes 1 ms, and a run of a few
-            seconds needs enough.
+        first: readings that may be close together once the program works. Each takes 1 ms, and a run of 0.1 s
+            needs eight.
         first_share: part of the time that these may take.
         later_share: part of the time that all later readings may take.
         work_s: a mark that takes longer than this has done more than read counters.
@@ -43,7 +43,7 @@ class ReadingPolicy:
     """
 
     first: int = 64
-    first_share: float = 0.02
+    first_share: float = 0.1
     later_share: float = 0.005
     work_s: float = 0.5e-3
     written_s: float = 5.0
