@@ -50,6 +50,14 @@ def test_what_grows_at_every_step_is_of_the_step_whatever_else_happens() -> None
     assert event == "step" and per_event == pytest.approx(MIB, rel=0.01)
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_batch_at_each_step_is_a_step_however_far_the_loader_is_ahead(ahead: int) -> None:
+    noise = random.Random(0)
+    extra = [noise.randrange(MIB) for _ in range(STEPS + 1)]  # what a step leaves until the next one
+    event, per_event = grown(lambda at: at * MIB + extra[at], {"batch": lambda at: at + ahead})
+    assert event == "step" and per_event == pytest.approx(MIB, rel=0.05)
+
+
 def test_saves_at_uneven_distances_explain_uneven_rises() -> None:
     saves = (20, 30, 70, 85, 120, 160, 190)
     event, per_event = grown(

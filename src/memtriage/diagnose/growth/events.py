@@ -20,8 +20,8 @@ _PREFERRED: Final[tuple[Event, ...]] = ("call", "batch", "evaluation", "save", "
 
 
 _ALIKE: Final = 1.5
-"""Events whose squared misfits differ by less than this factor explain a series as well. So does one that
-leaves no more than this beside a line over seconds, which explain nothing."""
+"""Events whose squared misfits differ by less than this factor explain a series as well. One that comes with
+each position explains it no better than positions do; seconds explain nothing."""
 _UNEVEN: Final = 0.25
 """Growth by positions is even if readings are off the line by less than this part of what comes from one to
 the next."""
@@ -60,7 +60,7 @@ def event_of(
         if name in events and len((counts := events[name].points()).at):
             at = np.interp(points.at, counts.at, counts.floors, left=0.0)
             misfit, slope = _fit(at, points.floors)
-            if slope > 0 and misfit <= straight * (1 if own else _ALIKE):
+            if slope > 0 and misfit <= straight * (1 / _ALIKE if own else _ALIKE):
                 found[name] = misfit / max(straight, 1.0), slope
     if not found:
         return own, rate
