@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -72,6 +74,8 @@ class Job:
         process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
         self._children.callback(process.wait)
         self._children.callback(process.kill)
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # `Popen` returns early in its `exec`
+            time.sleep(0.001)
         return process
 
     def wakes(self, seconds: float, step: int) -> None:
