@@ -9,7 +9,7 @@ import pytest
 
 from memtriage.diagnose.growth.evidence import WARM_UP, Evidence
 from memtriage.diagnose.growth.judgment import Judgment, judge
-from memtriage.diagnose.growth.roles import SEGMENTS
+from memtriage.diagnose.growth.roles import ITSELF, SEGMENTS
 from memtriage.model.evidence import CensusSeen, Role, Situation
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from memtriage.model.position import TrainingPosition
@@ -68,6 +68,18 @@ def test_workers_that_grow_alike_are_one_leak_with_the_holder_that_was_read_in_o
     assert leak.rates["step"] == pytest.approx(3 * rate, rel=0.02)
     assert leak.event == "step" and leak.rate * leak.spacing == pytest.approx(3 * rate, rel=0.02)
     assert leak.by_role[0][0] == "worker 1 of loader"
+
+
+@pytest.mark.parametrize("makes_steps", [False, True])
+def test_what_the_program_loads_before_its_first_step_is_no_growth(makes_steps: bool) -> None:
+    evidence = flat_main()
+    if not makes_steps:
+        evidence.run["step"] = Evidence().run["step"]
+    evidence.add(Role(role=ITSELF, where="main", group=ITSELF, lived_s=60.0, highest=growing(MIB)[-1]))
+    for at, size in enumerate(growing(MIB), 1):
+        evidence.of_role(ITSELF).run["second"].read("cpu", at / 2, size)
+    leaks = judged(evidence).leaks
+    assert not leaks if makes_steps else [leak.rates.keys() for leak in leaks] == [{"second"}]
 
 
 def test_what_fills_the_host_in_several_processes_has_one_end_and_the_share_of_each() -> None:

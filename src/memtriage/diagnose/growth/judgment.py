@@ -97,8 +97,8 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
     found: list[tuple[Role, Leak]] = []
     for name, of_role in evidence.roles.items():
         role = of_role.role
-        if role is None or not role.group:
-            continue
+        if role is None or not role.group or (name == roles.ITSELF and evidence.main.scale != "second"):
+            continue  # what the program itself did before its first step was to load and build
         judged = JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
         if roles.risen(of_role) >= judged.figure:  # less does not matter
             of_role.counts = evidence.run
