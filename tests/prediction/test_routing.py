@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+import memtriage
 from memtriage.planning.traced_commands import predict
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.routing import Routing, read_routing
-from support.experts import CHOSEN, EXPERTS
+from support.experts import CHOSEN, EXPERTS, mixture
 
 
 def routing_of(counts):
@@ -120,8 +121,12 @@ def test_a_horizon_reads_the_file(tmp_path):
     program.write_text("from support.experts import mixture\n\nbuild = mixture()\n")
     options = {"steps": 2, "horizon": 20, "routing": str(file)}
     file.write_text(f"[{', '.join(['1'] * EXPERTS)}]")
-    notes = predict({"name": f"{program}:build"}, dict(options)).prediction.notes
-    assert any(f"as often as in {file}" in note for note in notes)
+    found = predict({"name": f"{program}:build"}, dict(options)).prediction
+    assert any(f"as often as in {file}" in note for note in found.notes)
+    again = memtriage.horizon(mixture(), steps=20, routing=file)
+    assert again.allocated_p999 == found.horizon.allocated_p999
     file.write_text(f"[{', '.join(['1'] * 9)}]")
     with pytest.raises(ValueError, match=f"has 9 experts, .* are among {EXPERTS};"):
         predict({"name": f"{program}:build"}, dict(options))
+    with pytest.raises(ValueError, match=f"has 9 experts, .* are among {EXPERTS};"):
+        memtriage.horizon(mixture(), steps=20, routing=file)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Unpack
 
 from memtriage.model.prediction import Horizon, HorizonPoint, Prediction
@@ -22,7 +24,7 @@ from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, RunShapes, r
 from memtriage.prediction.many_steps.shapes import NOTHING, Shape, inputs_of
 from memtriage.prediction.many_steps.step_trace import StepTrace, cut
 from memtriage.prediction.many_steps.variants import variants
-from memtriage.prediction.routing import Routing
+from memtriage.prediction.routing import Routing, read_routing
 from memtriage.prediction.trace import Trace
 
 EQUALLY: Final = "a router is taken to choose each expert equally often"
@@ -38,6 +40,7 @@ def horizon(
     *,
     steps: int | None = None,
     limit: int | None = None,
+    routing: str | os.PathLike[str] | None = None,
     allocator_conf: str = "",
     gpu: str = "h200",
     world_size: int = 1,
@@ -58,18 +61,22 @@ def horizon(
         steps: how many; by default as many as `lengths` has. If more, `lengths` is repeated.
         limit: bytes that the process may reserve, as by `torch.cuda.set_per_process_memory_fraction`; by
             default what the GPU has.
+        routing: JSON file that says how often routers choose each expert, as for `--routing`.
         allocator_conf, gpu, world_size, rank, torch_version: as for `predict`.
 
     Raises:
-        ValueError: as for `predict`, or `lengths` is empty, or `step` does not take its entries.
+        ValueError: as for `predict`, or `lengths` is empty, or `step` does not take its entries, or `routing`
+            is not read.
 
     Where sizes follow from a random choice among experts, and all steps have one shape, eight steps are
-    traced, and each step of the run gets choices of its own: every expert is equally likely.
+    traced, and each step of the run gets choices of its own: every expert is equally likely, or as `routing`
+    says.
 
     Limits: occasional work between steps (evaluation, checkpoints) is not part of the run. Sizes that depend
     on the contents of a batch otherwise are those of the first batch of its shape.
     """
     program = ShapedBuild(build, inputs_of(lengths, steps))
+    program.routing = None if routing is None else read_routing(Path(routing))
     prediction = horizon_of_program(
         program,
         len(program.run_shapes.shapes),
