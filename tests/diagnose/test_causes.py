@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.diagnose.causes import SPEAKS_FOR_ALL, common_holder, one_a_cause
-from memtriage.diagnose.growth.attribution import HolderRise
+from memtriage.diagnose.growth.attribution import Rise
 from memtriage.diagnose.growth.facts import Counted, Leak
 from memtriage.diagnose.held import Held
 from memtriage.model.census import CutSeen
@@ -200,7 +200,7 @@ def test_one_place_on_two_scales_is_one_growth() -> None:
 
 
 def test_devices_stay_apart_except_host_memory_of_cpu_tensors() -> None:
-    rise = HolderRise(points=((1, 0), (2, 9)), counter="cpu", series=())
+    rise = Rise(points=((1, 0), (2, 9)), counter="cpu", series=())
     gpu, cpu, host = (
         leak(X, rate, device=device, shown_by=rise)
         for device, rate in {"cuda:0": 5, "cpu": 4, "host": 3}.items()

@@ -10,7 +10,7 @@ import msgspec
 
 from memtriage.catalogue.growing import NATIVE, PROFILER, growing_part
 from memtriage.diagnose.cuts import as_found
-from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open, counted
+from memtriage.diagnose.growth.attribution import Open, Rise, counted
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Evidence
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Waiting
 from memtriage.diagnose.growth.judgment import judge
@@ -138,7 +138,7 @@ def _evidence(leak: Leak) -> Iterator[str]:
     else:
         yield _shown_by(leak)
         yield from (f"suspected only: {_WHY[reason]}" for reason in leak.reasons)
-        if isinstance(leak.shown_by, HolderRise):
+        if isinstance(leak.shown_by, Rise) and leak.shown_by.holders:
             yield from _of_holder(leak, leak.shown_by)
     if leak.by_role:
         per, listed = next(iter(leak.rates), "step"), leak.by_role[:_ROLES]
@@ -157,10 +157,9 @@ def _share(part: Leak) -> str:
 
 def _shown_by(leak: Leak) -> str:
     shown = leak.shown_by
-    if isinstance(shown, HolderRise):
-        return _sizes(shown, leak.scale)
-    if isinstance(shown, DataRise):
-        return _entries(shown, leak.scale)
+    if isinstance(shown, Rise):
+        seen = shown.seen
+        return _entries(shown, seen, leak.scale) if isinstance(seen, DataSeen) else _sizes(shown, leak.scale)
     per = _SPANS[leak.scale].removesuffix("s")
     return (
         f"the counter of {shown.counter} rises by {size(round(shown.rate))} per {per} "
@@ -169,20 +168,20 @@ def _shown_by(leak: Leak) -> str:
     )
 
 
-def _sizes(rise: HolderRise, scale: Scale) -> str:
+def _sizes(rise: Rise, scale: Scale) -> str:
     """`3 censuses, at steps 3, 6, 12: 1.0, 4.0, 10.0 MiB at the same place; 9 more storages`."""
-    grown = rise.grown
+    holders = rise.holders
     at = ", ".join(f"{position:.4g}" for position, _ in rise.points)
-    held = ", ".join(size(round(counted(seen))) for seen, _ in zip(grown, rise.points, strict=False))
-    more, nodes = grown[-1].storages - grown[0].storages, grown[-1].nodes - grown[0].nodes
+    held = ", ".join(size(counted(seen)) for seen, _ in zip(holders, rise.points, strict=False))
+    more, nodes = holders[-1].storages - holders[0].storages, holders[-1].nodes - holders[0].nodes
     storages = f"; {more:,} more storages" if more else ""
     graph = f"; {nodes:,} more autograd nodes" if nodes > 0 else ""
     censuses = f"{len(rise.points)} censuses, at {_SPANS[scale]} {at}"
     return f"{censuses}: {held} at the same place{storages}{graph}"
 
 
-def _entries(rise: DataRise, scale: Scale) -> str:
-    first, seen = rise.grown[0].entries, rise.seen
+def _entries(rise: Rise, seen: DataSeen, scale: Scale) -> str:
+    first = round(rise.points[0][1] / max(1, seen.entry_bytes))
     between = f"between {_SPANS[scale]} {rise.since:.4g} and {rise.last:.4g}"
     if seen.lengthens:
         return f"from {size(first)} to {size(seen.entries)} {between}, with the same beginning or end"
@@ -190,14 +189,14 @@ def _entries(rise: DataRise, scale: Scale) -> str:
     return f"{more} {between}, tensors not counted"
 
 
-def _of_holder(leak: Leak, rise: HolderRise) -> Iterator[str]:
+def _of_holder(leak: Leak, rise: Rise) -> Iterator[str]:
     """Yield what else the censuses say of a holder."""
     if leak.period > 1:
         yield (
             f"the program runs {leak.period} backwards for each micro-batch of its own, and keeps "
             f"{size(round(rise.rate * leak.period))} of each; rates here are for one backward"
         )
-    detail = rise.seen.detail
+    detail = rise.holders[-1].detail
     if detail is not None and detail.saved_by:
         yield f"the largest storage is kept for backward by {detail.saved_by}"
 

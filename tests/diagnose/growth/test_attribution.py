@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from memtriage.diagnose.growth.attribution import DataRise, HolderRise, attribute
+from memtriage.diagnose.growth.attribution import Rise, attribute
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import HolderSeen
@@ -34,11 +34,11 @@ def keeping(rate: float = MIB, number: int = 1, **more: object) -> Callable[[int
     return lambda at: [held(rate * at, at, number=number, **more)]
 
 
-def rises(evidence: Evidence) -> list[HolderRise | DataRise]:
+def rises(evidence: Evidence) -> list[Rise]:
     return attribute(evidence.main)
 
 
-def the(evidence: Evidence) -> HolderRise | DataRise:
+def the(evidence: Evidence) -> Rise:
     (rise,) = rises(evidence)
     return rise
 

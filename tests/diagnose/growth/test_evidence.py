@@ -101,7 +101,7 @@ def census(at: int, *holders: HolderSeen, gone: Sequence[int] = (), between: boo
 def sizes(*censuses: CensusSeen) -> list[list[tuple[float, int]]]:
     """Position and bytes of each holder."""
     comparison = Evidence.of(censuses).run["step"]
-    return [[(each.at, each.seen.nbytes) for each in series] for series in comparison.holders()]
+    return [[(each.at, each.seen.nbytes) for each in series] for series in comparison.series()]
 
 
 def test_a_holder_that_a_census_does_not_repeat_is_as_it_was() -> None:
@@ -138,7 +138,7 @@ def test_of_two_censuses_at_one_position_the_later_counts() -> None:
 
 def test_a_census_at_the_position_of_the_last_one_ends_no_series_of_ordinary_data() -> None:
     lines = [CensusSeen(position=position(at), data=[data(10 * at, 100)]) for at in (4, 8, 12)]
-    (series,) = Evidence.of([*lines[:2], census(8), lines[2]]).run["step"].data()
+    (series,) = Evidence.of([*lines[:2], census(8), lines[2]]).run["step"].series()
     assert [(each.at, each.seen.entries) for each in series] == [(4, 40), (8, 80), (12, 120)]
 
 
@@ -148,10 +148,10 @@ def test_ordinary_data_begins_with_what_it_had_before_it_was_followed() -> None:
         CensusSeen(position=position(8), data=[data(80, 100, before=40)]),
         CensusSeen(position=position(12), data=[data(120, 100, before=80)]),
     ]
-    (series,) = Evidence.of(lines).run["step"].data()
+    (series,) = Evidence.of(lines).run["step"].series()
     assert [(each.at, each.seen.entries) for each in series] == [(4, 40), (8, 80), (12, 120)]
     lines.append(census(16))
-    assert Evidence.of(lines).run["step"].data() == []
+    assert Evidence.of(lines).run["step"].series() == []
 
 
 def test_a_census_of_the_run_counts_on_all_scales_and_one_within_a_step_only_there() -> None:
@@ -177,9 +177,8 @@ def test_series_are_those_of_the_run_after_a_record() -> None:
     live = observed({"cpu": [MIB] * 30}, found.__getitem__, range(1, 30))
     lines = live.run["step"].censuses
     again = Evidence.of(msgspec.json.decode(msgspec.json.encode(lines), type=list[CensusSeen])).run["step"]
-    assert again.holders() == live.run["step"].holders() != []
-    assert again.data() == live.run["step"].data() != []
-    assert isinstance(again.data()[0][0].seen, DataSeen)
+    assert again.series() == live.run["step"].series()
+    assert {type(series[0].seen) for series in again.series()} == {HolderSeen, DataSeen}
 
 
 # --- the scale to judge on ----------------------------------------------------------------------------------

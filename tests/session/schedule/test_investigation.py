@@ -16,7 +16,7 @@ import pytest
 
 from memtriage.account import retained_sizes
 from memtriage.account.census import CensusView
-from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Rise, attribute
+from memtriage.diagnose.growth.attribution import Rise, attribute
 from memtriage.diagnose.growth.evidence import Evidence, Sighting
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen
@@ -141,15 +141,19 @@ class Program:
         """A census after so many steps."""
         self.investigator.follow(self.following, TrainingPosition(step=at), self.look, **more)
 
-    def growing(self, name: str) -> list[HolderRise | DataRise]:
+    def growing(self, name: str) -> list[Rise]:
         """What grew up to the last census and has such an end of its name."""
         rises = attribute(self.evidence.run["step"])
         return [rise for rise in rises if in_words(last(rise).anchor).endswith(name)]
 
-    def holders(self) -> dict[str, list[Sighting[HolderSeen]]]:
+    def holders(self) -> dict[str, list[Sighting]]:
         """All holders, at each census."""
-        series = self.evidence.run["step"].holders()
-        return {in_words(sightings[-1].seen.anchor): sightings for sightings in series}
+        series = self.evidence.run["step"].series()
+        return {
+            in_words(sightings[-1].seen.anchor): sightings
+            for sightings in series
+            if isinstance(sightings[-1].seen, HolderSeen)
+        }
 
     def detail(self, name: str) -> GroupDetail:
         """What the closer look at a holder found."""
@@ -157,10 +161,14 @@ class Program:
         assert detail is not None
         return detail
 
-    def data(self) -> dict[str, list[Sighting[DataSeen]]]:
+    def data(self) -> dict[str, list[Sighting]]:
         """Containers of ordinary data that grew, at each census."""
-        series = self.evidence.run["step"].data()
-        return {in_words(sightings[-1].seen.path): sightings for sightings in series}
+        series = self.evidence.run["step"].series()
+        return {
+            in_words(sightings[-1].seen.path): sightings
+            for sightings in series
+            if isinstance(sightings[-1].seen, DataSeen)
+        }
 
     def look(self, view: CensusView) -> None:
         self.looked += 1
@@ -172,8 +180,8 @@ class Program:
         return f"{self.file.name}:{number} in"
 
 
-def last(rise: HolderRise | DataRise) -> HolderSeen:
-    if isinstance(rise, HolderRise):
+def last(rise: Rise) -> HolderSeen:
+    if isinstance(rise.seen, HolderSeen):
         return rise.seen
     return HolderSeen(id=0, device="host", anchor=rise.seen.path, path=rise.seen.path)
 
@@ -182,7 +190,7 @@ def positions(rise: Rise) -> list[float]:
     return [at for at, _ in rise.points]
 
 
-def entries(series: list[Sighting[DataSeen]]) -> list[tuple[float, int]]:
+def entries(series: list[Sighting]) -> list[tuple[float, int]]:
     return [(each.at, each.seen.entries) for each in series]
 
 

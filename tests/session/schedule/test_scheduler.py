@@ -446,7 +446,7 @@ def test_of_two_censuses_at_one_position_the_later_counts() -> None:
     loop = Loop().train(3, nothing)
     loop.scheduler.census(loop.position)
     assert taken(loop) == [3, 3]
-    assert [len(series) for series in loop.evidence.main.holders()] == [1]
+    assert [len(series) for series in loop.evidence.main.series()] == [1]
 
 
 # --- over time ----------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ several intervals, and did not slow down.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Final, Literal
 
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
@@ -47,7 +47,7 @@ DATA_LEAST: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rise(Generic[Seen]):
+class Rise:
     """What something grew by up to the last census.
 
     Attributes:
@@ -64,7 +64,7 @@ class Rise(Generic[Seen]):
         error: how far that rise may be from the truth, as a part of it.
     """
 
-    series: Sequence[Sighting[Seen]]
+    series: Sequence[Sighting]
     points: tuple[tuple[float, float], ...]
     fell_from: float = 0.0
     counter: str
@@ -100,37 +100,17 @@ class Rise(Generic[Seen]):
         return self.series[-1].seen
 
     @property
-    def grown(self) -> list[Seen]:
-        """As the censuses since its growth began saw it."""
-        return [each.seen for each in self.series if each.at >= self.since]
+    def holders(self) -> list[HolderSeen]:
+        """A holder as the censuses since its growth began saw it; none for ordinary data."""
+        return [s.seen for s in self.series if s.at >= self.since and isinstance(s.seen, HolderSeen)]
 
 
-class HolderRise(Rise[HolderSeen]):
-    """What a holder of tensors grew by."""
-
-    __slots__ = ()
-
-
-class DataRise(Rise[DataSeen]):
-    """What a container of ordinary data grew by."""
-
-    __slots__ = ()
-
-
-AnyRise = TypeVar("AnyRise", bound=Rise[Any])
-
-
-def attribute(comparison: Comparison) -> list[HolderRise | DataRise]:
+def attribute(comparison: Comparison) -> list[Rise]:
     """Return what grew up to the last census, with what that is worth, fastest first."""
     counters = comparison.counters
     once = len(comparison.censuses) == 1 and comparison.scale == "second"
-    found: list[HolderRise | DataRise | None] = []
-    found += [
-        _seen_once(series[0], counters) if once else _rise_of_holder(series, counters)
-        for series in comparison.holders()
-    ]
-    found += _apart(_rise_of_data(series) for series in comparison.data())
-    rises = [rise for rise in found if rise is not None]
+    found = [_rise(series, counters, once=once) for series in comparison.series()]
+    rises = _outermost(rise for rise in found if rise is not None)
     # Whether growth within a step goes on is seen in the next step.
     now = comparison.now if comparison.step is None else 0.0
     judged = _at_counters_rate(_judged(rises, counters, now), counters)
@@ -139,105 +119,93 @@ def attribute(comparison: Comparison) -> list[HolderRise | DataRise]:
     return sorted(judged, key=lambda rise: -rise.rate)
 
 
-# --- the rise of one holder ---------------------------------------------------------------------------------
+# --- what one holder grew by --------------------------------------------------------------------------------
 
 
-def counted(seen: HolderSeen) -> float:
+def counted(seen: HolderSeen) -> int:
     """Return a holder's bytes as its counter counts them: on a GPU a storage takes a block at least."""
-    blocks = MIN_BLOCK * seen.storages if seen.device.startswith("cuda:") else 0
-    return float(max(seen.size, blocks))
+    return max(seen.size, MIN_BLOCK * seen.storages if seen.device.startswith("cuda:") else 0)
 
 
-def _rise_of_holder(
-    series: Sequence[Sighting[HolderSeen]], counters: Mapping[str, Counter]
-) -> HolderRise | None:
-    grown = _run(series, accumulates, lambda before, after: before.size == after.size and not after.replaced)
-    if len(grown) < 2:
-        return None
-    last = grown[-1].seen
-    counter = "shared" if last.detail is not None and last.detail.shared else last.device
-    points = [(each.at, counted(each.seen)) for each in grown]
-    if not grown[-1].between and len(points) > 2:
+def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: bool) -> Rise | None:
+    """Return what a holder, or a container of ordinary data, grew by up to the last census.
+
+    If a program makes no step and calls no module in a loop, it has one census, at its end (`once`): the
+    holder had nothing when its counter began to rise.
+    """
+    grown, last = _run(series), series[-1].seen
+    if isinstance(last, HolderSeen):
+        name = "shared" if last.detail is not None and last.detail.shared else last.device
+        nbytes = {each.at: counted(each.seen) for each in series if isinstance(each.seen, HolderSeen)}
+    else:
+        name = "host"
+        nbytes = {each.at: max(1, last.entry_bytes) * each.seen.entries for each in series}
+    points = [(each.at, float(nbytes[each.at])) for each in grown]
+    counter = counters.get(name)
+    if once and counter is not None and counter.growth.state == "growing":
+        points.insert(0, (counter.growth.onset or 0.0, 0.0))
+    elif not grown[-1].between and len(points) > 2:
         # The program's functions may have returned. What their variables had, such as the model, then belongs
         # to what else keeps it alive: the holder grew no faster than ever before, or than its counter shows.
         # What it had may belong to others, too: that it grew more slowly than ever before says nothing.
         (at, before), (end, found) = points[-2:]
         rates = [(most - least) / (to - since) for (since, least), (to, most) in pairwise(points[:-1])]
-        risen = counters[counter].rise(at, end)[0] if counter in counters else 0.0
+        risen = 0.0 if counter is None else counter.rise(at, end)[0]
         points[-1] = end, min(found, before + max(risen, max(rates) * (end - at)))
         if found - before < ESTIMATE.slows * min(rates) * (end - at):
             points.pop()
-    if points[-1][1] <= points[0][1]:
+    if points[-1][0] <= points[0][0] or points[-1][1] <= points[0][1]:
         return None
-    return HolderRise(
-        series=series,
-        points=tuple(points),
-        fell_from=_fell_from([each.seen.size for each in series if each.between]),
-        counter=counter,
-    )
+    sizes = [nbytes[each.at] for each in series if each.between]
+    fell_from = max((before for before, after in pairwise(sizes) if after < before), default=0)
+    rise = Rise(series=series, points=tuple(points), fell_from=fell_from, counter=name)
+    log = isinstance(last, DataSeen) and last.native is None and rise.own_rate < DATA_LEAST
+    return None if log else rise
 
 
-def _rise_of_data(series: Sequence[Sighting[DataSeen]]) -> DataRise | None:
-    grown = _run(
-        series,
-        lambda before, after, apart: after.entries > before.entries,
-        lambda before, after: before.entries == after.entries,
-    )
-    if len(grown) < 2:
-        return None
-    entry_bytes = max(1, grown[-1].seen.entry_bytes)
-    rise = DataRise(
-        series=series,
-        points=tuple((each.at, float(entry_bytes * each.seen.entries)) for each in grown),
-        fell_from=_fell_from([entry_bytes * each.seen.entries for each in series if each.between]),
-        counter="host",
-    )
-    return rise if rise.own_rate >= DATA_LEAST or rise.seen.native is not None else None
+def _outermost(rises: Iterable[Rise]) -> list[Rise]:
+    """Leave out data inside other data, or around it, that grows more slowly: entries include theirs."""
+    kept: list[Rise] = []
+    for rise in sorted(rises, key=lambda rise: -rise.own_rate):
+        paths = [(rise.seen.path, other.seen.path) for other in kept if isinstance(other.seen, DataSeen)]
+        inside = any(one[: len(other)] == other or other[: len(one)] == one for one, other in paths)
+        if isinstance(rise.seen, HolderSeen) or not inside:
+            kept.append(rise)
+    return kept
 
 
-def _apart(rises: Iterable[DataRise | None]) -> list[DataRise]:
-    """Leave out what is inside another, or has it inside, and grows more slowly: entries include theirs."""
-    apart: list[DataRise] = []
-    for rise in sorted(filter(None, rises), key=lambda rise: -rise.own_rate):
-        paths = [(rise.seen.path, kept.seen.path) for kept in apart]
-        if not any(one[: len(other)] == other or other[: len(one)] == one for one, other in paths):
-            apart.append(rise)
-    return apart
-
-
-def _run(
-    series: Sequence[Sighting[Seen]],
-    grows: Callable[[Seen, Seen, float], bool],
-    pauses: Callable[[Seen, Seen], bool],
-) -> list[Sighting[Seen]]:
+def _run(series: Sequence[Sighting]) -> list[Sighting]:
     """Return the censuses up to the last over which a holder never lost anything, and grew in the first.
 
     A census that was not taken between two positions proves nothing where it found less. Where it found as
     much, it proves nothing if it came sooner after the last one than any before.
     """
     found = list(series)
-    while len(found) > 1 and not found[-1].between and not grows(found[-2].seen, found[-1].seen, 1.0):
+    while len(found) > 1 and not found[-1].between and not accumulates(found[-2].seen, found[-1].seen, 1.0):
         *apart, last = (after.at - before.at for before, after in pairwise(found))
-        if pauses(found[-2].seen, found[-1].seen) and last >= min(apart, default=last):
+        if _pauses(found[-2].seen, found[-1].seen) and last >= min(apart, default=last):
             break
         found.pop()
     run = found[-1:]
     for before in reversed(found[:-1]):
         after = run[0]
-        if not grows(before.seen, after.seen, after.at - before.at) and not pauses(before.seen, after.seen):
+        grows = accumulates(before.seen, after.seen, after.at - before.at)
+        if not grows and not _pauses(before.seen, after.seen):
             break
         run.insert(0, before)
-    while len(run) > 1 and pauses(run[0].seen, run[1].seen):
+    while len(run) > 1 and _pauses(run[0].seen, run[1].seen):
         run.pop(0)
     return run
 
 
-def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
+def accumulates(before: Seen, after: Seen, apart: float) -> bool:
     """Whether a holder grew in a way that may never end.
 
     It has more storages or nodes, or as many that begin or end with the same content. A graph without any old
     node does not count, nor do log entries: detached losses, each of one block of an allocator.
     """
+    if isinstance(before, DataSeen) or isinstance(after, DataSeen):
+        return after.entries > before.entries
     more, count = after.size - before.size, after.storages - before.storages
     if after.renewed or more <= 0 or count < 0 or more < LEAST * apart:
         return False
@@ -248,27 +216,16 @@ def accumulates(before: HolderSeen, after: HolderSeen, apart: float) -> bool:
     return after.continued
 
 
-def _fell_from(sizes: Sequence[int]) -> float:
-    return max((before for before, after in pairwise(sizes) if after < before), default=0)
-
-
-def _seen_once(sighting: Sighting[HolderSeen], counters: Mapping[str, Counter]) -> HolderRise | None:
-    """Return the rise of a holder at the only census, as if it had nothing when its counter began to rise.
-
-    If a program makes no step and calls no module in a loop, it has one census, at its end.
-    """
-    at, counter = sighting.at, counters.get(sighting.seen.device)
-    onset, nbytes = 0.0 if counter is None else counter.growth.onset or 0.0, counted(sighting.seen)
-    if counter is None or counter.growth.state != "growing" or onset >= at or not nbytes:
-        return None
-    points = (onset, 0.0), (at, nbytes)
-    return HolderRise(series=[sighting], points=points, counter=counter.name)
+def _pauses(before: Seen, after: Seen) -> bool:
+    if isinstance(before, DataSeen) or isinstance(after, DataSeen):
+        return after.entries == before.entries
+    return after.size == before.size and not after.replaced
 
 
 # --- what it is worth ---------------------------------------------------------------------------------------
 
 
-def _judged(rises: Sequence[AnyRise], counters: Mapping[str, Counter], now: float) -> list[AnyRise]:
+def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) -> list[Rise]:
     judged = []
     for rise in rises:
         others = sum(each.own_rate for each in rises if each.counter == rise.counter and each is not rise)
@@ -288,7 +245,7 @@ def _judged(rises: Sequence[AnyRise], counters: Mapping[str, Counter], now: floa
     return judged
 
 
-def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | None:
+def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
     """Return what a counter that rises says of a holder's growth, beside that of others that it sees.
 
     None if it says nothing of it.
@@ -340,7 +297,7 @@ def _by_counter(rise: AnyRise, counter: Counter, others: float) -> AnyRise | Non
 _NOT_CERTAIN: Final[Mapping[str, Open]] = {"filling": "fills", "uncertain": "few"}
 
 
-def _at_counters_rate(rises: Sequence[AnyRise], counters: Mapping[str, Counter]) -> list[AnyRise]:
+def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) -> list[Rise]:
     """Return growth at its counter's rate where that is another and the holders explain it.
 
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
@@ -396,7 +353,7 @@ def _slows(points: Sequence[tuple[float, float]]) -> bool:
     return last >= min(earlier) and rates[-1] < ESTIMATE.slows * min(rates[:-1])
 
 
-def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise | None:
+def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise | None:
     """Return what the censuses alone say of a holder's growth; None if it grows no more."""
     points, rate = rise.points, rise.own_rate
     found = replace(rise, rate=rate, recent=rate)
@@ -423,7 +380,7 @@ def _by_censuses(rise: AnyRise, counter: Counter | None, now: float) -> AnyRise 
     needed = INTERVALS + (2 if rise.fell_from else 0)
     if len(rates) < needed or points[-1][1] < rise.fell_from:
         return replace(found, certainty="suspected", reason="few")
-    if isinstance(rise, HolderRise) and rise.seen.replaced:
+    if isinstance(rise.seen, HolderSeen) and rise.seen.replaced:
         return replace(found, certainty="suspected", reason="replaced")
     if _slows(points) or min(rates) < OPEN * rate:
         return replace(found, certainty="suspected", reason="slows")

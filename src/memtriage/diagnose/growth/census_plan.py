@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from memtriage.diagnose.growth.attribution import ACCOUNTS, INTERVALS, Rise
 from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
@@ -55,7 +55,7 @@ class Suspicion:
     named_nothing: int = 0
 
 
-def suspicion_of(comparison: Comparison, rises: Sequence[Rise[Any]]) -> Suspicion:
+def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
     """Return what a comparison makes suspect so far.
 
     A counter is suspect as long as proven holders explain less than most of its growth, and objects that wait

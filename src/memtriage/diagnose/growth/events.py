@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.diagnose.growth.attribution import DataRise, HolderRise
+from memtriage.diagnose.growth.attribution import Rise
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.evidence import Comparison
 from memtriage.diagnose.growth.track import Floats, Track
@@ -33,7 +33,7 @@ def event_of(
     rate: float,
     events: Mapping[str, Track],
     came_with: Mapping[Event, int],
-    rise: HolderRise | DataRise | None = None,
+    rise: Rise | None = None,
 ) -> tuple[Event | None, float]:
     """Return what growth comes with, and its bytes per event; per position where no event explains it.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Final, Generic, TypeVar, get_args
+from typing import Final, get_args
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from memtriage.diagnose.growth.estimate import POLICY, Growth, Policy, grow, noise, policy_of
 from memtriage.diagnose.growth.track import Points, Track
@@ -26,12 +26,11 @@ WARM_UP: Final = 3
 """First readings that are left out: optimizer state, workspaces, compilation."""
 ENOUGH_MARKS: Final = WARM_UP + POLICY.points
 """Readings from which growth can be judged on a scale."""
-
-Seen = TypeVar("Seen", HolderSeen, DataSeen)
+Seen = HolderSeen | DataSeen
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting(Generic[Seen]):
+class Sighting:
     """A holder, or a container of ordinary data, at one census.
 
     Attributes:
@@ -226,48 +225,37 @@ class Comparison:
         """Censuses taken while the program ran: at others, functions may have returned."""
         return [census for census in self.censuses if census.between]
 
-    def holders(self) -> list[list[Sighting[HolderSeen]]]:
-        """Return each holder at the successive censuses that found it, up to the last that it may be at."""
-        series: dict[int, list[Sighting[HolderSeen]]] = {}
-        latest: dict[int, HolderSeen] = {}
-        for census in self.censuses:
-            latest |= {seen.id: seen for seen in census.holders}
-            for number in census.gone:
-                if census.between:
-                    latest.pop(number, None)
-                    series.pop(number, None)
-            found = {seen.id for seen in census.holders} if census.partial else latest.keys()
-            for number, seen in latest.items():
-                if number in found and number not in census.gone:
-                    _append(series.setdefault(number, []), census.at(self.scale), seen, census.between)
-        return list(series.values())
+    def series(self) -> list[list[Sighting]]:
+        """Return what holds something at the successive censuses that found it, up to the last it may be at.
 
-    def data(self) -> list[list[Sighting[DataSeen]]]:
-        """Return each container of ordinary data at the censuses that followed it."""
-        series: dict[int, list[Sighting[DataSeen]]] = {}
+        A holder that a census does not list is as it was before; a container of ordinary data is gone.
+        """
+        series: dict[tuple[type, int], list[Sighting]] = {}
+        latest: dict[tuple[type, int], Seen] = {}
         before: float | None = None
         for census in self.censuses:
             at = census.at(self.scale)
-            found = {seen.id: seen for seen in census.data}
-            if census.between and before != at:  # without any work between, nothing is said to have ended
-                series = {number: series[number] for number in series if number in found}
-            for number, seen in found.items():
-                if number not in series and seen.before is not None and before is not None:
-                    series[number] = [
-                        Sighting(
-                            before, msgspec.structs.replace(seen, entries=seen.before, before=None), True
-                        )
-                    ]
-                _append(series.setdefault(number, []), at, seen, census.between)
+            found: list[Seen] = [*census.holders, *census.data]
+            listed = {(type(seen), seen.id): seen for seen in found}
+            gone: set[tuple[type, int]] = {(HolderSeen, number) for number in census.gone}
+            if at != before:  # without any work between, nothing is said to have ended
+                gone |= {key for key in latest if key[0] is DataSeen and key not in listed}
+            latest |= listed
+            for key in gone if census.between else ():
+                latest.pop(key, None)
+                series.pop(key, None)
+            for key, seen in listed.items() if census.partial else latest.items():
+                if key in gone:
+                    continue
+                known = series.setdefault(key, [])
+                since = seen.before if isinstance(seen, DataSeen) and not known else None
+                if since is not None and before is not None:
+                    known.append(Sighting(before, replace(seen, entries=since), between=True))
+                if known and at <= known[-1].at:
+                    known.pop()  # of two at one position the later counts
+                known.append(Sighting(at, seen, census.between))
             before = at
         return list(series.values())
-
-
-def _append(series: list[Sighting[Seen]], at: float, seen: Seen, between: bool) -> None:
-    """Add what a census found; of two at one position the later counts."""
-    if series and at <= series[-1].at:
-        series.pop()
-    series.append(Sighting(at, seen, between))
 
 
 class Evidence:

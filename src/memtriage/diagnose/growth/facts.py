@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from memtriage.diagnose.growth.attribution import DataRise, HolderRise, Open
+from memtriage.diagnose.growth.attribution import Open, Rise
 from memtriage.diagnose.held import Held
 from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import Certainty, Event, ProcessKind, Projection
@@ -79,7 +79,7 @@ class Leak:
     kind: Literal["leak", "garbage_cycle"] = "leak"
     device: str
     scale: Scale
-    shown_by: HolderRise | DataRise | Counted
+    shown_by: Rise | Counted
     cause: Held | DataSeen | Unexplained
     certainty: Certainty
     reasons: tuple[Open, ...] = ()

@@ -22,9 +22,8 @@ from memtriage.diagnose.growth.attribution import (
     DATA_LEAST,
     MINOR,
     OPEN,
-    DataRise,
-    HolderRise,
     Open,
+    Rise,
     accumulates,
     attribute,
     contradicts,
@@ -128,7 +127,7 @@ def worth_reporting(leaks: Sequence[Leak]) -> list[Leak]:
     return [leak for leak in leaks if leak.certainty == "proven" or leak.rate >= least[memory_of(leak)]]
 
 
-def _goes_on(evidence: Evidence, within: Comparison, rise: HolderRise | DataRise) -> bool:
+def _goes_on(evidence: Evidence, within: Comparison, rise: Rise) -> bool:
     """Whether memory that grew within a step also grows in the next one, as far as that was followed.
 
     A cache that fills while the first step runs rises from micro-batch to micro-batch, and then never again.
@@ -143,18 +142,16 @@ def _goes_on(evidence: Evidence, within: Comparison, rise: HolderRise | DataRise
 # --- growth that has a holder -------------------------------------------------------------------------------
 
 
-def _of_holders(
-    evidence: Evidence, comparison: Comparison, rises: Iterable[HolderRise | DataRise]
-) -> Iterator[Leak]:
+def _of_holders(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise]) -> Iterator[Leak]:
     """Yield the leaks of holders.
 
     These are none: a container with a bound, a cycle that the collector will free, and a rise over one
     interval that no counter shows (most programs allocate something once).
     """
     for rise in rises:
-        if not isinstance(rise, HolderRise):
-            continue
         seen, first = rise.seen, rise.series[0].seen
+        if not isinstance(seen, HolderSeen) or not isinstance(first, HolderSeen):
+            continue
         garbage = has(seen.anchor, SegmentKind.GARBAGE_CYCLE)
         if (garbage and not comparison.collector_off) or is_bounded(seen):
             continue
@@ -163,7 +160,7 @@ def _of_holders(
             continue
         if rise.certainty == "suspected" and len(rise.rises) == 1 and not rise.by_counter:
             continue
-        held = _held(evidence, comparison, rise)
+        held = _held(evidence, comparison, rise.holders)
         detail = seen.detail or GroupDetail()
         on_host = seen.kept - first.kept > seen.nbytes - first.nbytes
         device = DEVICE_HOST if on_host else seen.device
@@ -184,10 +181,9 @@ def is_bounded(seen: HolderSeen) -> bool:
     return detail.bound is not None and (not seen.attached or 2 * (detail.entries or 0) >= detail.bound)
 
 
-def _held(evidence: Evidence, comparison: Comparison, rise: HolderRise) -> Held:
+def _held(evidence: Evidence, comparison: Comparison, holders: Sequence[HolderSeen]) -> Held:
     """Collect what the rules of mechanisms look at."""
-    seen, first = rise.seen, rise.grown[0]
-    before = rise.grown[-2:][0]
+    first, before, seen = holders[0], holders[-2:][0], holders[-1]
     position = evidence.situation.position
     detail = seen.detail or GroupDetail()
     anchor = detail.carrier or seen.anchor
@@ -210,20 +206,18 @@ def _held(evidence: Evidence, comparison: Comparison, rise: HolderRise) -> Held:
     )
 
 
-def _of_data(
-    evidence: Evidence, comparison: Comparison, rises: Iterable[HolderRise | DataRise]
-) -> Iterator[Leak]:
+def _of_data(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise]) -> Iterator[Leak]:
     """Yield the leaks of containers of ordinary data.
 
     A program that is followed over time has no repeating positions. What it collects while it starts looks
     suspicious, so only proven growth is reported.
     """
     for rise in rises:
-        if not isinstance(rise, DataRise) or rise.rate < DATA_LEAST:
+        seen = rise.seen
+        if not isinstance(seen, DataSeen) or rise.rate < DATA_LEAST:
             continue
         if rise.certainty == "suspected" and (comparison.scale == "second" or len(rise.rises) == 1):
             continue
-        seen = rise.seen
         nbytes = seen.entries * seen.entry_bytes
         yield _leak(evidence, comparison, rise, DEVICE_HOST, nbytes, _cause_of_data(seen), rise.rate)
 
@@ -243,7 +237,7 @@ def _cause_of_data(seen: DataSeen) -> Held | DataSeen:
 def _leak(
     evidence: Evidence,
     comparison: Comparison,
-    shown_by: HolderRise | DataRise | Counted,
+    shown_by: Rise | Counted,
     device: str,
     nbytes: int,
     cause: Held | DataSeen | Unexplained,
@@ -358,9 +352,7 @@ def _anchor(leak: Leak) -> HolderPath:
 # --- growth that only a counter shows -----------------------------------------------------------------------
 
 
-def _unnamed(
-    evidence: Evidence, name: str, rises: Sequence[HolderRise | DataRise], leaks: Sequence[Leak]
-) -> Leak | None:
+def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequence[Leak]) -> Leak | None:
     """Return the leak of a counter's growth that no holder accounts for: memory that only C++ sees.
 
     If a container of objects of C++ grew meanwhile, or one of ordinary data as fast, it is the holder.
@@ -380,9 +372,9 @@ def _unnamed(
     missing = growth.rate - known
     if growth.low - known < comparison.counters[name].policy.least or missing < OPEN * growth.rate:
         return None
-    data = [rise for rise in rises if isinstance(rise, DataRise)]
-    native = (rise.seen for rise in data if rise.seen.native is not None)
-    as_fast = (rise.seen for rise in data if name == "cpu" and missing / 2 <= rise.own_rate <= 2 * missing)
+    data = [(rise.seen, rise.own_rate) for rise in rises if isinstance(rise.seen, DataSeen)]
+    native = (seen for seen, _ in data if seen.native is not None)
+    as_fast = (seen for seen, rate in data if name == "cpu" and missing / 2 <= rate <= 2 * missing)
     seen = next(chain(native, as_fast), None)
     resident = comparison.counters.get(DEVICE_HOST)
     reasons: list[Open] = []
@@ -474,11 +466,11 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
     held, _ = _held_rate(comparison, device)
     # What accumulates without a bound is not harmless, even if no leak is reported.
     unbounded = 0.0
-    for series in comparison.holders():
-        while_running = [each for each in series if each.between]
-        if len(while_running) > 1 and while_running[-1].seen.device == device:
-            apart = while_running[-1].at - while_running[0].at
-            before, after = while_running[0].seen, while_running[-1].seen
+    for series in comparison.series():
+        while_running = [(s.at, s.seen) for s in series if s.between and isinstance(s.seen, HolderSeen)]
+        if len(while_running) > 1 and while_running[-1][1].device == device:
+            (start, before), (end, after) = while_running[0], while_running[-1]
+            apart = end - start
             if accumulates(before, after, apart) and not is_bounded(after):
                 unbounded += (after.nbytes - before.nbytes) / apart
     growth, points, policy = counter.growth, counter.points, counter.policy
