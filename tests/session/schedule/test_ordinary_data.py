@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from memtriage.account.census import Look
 from memtriage.model.evidence import DataSeen
 from memtriage.model.paths import in_words
-from memtriage.observe.containers import ContainerLengths
 from memtriage.observe.sites import SiteRecorder
-from memtriage.session.schedule.ordinary_data import ComparedLengths, OrdinaryData
+from memtriage.session.schedule.ordinary_data import OrdinaryData
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 
@@ -56,9 +55,9 @@ class Followed:
     def census(self, position: float, lines: dict[tuple[str, int], int] | None = None) -> dict[str, DataSeen]:
         """What a census finds of the program, by its path."""
         self.sites.lines = lines or {}
-        compared = self.data.compared(position - self._at)
-        with Look(wanted=compared.of_libraries) as view:
-            found = self.data.add(view, compared, self.sites)
+        self.data.begin(position - self._at)
+        with Look(wanted=self.data.of_libraries) as view:
+            found = self.data.add(view, self.sites)
         self._at = position
         by_path = {in_words(seen.path): seen for seen in found}
         assert len({seen.id for seen in found}) == len(found)
@@ -92,16 +91,17 @@ def test_little_is_not_followed_until_it_grows_faster(followed: Followed) -> Non
     assert [seen.entries for seen in followed.census(3).values()] == [10]  # it is followed by now
 
 
-def test_in_libraries_only_what_grows_enough_or_did_is_searched() -> None:
-    slow: list[bytes] = [b""]
-    fast: list[bytes] = [b""]
-    earlier = ContainerLengths([slow, fast]).by_address()
+def test_in_libraries_only_what_grows_enough_or_did_is_searched(followed: Followed) -> None:
+    slow, fast = followed.program["seldom"], followed.program["texts"]
+    followed.census(0)
     slow.append(bytes(4096))  # over two positions
     fast.extend(bytes(4096) for _ in range(3))
-    for followed, found in (((), [fast]), ((id(slow),), [fast, slow])):
-        compared = ComparedLengths(earlier, ContainerLengths(), apart=2.0, followed=followed)
-        assert compared.of_libraries([slow, fast]) == found
-        assert len(compared.now.by_address().lengths) == 2
+    followed.data.begin(2.0)
+    assert followed.data.of_libraries([slow, fast]) == [fast]
+    followed.census(2)
+    fast.append(b"")
+    followed.data.begin(2.0)
+    assert followed.data.of_libraries([slow, fast]) == [fast]
 
 
 def test_a_list_that_is_at_rest_is_still_followed(followed: Followed) -> None:

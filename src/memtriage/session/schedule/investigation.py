@@ -22,7 +22,7 @@ from memtriage.observe.identity import Identities
 from memtriage.observe.process_tree import descendants
 from memtriage.observe.sites import SiteRecorder
 from memtriage.process.stdlib import gc, time
-from memtriage.session.schedule.ordinary_data import ComparedLengths, OrdinaryData
+from memtriage.session.schedule.ordinary_data import OrdinaryData
 
 _DETAILED: Final = 12
 """Growing holders, the largest first, whose details are read at a census."""
@@ -199,18 +199,18 @@ class Investigator:
             profiled=profiler_is_on(),
         )
         # This makes tables. tracemalloc would follow each entry, but is off by now.
-        compared = following.data.compared(_apart(following.last, line))
+        following.data.begin(_apart(following.last, line))
 
         def add(view: CensusView) -> None:
             try:
-                self._add(following, line, view, recorded, compared, interrupted=frames is not None)
+                self._add(following, line, view, recorded, interrupted=frames is not None)
             except MemoryError:  # near the limit: what grew is known, its details are not
                 self._say("too little host memory for a closer look")
             if also is not None:
                 also(view)
 
         try:
-            census = self.look(add, frames, None if libraries else compared.of_libraries)
+            census = self.look(add, frames, None if libraries else following.data.of_libraries)
         finally:
             self.stop()
             took = time.perf_counter() - started
@@ -229,14 +229,7 @@ class Investigator:
     # --- at one census --------------------------------------------------------------------------------------
 
     def _add(
-        self,
-        following: Following,
-        line: CensusSeen,
-        view: CensusView,
-        recorded: bool,
-        compared: ComparedLengths,
-        *,
-        interrupted: bool,
+        self, following: Following, line: CensusSeen, view: CensusView, recorded: bool, *, interrupted: bool
     ) -> None:
         """Fill the line of a census."""
         census = view.census()
@@ -255,7 +248,7 @@ class Investigator:
             self._add_details(view, following.growing[:_DETAILED], recorded=recorded)
             if census.partial is None and not interrupted:
                 following.last = line
-                line.data = following.data.add(view, compared, self.sites)
+                line.data = following.data.add(view, self.sites)
         finally:
             line.holders, line.gone = changed(holders, following.written, forget=line.between)
 

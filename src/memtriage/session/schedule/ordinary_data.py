@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from itertools import count
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ from memtriage.model.paths import ANY_ITEM, HolderPath
 from memtriage.observe.containers import (
     ContainerLengths,
     GrownContainer,
-    KnownLengths,
     LongArray,
     grown_containers,
     long_arrays,
@@ -32,98 +30,71 @@ _MATCHES: Final = (0.5, 2.0)
 position: the size of an entry is only estimated."""
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedLengths:
-    """Lengths of containers at the previous census, and at the current one.
-
-    Attributes:
-        apart: positions from one to the other.
-        followed: addresses of containers that count however little they grow.
-    """
-
-    earlier: KnownLengths
-    now: ContainerLengths
-    apart: float
-    followed: Container[int]
-
-    def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
-        """Note the containers that the program's variables do not reach; return those that grew enough."""
-        kinds, grown = KindTable(), most_grown(self.now.add(objects), self.earlier)
-        return [obj for obj in grown if self.counts(obj, *recent_entries(kinds, obj))]
-
-    def rate(self, container: Any, entry_bytes: int) -> float:
-        """Return the bytes per position by which a container grew."""
-        more = len(container) - self.earlier.lengths[id(container)]
-        return entry_bytes * more / max(self.apart, 1e-3)
-
-    def counts(self, container: Any, entry_bytes: int, native: str | None) -> bool:
-        """Whether a container grew by more than the program's own bookkeeping, or did before."""
-        enough = self.rate(container, entry_bytes) >= DATA_LEAST
-        return enough or native is not None or id(container) in self.followed
-
-
-@dataclass(slots=True)
 class OrdinaryData:
-    """Containers and arrays that grow, as the censuses so far showed them.
+    """Containers and arrays that grow, as the censuses so far showed them."""
 
-    Attributes:
-        containers: those that grew at some census by more than the program's own bookkeeping, and still
-            exist, by address.
-        arrays: large arrays at the last census, by path, if only one array has that path.
-    """
-
-    containers: dict[int, DataSeen] = field(default_factory=dict)
-    arrays: dict[HolderPath, tuple[LongArray, DataSeen]] = field(default_factory=dict)
-    _lengths: ContainerLengths | None = None
-    _numbers: Iterator[int] = field(default_factory=count)
-    _lengthened: set[int] = field(default_factory=set)
-    _measured: dict[int, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._followed: dict[int, DataSeen] = {}  # what grew enough at some census, by address
+        self._arrays: dict[HolderPath, tuple[LongArray, DataSeen]] = {}  # by path, if only one array has it
+        self._lengths = self._now = ContainerLengths()  # at the previous census, and at this one
+        self._earlier = self._lengths.by_address()
+        self._apart = 1.0
+        self._numbers = count()
+        self._lengthened: set[int] = set()
+        self._measured: dict[int, int] = {}
 
     @property
     def lacks_sites(self) -> bool:
         """Whether a container grows by entries whose allocation site is unknown."""
-        return any(seen.allocated_at is None for seen in self.containers.values())
+        return any(seen.allocated_at is None for seen in self._followed.values())
 
-    def compared(self, apart: float) -> ComparedLengths:
-        """Return what the next census, so many positions after the previous one, is compared with."""
-        earlier = (self._lengths or ContainerLengths()).by_address()
-        return ComparedLengths(earlier, ContainerLengths(), apart, frozenset(self.containers))
+    def begin(self, apart: float) -> None:
+        """Prepare for a census so many positions after the previous one: makes tables."""
+        self._earlier, self._now, self._apart = self._lengths.by_address(), ContainerLengths(), apart
 
-    def add(self, view: CensusView, compared: ComparedLengths, sites: SiteRecorder) -> list[DataSeen]:
+    def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
+        """Note the containers that the program's variables do not reach; return those that grew enough."""
+        kinds, grown = KindTable(), most_grown(self._now.add(objects), self._earlier)
+        return [obj for obj in grown if self._counts(obj, *recent_entries(kinds, obj))]
+
+    def add(self, view: CensusView, sites: SiteRecorder) -> list[DataSeen]:
         """Return the containers that grow or did, and the arrays that were replaced by longer ones.
 
         Args:
-            view: of the census.
-            compared: what `compared` returned before it.
+            view: of the census for which `begin` was called.
             sites: of allocations shortly before it.
         """
-        compared.now.add(view.graph.objects)
-        self.containers = self._containers(view, compared, sites)
-        self._lengths = compared.now
-        self.arrays = self._arrays(view, sites)
-        arrays = (seen for _, seen in self.arrays.values() if seen.id in self._lengthened)
-        return [*self.containers.values(), *arrays]
+        self._now.add(view.graph.objects)
+        self._followed = self._containers(view, sites)
+        self._lengths, self._earlier = self._now, ContainerLengths().by_address()
+        self._arrays = self._longer(view, sites)
+        arrays = (seen for _, seen in self._arrays.values() if seen.id in self._lengthened)
+        return [*self._followed.values(), *arrays]
 
-    def _containers(
-        self, view: CensusView, compared: ComparedLengths, sites: SiteRecorder
-    ) -> dict[int, DataSeen]:
-        grown = grown_containers(view.graph, compared.earlier)
+    def _rate(self, container: Any, entry_bytes: int) -> float:
+        """Return the bytes per position by which a container grew."""
+        more = len(container) - self._earlier.lengths[id(container)]
+        return entry_bytes * more / max(self._apart, 1e-3)
+
+    def _counts(self, container: Any, entry_bytes: int, native: str | None) -> bool:
+        """Whether a container grew by more than the program's own bookkeeping, or did before."""
+        enough = self._rate(container, entry_bytes) >= DATA_LEAST
+        return enough or native is not None or id(container) in self._followed
+
+    def _containers(self, view: CensusView, sites: SiteRecorder) -> dict[int, DataSeen]:
+        grown = grown_containers(view.graph, self._earlier)
         by_line = sites.live_by_line() if grown else {}
         found: dict[int, DataSeen] = {}
-        if self.containers:  # those that got no entry since, and still exist, are followed on
-            earlier, now = compared.earlier, compared.now.by_address()
-            for address, seen in self.containers.items():
-                if address in now.lengths and now.of(address) == earlier.of(address):
+        if self._followed:  # those that got no entry since, and still exist, are followed on
+            now = self._now.by_address()
+            for address, seen in self._followed.items():
+                if address in now.lengths and now.of(address) == self._earlier.of(address):
                     found[address] = replace(seen, before=None)
-        wanted: dict[
-            int, DataSeen
-        ] = {}  # whose cuts are measured, and again when they have twice the entries
+        wanted: dict[int, DataSeen] = {}  # cuts are measured again when a container has twice the entries
         for container in grown:
             obj = view.graph.objects[container.position]
-            if compared.counts(obj, container.entry_bytes, container.native):
-                rate = compared.rate(obj, container.entry_bytes)
-                before = self.containers.get(id(obj))
-                seen = found[id(obj)] = self._grown(view, container, before, rate, by_line, sites)
+            if self._counts(obj, container.entry_bytes, container.native):
+                seen = found[id(obj)] = self._grown(view, container, by_line, sites)
                 if seen.entries >= 2 * self._measured.get(seen.id, 0):
                     wanted[container.position] = seen
                     self._measured[seen.id] = seen.entries
@@ -135,12 +106,11 @@ class OrdinaryData:
         self,
         view: CensusView,
         container: GrownContainer,
-        before: DataSeen | None,
-        rate: float,
         by_line: dict[tuple[str, int], int],
         sites: SiteRecorder,
     ) -> DataSeen:
-        entries = len(view.graph.objects[container.position])
+        obj = view.graph.objects[container.position]
+        before, rate = self._followed.get(id(obj)), self._rate(obj, container.entry_bytes)
         # Sites were recorded over one position. A line whose allocations match the growth made the entries.
         least, most = (part * rate for part in _MATCHES)
         made = [line for line, nbytes in by_line.items() if least <= nbytes <= most]
@@ -152,9 +122,9 @@ class OrdinaryData:
             id=next(self._numbers) if before is None else before.id,
             path=(*view.path(container.position), ANY_ITEM),
             kind=container.kind,
-            entries=entries,
+            entries=len(obj),
             entry_bytes=container.entry_bytes,
-            before=entries - container.more if before is None else None,
+            before=len(obj) - container.more if before is None else None,
             native=container.native,
             allocated_at=site,
             stored_at=None if store is None else sites.named([(store.filename, store.line)]),
@@ -163,28 +133,23 @@ class OrdinaryData:
             cuts=[] if before is None else before.cuts,
         )
 
-    def _arrays(self, view: CensusView, sites: SiteRecorder) -> dict[HolderPath, tuple[LongArray, DataSeen]]:
+    def _longer(self, view: CensusView, sites: SiteRecorder) -> dict[HolderPath, tuple[LongArray, DataSeen]]:
         """Find arrays that are longer than the one they replaced, and begin or end with the same bytes."""
         found: dict[HolderPath, tuple[LongArray, DataSeen]] = {}
         for array in long_arrays(view.graph):
             path = view.path(array.position)
             if ANY_ITEM in path or path in found:
                 continue  # several arrays with one path cannot be told apart
-            before = self.arrays.get(path)
-            if before is not None and not _continues(before[0], array):
-                before = None
+            known = self._arrays.get(path)
+            before = known if known is not None and _continues(known[0], array) else None
+            number = next(self._numbers) if before is None else before[1].id
             seen = DataSeen(
-                id=next(self._numbers) if before is None else before[1].id,
-                path=path,
-                kind="ndarray",
-                entries=array.nbytes,
-                entry_bytes=1,
-                lengthens=True,
+                id=number, path=path, kind="ndarray", entries=array.nbytes, entry_bytes=1, lengthens=True
             )
-            if before is not None and (array.nbytes > before[0].nbytes or seen.id in self._lengthened):
-                if seen.id not in self._lengthened:
-                    seen.before = before[0].nbytes
-                    self._lengthened.add(seen.id)
+            if before is not None and array.nbytes > before[0].nbytes and number not in self._lengthened:
+                seen.before = before[0].nbytes
+                self._lengthened.add(number)
+            if number in self._lengthened:
                 seen.path, seen.stored_at = view.stored_array(array.position, sites.named)
                 seen.classes = list(view.classes(array.position))
             found[path] = array, seen
