@@ -8,6 +8,7 @@ import pytest
 
 from memtriage.catalogue.growing import NATIVE
 from memtriage.diagnose.causes import one_a_cause
+from memtriage.diagnose.growth.estimate import Growth
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak
 from memtriage.model.findings import Projection
 from memtriage.model.judged import DetectionLimit, Judged
@@ -39,7 +40,7 @@ def test_evidence_lists_the_fastest_parts_and_counts_the_others(count: int, more
 
 
 def test_the_evidence_of_one_part_that_is_as_certain_is_given() -> None:
-    of = {n: Counted(f"counter {n}", 0, 0, 0, 0, covered=True) for n in range(3)}
+    of = {n: Counted(f"counter {n}", Growth("growing"), 0, covered=True) for n in range(3)}
     parts = [
         part(0, rate=50, certainty="suspected", reasons=("few",), shown_by=of[0]),
         part(1, rate=40, certainty="proven", shown_by=of[1]),
@@ -78,7 +79,8 @@ def test_growth_of_native_code_names_the_calls_that_are_known_to_grow() -> None:
 
 def test_native_memory_of_entries_adds_its_evidence() -> None:
     entries = part(1, rate=90)
-    native = part(1, rate=7, device="host", shown_by=Counted("cpu", 1, 1, 1, 0, covered=True))
+    counter = Counted("cpu", Growth("growing", 1, 1, 1), 0, covered=True)
+    native = part(1, rate=7, device="host", shown_by=counter)
     assert evidence(*one_a_cause([entries, native])) == [*evidence(entries), *evidence(native)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from memtriage.diagnose.growth import judgment
 from memtriage.diagnose.growth.attribution import Counter
+from memtriage.diagnose.growth.estimate import Growth
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.facts import Counted, Leak
 from memtriage.diagnose.held import Held
@@ -40,9 +41,10 @@ def a_holder(path: HolderPath, **facts: Any) -> Held:
 def a_leak(path: HolderPath | None = None, rate: int | None = None, **facts: object) -> Leak:
     """A leak that a counter shows, of so many bytes per step."""
     anchor = () if path is None else anchor_of(path)
+    counter = Counted("cpu", Growth("growing"), 0, covered=True)
     known: dict[str, object] = {
         "device": "cpu", "scale": "step", "certainty": "proven", "nbytes": 10 * (rate or 0), "path": path,
-        "rates": {} if rate is None else {"step": rate}, "shown_by": Counted("cpu", 0, 0, 0, 0, covered=True),
+        "rates": {} if rate is None else {"step": rate}, "shown_by": counter,
         "cause": "native code" if path is None else a_holder(path, anchor=anchor, attached=path != anchor),
     }  # fmt: skip
     return Leak(**{**known, **facts})  # type: ignore[arg-type]

@@ -176,17 +176,13 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
         parts = [first, *(part for part in parts[1:] if part not in same)]
     if len(parts) == 1:
         return first
-    units = frozenset(chain.from_iterable(part.rates for part in parts))
     total = replace(
-        first,
+        summed(first, parts),
         device=next((part.device for part in parts if part.device != DEVICE_HOST), first.device),
-        nbytes=sum(part.nbytes for part in parts),
-        rates={per: sum(part.rates.get(per, 0) for part in parts) for per in _UNITS if per in units},
         certainty="proven" if any(part.certainty == "proven" for part in parts) else first.certainty,
         also_held_by=tuple(dict.fromkeys(chain.from_iterable(part.also_held_by for part in parts))),
         allocated_at=next((part.allocated_at for part in parts if part.allocated_at), None),
         stored_at=next((part.stored_at for part in parts if part.stored_at), None),
-        recent=sum(part.recent for part in parts),
         parts=tuple(parts),
     )
     named = total if first.rate >= SPEAKS_FOR_ALL * total.rate else _renamed(total)
@@ -195,6 +191,16 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
     cuts = _joined_cuts([part.cause for part in parts if isinstance(part.cause, Held)])
     detail = msgspec.structs.replace(named.cause.detail, cuts=cuts)
     return replace(named, cause=replace(named.cause, detail=detail, joined=True, rate=total.rate))
+
+
+def summed(first: Leak, parts: Sequence[Leak]) -> Leak:
+    """Return the first of several leaks with the bytes and the rates of all."""
+    return replace(
+        first,
+        nbytes=sum(part.nbytes for part in parts),
+        rates={per: sum(rates) for per in _UNITS if any(rates := [p.rates.get(per, 0) for p in parts])},
+        recent=sum(part.recent for part in parts),
+    )
 
 
 def _joined_cuts(parts: Sequence[Held]) -> list[CutSeen]:

@@ -162,8 +162,8 @@ def _shown_by(leak: Leak) -> str:
         return _entries(shown, seen, leak.scale) if isinstance(seen, DataSeen) else _sizes(shown, leak.scale)
     per = _SPANS[leak.scale].removesuffix("s")
     return (
-        f"the counter of {shown.counter} rises by {size(round(shown.rate))} per {per} "
-        f"({size(round(shown.low))} to {size(round(shown.high))}); "
+        f"the counter of {shown.counter} rises by {size(round(shown.growth.rate))} per {per} "
+        f"({size(round(shown.growth.low))} to {size(round(shown.growth.high))}); "
         f"censuses name {size(round(shown.named))} of it"
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memtriage.diagnose.growth.attribution import Open, Rise
+from memtriage.diagnose.growth.estimate import Growth
 from memtriage.diagnose.held import Held
 from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import Certainty, Event, ProcessKind, Projection
@@ -29,16 +30,13 @@ class Counted:
 
     Attributes:
         counter: its name.
-        rate: bytes per position.
-        low, high: interval of the rate.
+        growth: of the counter.
         named: what censuses name of it.
         covered: whether censuses cover the time in which it grew.
     """
 
     counter: str
-    rate: float
-    low: float
-    high: float
+    growth: Growth
     named: float
     covered: bool
 

@@ -18,30 +18,15 @@ from typing import Final
 from memtriage.diagnose.causes import memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
-from memtriage.diagnose.growth.attribution import (
-    DATA_LEAST,
-    MINOR,
-    OPEN,
-    Open,
-    Rise,
-    accumulates,
-    attribute,
-    contradicts,
-)
+from memtriage.diagnose.growth.attribution import DATA_LEAST, MINOR, OPEN, Open, Rise, attribute, contradicts
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit, policy_of
 from memtriage.diagnose.growth.events import event_of
-from memtriage.diagnose.growth.evidence import (
-    CODE,
-    CONFIRMING,
-    ENOUGH_MARKS,
-    Comparison,
-    Evidence,
-)
+from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
-from memtriage.model.evidence import DataSeen, HolderSeen, Role
+from memtriage.model.evidence import DataSeen, HolderSeen, Role, Situation
 from memtriage.model.findings import DEVICE_HOST, Event, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale
 from memtriage.model.paths import HolderPath, SegmentKind, has, is_entry, is_native
@@ -74,13 +59,13 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
     """
     main = evidence.main
     main_rises = attribute(main)
-    found = list(_of_holders(evidence, main, main_rises))
+    found = list(_of_rises(evidence, main, main_rises))
     # Without steps, the run itself is compared from backward to backward.
     within_steps = [] if main.scale == "microbatch" and len(main.censuses) > 1 else evidence.steps
     for within in within_steps:
-        rises = [rise for rise in attribute(within) if _goes_on(evidence, within, rise)]
-        found += _of_holders(evidence, within, rises)
-    leaks = one_a_cause([*join_host_part(found), *_of_data(evidence, main, main_rises)])
+        rises = [each for each in attribute(within) if each.holders and _goes_on(evidence, within, each)]
+        found += _of_rises(evidence, within, rises)
+    leaks = one_a_cause(join_host_part(found))
     for name in sorted(main.counters):
         if name not in CONFIRMING and not _ends_by_itself(main, name):
             unnamed = _unnamed(evidence, name, main_rises, leaks)
@@ -101,7 +86,12 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
         judged = JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
         if roles.risen(of_role) >= judged.figure:  # less does not matter
             of_role.counts = evidence.run
-            of_role.situation = roles.situation_of(of_role, evidence.situation)
+            of_role.situation = Situation(
+                position=evidence.situation.position,
+                used={DEVICE_HOST: role.highest},
+                readable={"cpu": True},
+                came_with=evidence.situation.came_with,
+            )
             own = judge(of_role, limits=limits)
             judged = own.judged.get("cpu", judged)
             if judged.obstacle in ("few", "restless"):
@@ -142,23 +132,27 @@ def _goes_on(evidence: Evidence, within: Comparison, rise: Rise) -> bool:
 # --- growth that has a holder -------------------------------------------------------------------------------
 
 
-def _of_holders(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise]) -> Iterator[Leak]:
-    """Yield the leaks of holders.
+def _of_rises(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise]) -> Iterator[Leak]:
+    """Yield the leaks of holders and of containers of ordinary data.
 
-    These are none: a container with a bound, a cycle that the collector will free, and a rise over one
-    interval that no counter shows (most programs allocate something once).
+    These are none: a container with a bound, a cycle that the collector will free, a rise over one interval
+    that no counter shows (most programs allocate something once), and data that is only suspected to grow
+    over time: a program without positions that repeat may collect it while it starts.
     """
     for rise in rises:
-        seen, first = rise.seen, rise.series[0].seen
-        if not isinstance(seen, HolderSeen) or not isinstance(first, HolderSeen):
+        seen, suspected = rise.seen, rise.certainty == "suspected"
+        if suspected and len(rise.rises) == 1 and not rise.share:
+            continue
+        if isinstance(seen, DataSeen):
+            if rise.rate >= DATA_LEAST and not (suspected and comparison.scale == "second"):
+                nbytes = seen.entries * seen.entry_bytes
+                yield _leak(evidence, comparison, rise, DEVICE_HOST, nbytes, _cause_of_data(seen), rise.rate)
             continue
         garbage = has(seen.anchor, SegmentKind.GARBAGE_CYCLE)
         if (garbage and not comparison.collector_off) or is_bounded(seen):
             continue
-        grown = rise.points[-1][1] - rise.points[0][1]
+        grown, first = rise.points[-1][1] - rise.points[0][1], rise.holders[0]
         if is_native(seen.anchor) and comparison.awaits_collector(seen.device, grown):
-            continue
-        if rise.certainty == "suspected" and len(rise.rises) == 1 and not rise.by_counter:
             continue
         held = _held(evidence, comparison, rise.holders)
         detail = seen.detail or GroupDetail()
@@ -204,22 +198,6 @@ def _held(evidence: Evidence, comparison: Comparison, holders: Sequence[HolderSe
         and seen.entries * first.holders <= first.entries * seen.holders,
         above=len(list(takewhile(lambda count: count[0] > count[1], further))),
     )
-
-
-def _of_data(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise]) -> Iterator[Leak]:
-    """Yield the leaks of containers of ordinary data.
-
-    A program that is followed over time has no repeating positions. What it collects while it starts looks
-    suspicious, so only proven growth is reported.
-    """
-    for rise in rises:
-        seen = rise.seen
-        if not isinstance(seen, DataSeen) or rise.rate < DATA_LEAST:
-            continue
-        if rise.certainty == "suspected" and (comparison.scale == "second" or len(rise.rises) == 1):
-            continue
-        nbytes = seen.entries * seen.entry_bytes
-        yield _leak(evidence, comparison, rise, DEVICE_HOST, nbytes, _cause_of_data(seen), rise.rate)
 
 
 def _cause_of_data(seen: DataSeen) -> Held | DataSeen:
@@ -291,7 +269,8 @@ def _rates(evidence: Evidence, comparison: Comparison, rate: float, counter: str
     if comparison.scale == "second":
         return {"second": round(rate)}
     if comparison.scale == "step":
-        return {"step": round(rate), "micro-batch": round(rate / max(1, each_step))}
+        of_step: dict[Per, int] = {"step": round(rate)}
+        return of_step if evidence.role else {**of_step, "micro-batch": round(rate / max(1, each_step))}
     over_run = None if comparison.step is None else evidence.main.counters.get(counter)
     stays = over_run is not None and over_run.rises
     per_step: dict[Per, int] = {"step": round(rate * each_step)} if stays else {}
@@ -367,7 +346,7 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     outside, role = comparison.outside, evidence.role
     of_segments = role is not None and role.role == roles.SEGMENTS
     covered = of_segments or (covered and (not outside or name != "cpu"))
-    shown = sum(rise.rate for rise in rises if rise.by_counter and rise.counter == name)
+    shown = sum(rise.rate for rise in rises if rise.share and rise.counter == name)
     known = max(held, shown, float(sum(rates.get(_PER[comparison.scale], 0) for rates in proven)))
     missing = growth.rate - known
     if growth.low - known < comparison.counters[name].policy.least or missing < OPEN * growth.rate:
@@ -400,7 +379,7 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     device = DEVICE_HOST if name == "cpu" else name
     in_use = evidence.situation.used.get(device, math.inf)
     nbytes = round(min(in_use, missing * max(1, comparison.now - (growth.onset or 0.0))))
-    counted = Counted(name, growth.rate, growth.low, growth.high, known, covered)
+    counted = Counted(name, growth, known, covered)
     return _leak(evidence, comparison, counted, device, nbytes, cause, missing, reasons)
 
 
@@ -463,18 +442,11 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
     judged = JudgedDevice(scale=_SCALES[comparison.scale], points=0 if track is None else track.readings)
     if counter is None or counter.growth.state == "too_short":
         return replace(judged, obstacle="few")
-    held, _ = _held_rate(comparison, device)
-    # What accumulates without a bound is not harmless, even if no leak is reported.
-    unbounded = 0.0
-    for series in comparison.series():
-        while_running = [(s.at, s.seen) for s in series if s.between and isinstance(s.seen, HolderSeen)]
-        if len(while_running) > 1 and while_running[-1][1].device == device:
-            (start, before), (end, after) = while_running[0], while_running[-1]
-            apart = end - start
-            if accumulates(before, after, apart) and not is_bounded(after):
-                unbounded += (after.nbytes - before.nbytes) / apart
     growth, points, policy = counter.growth, counter.points, counter.policy
-    harmless = max(0.0, held - unbounded)
+    # What accumulates without a bound is not harmless, even if no leak is reported.
+    rises = [rise for rise in attribute(comparison) if rise.counter == device and rise.holders]
+    unbounded = sum(rise.own_rate for rise in rises if not is_bounded(rise.holders[-1]))
+    harmless = max(0.0, _held_rate(comparison, device)[0] - unbounded)
     open_rate = growth.rate - harmless if counter.rises and growth.low - harmless >= policy.least else 0.0
     grows = open_rate > 0 and open_rate >= OPEN * growth.rate
     if grows and not _ends_by_itself(comparison, device):

@@ -6,25 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from memtriage.diagnose.causes import summed
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.facts import Leak
-from memtriage.model.evidence import Role, Situation
+from memtriage.model.evidence import Role
 from memtriage.model.findings import DEVICE_HOST
 
 ITSELF: Final = "this process"
 """Role of the main process while it makes no step, and may only wait for the others."""
 SEGMENTS: Final = "/dev/shm"
 """Role of the shared memory that processes of the job have open and none has mapped."""
-
-
-def situation_of(role: Evidence, main: Situation) -> Situation:
-    """Return the situation in which another process of the job is judged: its memory is the host's."""
-    limits = {name: nbytes for name, nbytes in main.limits.items() if name == DEVICE_HOST}
-    own = 0 if role.role is None else role.role.highest
-    used = {name: nbytes + own for name, nbytes in main.used.items() if name == DEVICE_HOST}
-    return Situation(
-        position=main.position, limits=limits, used=used, readable={"cpu": True}, came_with=main.came_with
-    )
 
 
 def risen(role: Evidence) -> int:
@@ -63,23 +54,14 @@ def _is_same(role: Role, leak: Leak, other: Role, named: Leak) -> bool:
 
 def _joined(members: Sequence[tuple[Role, Leak]]) -> Leak:
     role, first = members[0]
-    leaks = [leak for _, leak in members]
-    of_steps = "step" in first.rates
-    process = role.role if len(leaks) == 1 else f"{len(leaks)} {role.group}"
+    process = role.role if len(members) == 1 else f"{len(members)} {role.group}"
     return replace(
-        first,
+        summed(first, [leak for _, leak in members]),
         device=DEVICE_HOST,
-        nbytes=sum(leak.nbytes for leak in leaks),
         nbytes_step=None,
-        recent=sum(leak.recent for leak in leaks),
-        rates={
-            per: sum(leak.rates[per] for leak in leaks)
-            for per in first.rates
-            if per != "micro-batch" or not of_steps
-        },
         where=role.where,
         process=None if role.where == "main" else process,
         cause="not read" if first.cause == "not listed from outside" else first.cause,
         unread=role.unread,
-        by_role=tuple((each.role, leak.rate) for each, leak in members) if len(leaks) > 1 else (),
+        by_role=tuple((each.role, leak.rate) for each, leak in members) if len(members) > 1 else (),
     )
