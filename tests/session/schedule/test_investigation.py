@@ -451,10 +451,10 @@ def test_while_nodes_are_traced_a_backward_is_not() -> None:
     assert not torch._C.is_anomaly_enabled() and torch._C.is_anomaly_check_nan_enabled()
 
 
-@pytest.mark.parametrize(("period", "over"), [(None, 2), (1.0, 2), (4.0, 4), (8.0, 8), (9.0, 2)])
+@pytest.mark.parametrize(("period", "over"), [(0, 2), (1.0, 2), (4.0, 4), (8.0, 8), (9.0, 2)])
 @pytest.mark.parametrize("again", [False, True])
 def test_recorders_are_on_over_two_positions_or_a_short_period(
-    period: float | None, over: int, again: bool, monkeypatch: pytest.MonkeyPatch
+    period: float, over: int, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a recording without a result the CUDA allocator's, which takes nothing from malloc, longer."""
     history = [0]

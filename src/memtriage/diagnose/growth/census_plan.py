@@ -75,7 +75,7 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
         if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):
             suspects.append(counter)
     few = [rise for rise in rises if rise.certainty == "suspected" and rise.reason in ("few", "aged")]
-    unseen = [rise for rise in proven if not rise.by_counter]
+    unseen = [rise for rise in proven if not rise.share]
     begun = [counter.growth.onset or 0.0 for counter in suspects] + [rise.since for rise in few]
     since = min(begun or [rise.since for rise in proven] or [0.0])
     after = [at for at in comparison.positions if at >= since]
@@ -97,13 +97,9 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
     of the time since growth began: three intervals fit into as long a time again. What is periodic is
     compared whole periods apart. Once growth is explained, its counter shows whether it goes on, and
     distances grow with the run again.
-
-    Args:
-        comparison: with its censuses.
-        suspicion: what is suspect.
     """
     gap, taken = GAP[comparison.scale], comparison.positions
-    if not taken:
+    if not taken or taken[-1] <= comparison.begins:
         return comparison.begins + (gap if suspicion.open else FIRST[comparison.scale])
     last = taken[-1]
     if suspicion.open:
@@ -121,14 +117,7 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
 
 
 def affordable(comparison: Comparison, suspicion: Suspicion, spent_s: float, elapsed_s: float) -> bool:
-    """Whether one more census fits what censuses may cost.
-
-    Args:
-        comparison: with its censuses.
-        suspicion: what is suspect.
-        spent_s: seconds of the processor that they took together.
-        elapsed_s: seconds since the watch began.
-    """
+    """Whether one more census fits what all may cost of the processor, in so many seconds of the watch."""
     taken = comparison.positions
     since = sum(position >= suspicion.since for position in taken)
     if not taken or (suspicion.open and since < TO_PROVE):

@@ -136,30 +136,28 @@ class Investigator:
             also(view)
         return census
 
-    def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
+    def record(self, remaining: int, period: float = 0, *, again: bool = False) -> None:
         """Record allocation sites over the last two positions before a census, or over a short period.
 
         Not earlier: recording costs much more than the step in which it is done.
 
         Args:
             remaining: marks (of steps, micro-batches, ...) until that census.
-            period: marks from rise to rise, if growth is periodic.
+            period: marks from rise to rise; 0 if growth is not periodic.
             again: a census found no site, although sites were recorded before it. Growth may have an unknown
                 period, so the CUDA allocator records for longer. Other recorders do not: while they are on,
                 malloc's counter is not read.
         """
-        over = 2 if period is None or period > PERIOD else max(2, math.ceil(period))
+        over = 2 if period > PERIOD else max(2, math.ceil(period))
         longest = max(over, PERIOD) if again else over
         if not 0 < remaining <= longest:
             if self.sites.on:
                 self.stop()  # that census has been postponed
             return
         self.sites.start()
-        if remaining > over:
-            return
         if remaining == 1:
             self.sites.trace_nodes()
-        else:
+        elif remaining <= over:
             self._objects_recorded = True
             self.sites.trace_objects()
 
@@ -177,9 +175,7 @@ class Investigator:
 
         Args:
             following: the comparison; gets the results.
-            position: where training stands.
-            also: called while the view is valid.
-            frames: as for `look`.
+            also, frames: as for `look`.
             between: whether the program is between two positions.
             libraries: walk all libraries.
         """

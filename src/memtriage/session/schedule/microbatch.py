@@ -28,9 +28,7 @@ class MicrobatchScheduler:
     The first is at the fourth micro-batch if the step is long enough: gradients exist, and three rises show.
 
     Args:
-        evidence: gets readings and censuses of the steps that are investigated, and readings of the step
-            after each.
-        investigator: takes the censuses.
+        evidence: gets readings of the steps that are investigated, and of the step after each.
         report: called whenever what is known to grow may have changed.
     """
 
@@ -69,9 +67,13 @@ class MicrobatchScheduler:
             self._abandon()  # backwards of one micro-batch: the same instant of two is compared
         if not self._due:
             self._begin_if_rising(position, values)
-        elif position.microbatch >= self._due[0]:
-            self._follow(position)
-        else:
+        if self._due and position.microbatch >= self._due[0]:
+            self._investigator.follow(self._following, position)
+            self._due.pop(0)
+            self._known = not self._due and bool(self._following.growing)
+            if self._known:
+                self._report()
+        if self._due:
             self._investigator.record(self._due[0] - position.microbatch)
 
     def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> Census:
@@ -99,17 +101,6 @@ class MicrobatchScheduler:
             self._following = Following(within_step=True)
         self._following.first.clear()
         self._investigated, self._at_first = position.step, values
-        self._follow(position)
-
-    def _follow(self, position: TrainingPosition) -> None:
-        self._investigator.follow(self._following, position)
-        self._due.pop(0)
-        if self._due:
-            self._investigator.record(self._due[0] - position.microbatch)
-            return
-        self._known = bool(self._following.growing)
-        if self._known:
-            self._report()
 
     def _abandon(self) -> None:
         if self._due:

@@ -9,7 +9,7 @@ from typing import Final
 
 from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.attribution import attribute
-from memtriage.diagnose.growth.census_plan import FIRST, GAP, Suspicion, affordable, next_census, suspicion_of
+from memtriage.diagnose.growth.census_plan import GAP, Suspicion, affordable, next_census, suspicion_of
 from memtriage.diagnose.growth.evidence import CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
 from memtriage.model.census import Census
 from memtriage.model.position import Scale, TrainingPosition
@@ -29,12 +29,8 @@ class CensusScheduler:
     Censuses over the run are taken at the ends of steps; without steps at those of backwards, and without
     both over time, once what the program does repeats: while it loads and builds, all grows.
 
-    Attributes:
-        within_steps: follows growth from micro-batch to micro-batch of one step.
-
     Args:
-        evidence: gets the readings.
-        investigator: takes the censuses.
+        evidence: gets the readings; the investigator adds the censuses.
         take_ledgers: called while a census is open.
         report: called whenever what is known to grow may have changed.
     """
@@ -54,7 +50,6 @@ class CensusScheduler:
         self._following = Following()
         self._suspicion = Suspicion()
         self._comparison: Comparison | None = None
-        self._works = False
         self._latest: tuple[float, Mapping[str, int]] | None = None
         self._estimate_at = self._census_due = math.inf
         self._asks_for_sites = False
@@ -75,8 +70,6 @@ class CensusScheduler:
         """Take the counters of a `step`, `backward` or `time` mark, and a census if one is due.
 
         Args:
-            name: of the mark.
-            position: where training stands.
             values: bytes by counter; what could not be read is left out.
             works: whether what the program does repeats. Until then it is followed over time, without a
                 census.
@@ -86,25 +79,22 @@ class CensusScheduler:
         if name == "backward":
             self.within_steps.at_mark(position, values)
         comparison = self._evidence.run[_SCALES[name]]
-        at, before = self._at(comparison.scale, position), comparison.now
         if name == "time":
-            before = before if self._latest is None else self._latest[0]
-            if works and not self._works:
-                comparison.begins = before or at
             # At the last mark functions may have returned: it says nothing about what they were doing.
             self._read_latest()
+        at, before = self._at(comparison.scale, position), comparison.now
+        if name == "time":
             self._latest = at, values
         elif name == "step" or self._evidence.run["step"].marks < ENOUGH_MARKS:  # then only steps are judged
             comparison.read_all(at, values)
-        self._works |= works
         if name == "backward" and (position.step > 0 or self.within_steps.investigating):
             return
         self._now, self._spacing = at, max(1e-3, at - before)
-        if comparison is not self._comparison or not works:  # the first step comes after some backwards
-            self._comparison, self._suspicion = comparison, Suspicion()
-            began = at if name == "time" else 0.0
-            self._census_due = began + FIRST[comparison.scale]
-            self._estimate_at = max(1, comparison.marks)
+        if works and comparison is not self._comparison:  # the first step comes after some backwards
+            self._comparison = comparison
+            if name == "time":
+                comparison.begins = before or at
+            self._plan_next(comparison)
         if works:
             self._act(comparison, at, position)
 
@@ -118,12 +108,8 @@ class CensusScheduler:
         asked, self._asks_for_sites = self._asks_for_sites, paid and self._wants_sites
         if self._asks_for_sites:
             remaining = math.ceil((self._census_due - at) / self._spacing)
-            period = self._suspicion.period
-            self._investigator.record(
-                remaining,
-                None if period is None else period / self._spacing,
-                again=self._following.recorded > 0,
-            )
+            period = (self._suspicion.period or 0) / self._spacing
+            self._investigator.record(remaining, period, again=self._following.recorded > 0)
         elif asked:
             self._investigator.stop()  # the suspicion is over, or that census is not to be taken
 
@@ -145,7 +131,6 @@ class CensusScheduler:
         """Take a census now, whether one is due or not, with the ledger.
 
         Args:
-            position: where training stands.
             frames: of the error, innermost first, if memory has run out; empty inside the failing allocation.
                 None for a census between steps.
         """
@@ -181,7 +166,6 @@ class CensusScheduler:
         """Take one more census of a program that has ended, if it tells more of what grows and is affordable.
 
         Args:
-            position: where training stood.
             frames: of the exception that ended it, innermost first; None when it completed.
         """
         main = self._evidence.main
