@@ -59,8 +59,7 @@ class Rise:
         rate: bytes per position, over all of the time that it grows.
         recent: the same for the latest part of that time.
         reason: why it is only suspected.
-        by_counter: its counter shows the growth; the censuses alone do otherwise.
-        share: part of the counter's rise between these censuses.
+        share: part of the counter's rise between these censuses; 0 where the censuses alone show its growth.
         error: how far that rise may be from the truth, as a part of it.
     """
 
@@ -72,7 +71,6 @@ class Rise:
     rate: float = 0.0
     recent: float = 0.0
     reason: Open | None = None
-    by_counter: bool = False
     share: float = 0.0
     error: float = 0.0
 
@@ -115,7 +113,7 @@ def attribute(comparison: Comparison) -> list[Rise]:
     now = comparison.now if comparison.step is None else 0.0
     judged = _at_counters_rate(_judged(rises, counters, now), counters)
     if once:
-        judged = [replace(r, certainty="suspected", reason="once") for r in judged if r.by_counter]
+        judged = [replace(r, certainty="suspected", reason="once") for r in judged if r.share]
     return sorted(judged, key=lambda rise: -rise.rate)
 
 
@@ -290,7 +288,6 @@ def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
         share=own / risen,
         error=error / risen,
         reason="slows" if slows else _NOT_CERTAIN.get(growth.state),
-        by_counter=True,
     )
 
 
@@ -306,7 +303,7 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
     """
     judged = list(rises)
     for name, counter in counters.items():
-        known = [at for at, rise in enumerate(rises) if rise.counter == name and rise.by_counter]
+        known = [at for at, rise in enumerate(rises) if rise.counter == name and rise.share]
         if not known or counter.pages:
             continue
         rate, share = sum(rises[at].rate for at in known), sum(rises[at].share for at in known)
@@ -391,9 +388,7 @@ def contradicts(counter: Counter, rate: float, since: float) -> bool:
     """Whether a counter shows that nothing grew at half of such a rate since a position, as it would."""
     points = counter.points.since(since)
     growth = grow(points, counter.policy)
-    if growth.state == "too_short":
-        return False
-    if growth.rate >= rate / 2:
+    if growth.state == "too_short" or growth.rate >= rate / 2:
         return False
     if growth.state == "flat":
         return grow(points.plus(rate / 2 * points.at), counter.policy).state == "growing"

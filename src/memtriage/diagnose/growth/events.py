@@ -38,9 +38,7 @@ def event_of(
     """Return what growth comes with, and its bytes per event; per position where no event explains it.
 
     Args:
-        comparison: in which it was seen.
-        shown_by: name of its counter.
-        rate: bytes per position.
+        comparison, shown_by, rate: in which it was seen, by which counter, and its bytes per position.
         events: counts of the run.
         came_with: bytes that came during each event.
         rise: of its holder, where it has one.
@@ -67,8 +65,7 @@ def event_of(
     least = min(misfit for misfit, _ in found.values()) + float(np.finfo(float).tiny)
     alike = [name for name, (misfit, _) in found.items() if misfit <= _ALIKE * least]
     event = max(alike, key=lambda name: (came_with.get(name, 0), -_PREFERRED.index(name)))
-    by_counter = rise is not None and rise.by_counter
-    share = min(1.0, rise.share) if rise is not None and by_counter else rate / counter.growth.rate
+    share = min(1.0, rise.share) if rise is not None and rise.share else rate / counter.growth.rate
     return event, found[event][1] * share
 
 

@@ -31,13 +31,7 @@ Seen = HolderSeen | DataSeen
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A holder, or a container of ordinary data, at one census.
-
-    Attributes:
-        at: position of the census on its scale.
-        seen: what was found.
-        between: as `CensusSeen.between`.
-    """
+    """A holder, or a container of ordinary data, at the position of a census; `between` as of that."""
 
     at: float
     seen: Seen
@@ -169,11 +163,7 @@ class Comparison:
         return tracks[counter]
 
     def new_readings(self, *, last: bool = False) -> Iterator[Readings]:
-        """Yield the readings since the last call, for a record.
-
-        Args:
-            last: none will follow, so that blocks which are being filled count, too.
-        """
+        """Yield the readings since the last call, for a record; `last` as for `Track.new_blocks`."""
         for name, track in (*self.tracks.items(), *self.events.items()):
             for width, blocks in track.new_blocks(last=last):
                 at, means, floors = blocks.T.tolist()
@@ -303,21 +293,16 @@ class Evidence:
         elif isinstance(line, Situation):
             self.situation = line
             self.run["second"].begins = line.works_s
-        elif isinstance(line, CensusSeen):
-            self._add_census(line)
-        else:
+        elif isinstance(line, Readings):
             comparison = self.run[line.scale] if line.step is None else self.of_step(line.step)
             comparison.extend(line)
-
-    def _add_census(self, census: CensusSeen) -> None:
-        if census.within_step:
-            self.of_step(census.position.step).censuses.append(census)
-            return
-        for scale, comparison in self.run.items():
-            if self.role is not None and not census.at(scale):
-                continue  # taken before its loop was seen
-            comparison.censuses.append(census)
-            comparison.now = max(comparison.now, census.at(scale))
+        elif line.within_step:
+            self.of_step(line.position.step).censuses.append(line)
+        else:
+            for scale, comparison in self.run.items():
+                if self.role is None or line.at(scale):  # else taken before its loop was seen
+                    comparison.censuses.append(line)
+                    comparison.now = max(comparison.now, line.at(scale))
 
     def of_step(self, step: int) -> Comparison:
         """Return the comparison within a step; a new one if there is none."""
