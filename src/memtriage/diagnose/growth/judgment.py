@@ -356,29 +356,29 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     as_fast = (seen for seen, rate in data if name == "cpu" and missing / 2 <= rate <= 2 * missing)
     seen = next(chain(native, as_fast), None)
     resident = comparison.counters.get(DEVICE_HOST)
-    reasons: list[Open] = []
-    if name == "cpu" and resident is not None and contradicts(resident, missing, growth.onset or 0.0):
-        reasons.append("not resident")
     code = comparison.counters.get(CODE)
     new_shapes = evidence.situation.shapes_vary
     if new_shapes is None and code is not None and code.points.span:
         new_shapes = bool(code.points.floors[-1] > code.points.floors[0])
-    if seen is None and name == "cpu" and new_shapes:  # native caches with an entry per shape may be filling
-        reasons.append("new shapes")
-    if not covered:
-        reasons.append("not covered")
+    since, of_malloc = growth.onset or 0.0, name == "cpu"
+    doubts: dict[Open, bool] = {
+        "not resident": of_malloc and resident is not None and contradicts(resident, missing, since),
+        "new shapes": of_malloc and seen is None and bool(new_shapes),  # native caches may be filling
+        "not covered": not covered,
+    }
     cause: Held | DataSeen | Unexplained = "native code" if covered else "not named"
     if of_segments:
         cause = "shared memory"
     elif seen is not None:
         cause = _cause_of_data(seen)
     elif outside and not covered:
-        cause = "not listed from outside"
+        cause = "not listed from outside" if role is None else "not read"
     elif name == "cpu" and {census.profiled for census in comparison.while_running} == {True}:
         cause = "profiler"
     device = DEVICE_HOST if name == "cpu" else name
     in_use = evidence.situation.used.get(device, math.inf)
-    nbytes = round(min(in_use, missing * max(1, comparison.now - (growth.onset or 0.0))))
+    nbytes = round(min(in_use, missing * max(1, comparison.now - since)))
+    reasons = [doubt for doubt, holds in doubts.items() if holds]
     counted = Counted(name, growth, known, covered)
     return _leak(evidence, comparison, counted, device, nbytes, cause, missing, reasons)
 
@@ -447,9 +447,8 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
     rises = [rise for rise in attribute(comparison) if rise.counter == device and rise.holders]
     unbounded = sum(rise.own_rate for rise in rises if not is_bounded(rise.holders[-1]))
     harmless = max(0.0, _held_rate(comparison, device)[0] - unbounded)
-    open_rate = growth.rate - harmless if counter.rises and growth.low - harmless >= policy.least else 0.0
-    grows = open_rate > 0 and open_rate >= OPEN * growth.rate
-    if grows and not _ends_by_itself(comparison, device):
+    grows = growth.low - harmless >= policy.least and growth.rate - harmless >= OPEN * growth.rate
+    if counter.rises and grows and not _ends_by_itself(comparison, device):
         if growth.state == "growing":
             return judged
         return replace(judged, obstacle="may end", figure=growth.rate)

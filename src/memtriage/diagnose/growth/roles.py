@@ -61,7 +61,6 @@ def _joined(members: Sequence[tuple[Role, Leak]]) -> Leak:
         nbytes_step=None,
         where=role.where,
         process=None if role.where == "main" else process,
-        cause="not read" if first.cause == "not listed from outside" else first.cause,
         unread=role.unread,
         by_role=tuple((each.role, leak.rate) for each, leak in members) if len(members) > 1 else (),
     )
