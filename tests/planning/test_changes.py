@@ -94,7 +94,7 @@ def test_a_change_that_says_no_more_leaves_the_program_as_it_is() -> None:
     assert plain.work_factor == 1 and plain.traced
     assert not (plain.primed or plain.counts_work or plain.outermost)
     rung = Rung("rung", "M4", lambda facts: Offer())
-    assert (rung.on_request, rung.configures, rung.offer(UNKNOWN).absent) == ("", False, "")
+    assert (rung.configures, rung.offer(UNKNOWN).absent) == (False, "")
 
 
 @pytest.mark.parametrize(

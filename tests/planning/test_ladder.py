@@ -23,14 +23,12 @@ def test_rungs_come_in_order_of_cost() -> None:
         ("sharding", "M9"),
         ("bf16 weights", "M6"),
         ("offloaded optimizer", "M10"),
-        ("LoRA", "M13"),
     ]
     assert {rung.playbook for rung in rungs} <= PLAYBOOK.keys()
 
 
-def test_what_changes_the_task_is_on_request() -> None:
+def test_settings_of_the_allocator_need_no_change_of_the_program() -> None:
     rungs = ladder("", 1)
-    assert {rung.name for rung in rungs if rung.on_request} == {"LoRA"}
     assert {rung.name for rung in rungs if rung.configures} == {"expandable segments", "primed memory"}
 
 
