@@ -17,17 +17,15 @@ from memtriage.prediction.many_steps.course import (
     StepFailed,
     StepOutcome,
 )
-from memtriage.prediction.many_steps.step_trace import OTHER, Other, StepTrace
+from memtriage.prediction.many_steps.step_trace import Other, StepTrace
 
 MIB = 1 << 20
 LOSS = ("forward", "sum", 0)
 KEEPS = StepTrace([30 * MIB, 20 * MIB, -1], left={LOSS: 1}, names=["mul", "sum"])
 """Makes 30 and 20 MiB, and leaves the 20."""
-FREES = StepTrace(
-    [30 * MIB, OTHER, 20 * MIB, -1], [Other("free", block=(1, LOSS))], {LOSS: 1}, ["mul", "sum"]
-)
+FREES = StepTrace([30 * MIB, Other("free", block=(1, LOSS)), 20 * MIB, -1], {LOSS: 1}, ["mul", "sum"])
 """The same, and frees what the step before has left as soon as it has its 30 MiB."""
-EMPTIES = replace(FREES, operations=[*FREES.operations, OTHER], others=[*FREES.others, Other("empty")])
+EMPTIES = replace(FREES, operations=[*FREES.operations, Other("empty")])
 
 
 def course(capacity: int | None = None, oldest: int = 1, policy: RecurrencePolicy = POLICY) -> RunCourse:
@@ -57,19 +55,25 @@ def test_a_step_that_came_before_in_the_same_state_is_not_simulated_again() -> N
 
 def test_blocks_that_no_step_has_left_are_passed_over() -> None:
     assert outcomes(FREES) == outcomes(KEEPS)
-    used = StepTrace([5, OTHER], [Other("use", stream=7, block=(1, LOSS))], names=["mul"])
+    used = StepTrace([5, Other("use", stream=7, block=(1, LOSS))], names=["mul"])
     assert outcomes(used)[0].end_allocated == 512
 
 
 def test_another_streams_blocks_wait_until_it_has_passed() -> None:
     waits = StepTrace(
-        [30 * MIB, OTHER, -1, 30 * MIB, OTHER, 30 * MIB],
-        [Other("use", stream=7, block=0), Other("passed", stream=7)],
+        [
+            30 * MIB,
+            Other("use", stream=7, block=0),
+            -1,
+            30 * MIB,
+            Other("passed", stream=7),
+            30 * MIB,
+        ],
         names=["mul", "add", "sub"],
     )
     (outcome,) = outcomes(waits)
     assert outcome.peak_reserved == 60 * MIB, "the third takes what the first had"
-    elsewhere = StepTrace([OTHER, 20 * MIB], [Other("malloc", 20 * MIB, 7)], names=["copy", "mul"])
+    elsewhere = StepTrace([Other("malloc", 20 * MIB, 7), 20 * MIB], names=["copy", "mul"])
     assert outcomes(elsewhere)[0].peak_reserved == 40 * MIB
 
 

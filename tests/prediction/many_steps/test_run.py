@@ -7,7 +7,7 @@ import pytest
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.prediction.many_steps.run import LongRun, MemoryLimits, RunEnd
 from memtriage.prediction.many_steps.shapes import Shape, input_of
-from memtriage.prediction.many_steps.step_trace import OTHER, Other, StepTrace
+from memtriage.prediction.many_steps.step_trace import Other, StepTrace
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -45,7 +45,7 @@ def test_the_first_steps_come_as_they_were_and_the_others_by_shape() -> None:
 
 def test_blocks_of_the_oldest_step_that_any_frees_are_followed() -> None:
     old = Other("free", block=(2, ("build", "empty", 0)))
-    last = StepTrace([OTHER, 5 * MIB], [old], names=["mul"])
+    last = StepTrace([old, 5 * MIB], names=["mul"])
     run = LongRun([BUILD, step(30)], {shape(1): last}, [shape(3), shape(1)])
     assert [outcome.end_allocated // MIB for outcome in run.outcomes(memory())] == [20, 20, 5]
     before = LongRun([BUILD, step(30), last], {shape(1): step(5)}, [shape(3), shape(4), shape(1)])

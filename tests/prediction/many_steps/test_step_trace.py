@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from memtriage.prediction.lifetimes import (
     FREE,
@@ -12,11 +12,11 @@ from memtriage.prediction.lifetimes import (
     StreamUse,
     TracedBlock,
 )
-from memtriage.prediction.many_steps.step_trace import OTHER, Other, StepTrace, cut
+from memtriage.prediction.many_steps.step_trace import Other, StepTrace, cut
 
+FREES = Other("free", block=(1, ("forward", "mul", 0)))
 STEP = StepTrace(
-    operations=[100, 50, OTHER, -1, 30, OTHER],
-    others=[Other("malloc", 20, 7), Other("free", block=(1, ("forward", "mul", 0)))],
+    operations=[100, 50, Other("malloc", 20, 7), -1, 30, FREES],
     left={("forward", "add", 0): 1},
     names=["mul", "add", "copy", "sub"],
 )
@@ -24,24 +24,20 @@ STEP = StepTrace(
 
 def test_other_sizes_make_a_step_of_the_same_structure() -> None:
     other = STEP.with_sizes([1, 2, 3, 4])
-    assert other.operations == [1, 2, OTHER, -1, 4, OTHER]
-    assert other.others == [Other("malloc", 3, 7), STEP.others[1]]
+    assert other.operations == [1, 2, Other("malloc", 3, 7), -1, 4, FREES]
     assert other.sizes() == [1, 2, 3, 4]
     assert other.structure() == STEP.structure() and other.differs(STEP)
     assert not STEP.with_sizes(STEP.sizes()).differs(STEP)
 
 
 def test_steps_of_another_structure_cannot_be_derived() -> None:
-    changed: list[dict[str, Any]] = [
-        {"operations": [100, 50, OTHER, -2, 30, OTHER]},
-        {"others": [Other("malloc", 20, 8), STEP.others[1]]},
-        {"others": [STEP.others[0], Other("free", block=(2, ("forward", "mul", 0)))]},
-        {"left": {("forward", "add", 0): 3}},
-    ]
-    for change in changed:
-        other = StepTrace(
-            **{"operations": STEP.operations, "others": STEP.others, "left": STEP.left, **change}
-        )
+    made = Other("malloc", 20, 7)
+    for other in (
+        replace(STEP, operations=[100, 50, made, -2, 30, FREES]),
+        replace(STEP, operations=[100, 50, Other("malloc", 20, 8), -1, 30, FREES]),
+        replace(STEP, operations=[100, 50, made, -1, 30, Other("free", block=(2, ("forward", "mul", 0)))]),
+        replace(STEP, left={("forward", "add", 0): 3}),
+    ):
         assert other.differs(STEP) and other.structure() != STEP.structure()
 
 
@@ -49,9 +45,9 @@ def test_a_step_that_comes_again_leaves_what_was_made_before_training() -> None:
     def free(age: int) -> Other:
         return Other("free", block=(age, ("build", "empty", 0)))
 
-    step = StepTrace([10, OTHER, -1, OTHER, OTHER], [free(3), free(2), Other("empty")], names=["mul"])
+    step = StepTrace([10, free(3), -1, free(2), Other("empty")], names=["mul"])
     settled = step.settled(2)  # the third step: what is three steps old was there before the first
-    assert (settled.operations, settled.others) == ([10, -1, OTHER, OTHER], [free(2), Other("empty")])
+    assert settled.operations == [10, -1, free(2), Other("empty")]
     assert step.settled(3).operations == step.operations
 
 
@@ -102,13 +98,13 @@ def test_a_trace_is_cut_into_its_building_and_its_steps() -> None:
     build, zeroth, step = cut(tape.trace, 2)
     assert (build.operations, build.names) == ([1000, 8], ["empty", "empty"])
     assert build.left == {("build", "empty", 0): 0, ("build", "empty", 1): 1}
-    assert (zeroth.operations, zeroth.others) == ([100, 20, -1, 4], [])
+    assert zeroth.operations == [100, 20, -1, 4]
     assert zeroth.left == {("forward", "mul", 0): 1, ("forward", "sum", 0): 2}
-    assert step.operations == [OTHER, OTHER, OTHER, -1]
-    assert step.others == [
+    assert step.operations == [
         Other("free", block=(1, ("forward", "sum", 0))),
         Other("free", block=(2, ("build", "empty", 0))),
         Other("malloc", 100, 7),
+        -1,
     ]
     assert step.left == {} and step.oldest == 2
 
@@ -125,11 +121,13 @@ def test_other_streams_and_emptied_caches_come_before_the_next_event() -> None:
     tape.use(7, None)
     tape.free(own)
     _, step = cut(tape.trace, 1)
-    assert step.operations == [100, OTHER, OTHER, OTHER, 20, OTHER, -1]
-    assert step.others == [
+    assert step.operations == [
+        100,
         Other("empty"),
         Other("use", stream=7, block=0),
         Other("use", stream=7, block=(1, ("build", "empty", 0))),
+        20,
         Other("passed", stream=7),
+        -1,
     ]
     assert step.left == {("forward", "add", 0): 1}

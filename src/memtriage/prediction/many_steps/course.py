@@ -132,16 +132,15 @@ class RunCourse:
         simulator.reset_peaks()
         made: list[SimBlock] = []
         malloc, free, append = simulator.malloc, simulator.free, made.append
-        others = iter(step.others)
         self.simulated += len(step.operations)
         try:
             for operation in step.operations:
-                if operation > 0:
+                if isinstance(operation, Other):
+                    self._do(operation, made)
+                elif operation > 0:
                     append(malloc(operation))
-                elif operation:
-                    free(made[-1 - operation])
                 else:
-                    self._do(next(others), made)
+                    free(made[-1 - operation])
         except OutOfMemory as error:
             raise StepFailed(error, step.names[len(made)]) from error
         self._recent.appendleft({name: made[place] for name, place in step.left.items()})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from memtriage.prediction.build import BuildError
@@ -16,9 +16,6 @@ from memtriage.prediction.lifetimes import DEFAULT_STREAM, FREE, SHARED_POOL, Al
 
 BUILD: Final = -1
 """The step of what was made before the first one."""
-OTHER: Final = 0
-"""The operation is the next of `StepTrace.others`."""
-
 Left = tuple[str, str, int]
 """What names a block that a step leaves: phase, operator, and the place among those of the same."""
 Reference = int | tuple[int, Left]
@@ -47,88 +44,74 @@ class StepTrace:
     """The allocations and frees of one step.
 
     Attributes:
-        operations: in order: bytes to allocate; -1 - N for the free of the step's block N; `OTHER`.
-        others: in order.
+        operations: in order: bytes to allocate; -1 - N for the free of the step's block N; or another.
         left: the blocks that are live at the end, by name.
         names: operators, by the block that they made.
     """
 
-    operations: list[int] = field(default_factory=list)
-    others: list[Other] = field(default_factory=list)
+    operations: list[int | Other] = field(default_factory=list)
     left: dict[Left, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
 
     @property
     def oldest(self) -> int:
         """How many steps ago the oldest block was made that this step frees or uses; 0 for none."""
-        return max((other.block[0] for other in self.others if isinstance(other.block, tuple)), default=0)
+        return max(map(_age, self.operations), default=0)
 
     def sizes(self) -> list[int]:
         """Bytes of the allocations, in order."""
-        others = iter(self.others)
-        sizes = []
-        for operation in self.operations:
-            if operation > 0:
-                sizes.append(operation)
-            elif operation == OTHER and (other := next(others)).kind == "malloc":
-                sizes.append(other.size)
-        return sizes
+        return [size for operation in self.operations if (size := _allocated(operation))]
 
     def peak(self) -> int:
         """Most bytes that blocks of the step have asked for at once."""
         sizes = self.sizes()
-        live = highest = made = 0
-        others = iter(self.others)
+        live = highest = 0
         for operation in self.operations:
-            other = next(others) if operation == OTHER else None
-            if operation > 0 or (other is not None and other.kind == "malloc"):
-                live += sizes[made]
-                made += 1
-                highest = max(highest, live)
-            elif operation < 0:
+            if isinstance(operation, int) and operation < 0:
                 live -= sizes[-1 - operation]
+            live += _allocated(operation)
+            highest = max(highest, live)
         return highest
 
     def differs(self, other: StepTrace) -> bool:
         """Whether another step does anything else to the allocator."""
-        return (self.operations, self.others, self.left) != (other.operations, other.others, other.left)
+        return (self.operations, self.left) != (other.operations, other.left)
 
     def structure(self) -> tuple[object, ...]:
         """All but the sizes: steps that differ in nothing else can be derived from each other."""
         return (
-            tuple(min(operation, 1) for operation in self.operations),
-            tuple((other.kind, other.stream, other.block) for other in self.others),
+            tuple(
+                replace(operation, size=0) if isinstance(operation, Other) else min(operation, 1)
+                for operation in self.operations
+            ),
             tuple(self.left.items()),
         )
 
     def with_sizes(self, sizes: Sequence[int]) -> StepTrace:
         """The same step with other sizes of its allocations."""
         given = iter(sizes)
-        others = iter(self.others)
-        operations, changed = [], []
-        for operation in self.operations:
-            if operation == OTHER:
-                other = next(others)
-                if other.kind == "malloc":
-                    other = Other("malloc", next(given), other.stream)
-                changed.append(other)
-            elif operation > 0:
-                operation = next(given)
-            operations.append(operation)
-        return StepTrace(operations, changed, self.left, self.names)
+        operations = list(self.operations)
+        for place, operation in enumerate(operations):
+            if _allocated(operation):
+                size = next(given)
+                operations[place] = replace(operation, size=size) if isinstance(operation, Other) else size
+        return StepTrace(operations, self.left, self.names)
 
     def settled(self, step: int) -> StepTrace:
         """The step as it comes again: without what it does to blocks that were made before training."""
-        others = iter(self.others)
-        operations, kept = [], []
-        for operation in self.operations:
-            if operation == OTHER:
-                other = next(others)
-                if isinstance(other.block, tuple) and other.block[0] > step:
-                    continue
-                kept.append(other)
-            operations.append(operation)
-        return StepTrace(operations, kept, self.left, self.names)
+        operations = [operation for operation in self.operations if _age(operation) <= step]
+        return StepTrace(operations, self.left, self.names)
+
+
+def _allocated(operation: int | Other) -> int:
+    """Bytes that an operation allocates."""
+    return operation.size if isinstance(operation, Other) else max(operation, 0)
+
+
+def _age(operation: int | Other) -> int:
+    """How many steps ago the block was made that an operation frees or uses; 0 for one of its own step."""
+    block = operation.block if isinstance(operation, Other) else None
+    return block[0] if isinstance(block, tuple) else 0
 
 
 def cut(recording: AllocationTrace, steps: int) -> list[StepTrace]:
@@ -174,14 +157,14 @@ class _Cut:
                 if made.stream == DEFAULT_STREAM:
                     trace.operations.append(event.size)
                 else:
-                    _add(trace, Other("malloc", event.size, made.stream))
+                    trace.operations.append(Other("malloc", event.size, made.stream))
                 continue
             block = self._reference(event.block, number)
             if isinstance(block, int):
                 trace.operations.append(-1 - block)
                 blocks[block] = None
             else:
-                _add(trace, Other("free", block=block))
+                trace.operations.append(Other("free", block=block))
         counted: Counter[tuple[str, str]] = Counter()
         for place, left in enumerate(blocks):
             if left is not None:
@@ -197,20 +180,16 @@ class _Cut:
         releases, uses = self._recording.releases, self._recording.uses
         while self._releases < len(releases) and releases[self._releases] <= position:
             self._releases += 1
-            _add(trace, Other("empty"))
+            trace.operations.append(Other("empty"))
         while self._uses < len(uses) and uses[self._uses].event <= position:
             use = uses[self._uses]
             self._uses += 1
             if use.block is None:
-                _add(trace, Other("passed", stream=use.stream))
+                trace.operations.append(Other("passed", stream=use.stream))
             else:
-                _add(trace, Other("use", stream=use.stream, block=self._reference(use.block, number)))
+                block = self._reference(use.block, number)
+                trace.operations.append(Other("use", stream=use.stream, block=block))
 
     def _reference(self, block: int, number: int) -> Reference:
         step, place = self._made[block]
         return place if step == number else (number - step, self._name[block])
-
-
-def _add(trace: StepTrace, other: Other) -> None:
-    trace.operations.append(OTHER)
-    trace.others.append(other)
