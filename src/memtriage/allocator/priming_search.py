@@ -35,6 +35,7 @@ from memtriage.allocator.requests import (
     with_workspaces,
 )
 from memtriage.allocator.settings import OWN_SEGMENT, SEGMENT_STEP, AllocatorSettings
+from memtriage.model.priming import PrimingCheck
 from memtriage.model.units import MIB
 
 
@@ -125,15 +126,6 @@ _SEED: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedTrace:
-    """The result of blocks on one trace, or under some settings: bytes of large segments without and with."""
-
-    name: str
-    before: int
-    after: int
-
-
-@dataclass(frozen=True, slots=True)
 class Apart:
     """A program with a part in separate pools.
 
@@ -165,8 +157,8 @@ class PrimingChoice:
     settings: str = ""
     apart: bool = False
     without_pools: int = 0
-    checks: list[CheckedTrace] = field(default_factory=list)
-    tried: list[CheckedTrace] = field(default_factory=list)
+    checks: list[PrimingCheck] = field(default_factory=list)
+    tried: list[PrimingCheck] = field(default_factory=list)
     rejected: int = 0
 
 
@@ -194,7 +186,7 @@ def choose(
         against = each.requests if each.against is None else each.against
         each.before = trial.run(against, (), under=each.under) or 0
     best = PrimingChoice()
-    tried: list[CheckedTrace] = []
+    tried: list[PrimingCheck] = []
 
     def search(name: str, found_by: _BlockSearch, most: int) -> bool:
         """Keep the result if it is better by enough; return whether nothing else needs to be tried."""
@@ -203,7 +195,7 @@ def choose(
             found_by.try_no_blocks()
         found = found_by.run(most)
         after = found.checks[0].after
-        tried.append(CheckedTrace(name, found_by.without_blocks(), after))
+        tried.append(PrimingCheck(name=name, before=found_by.without_blocks(), after=after))
         gain = policy.pool_gain if name == POOLS else policy.settings_gain
         if not name or after < best.checks[0].after - gain * checks[0].before:
             best = found
@@ -394,7 +386,7 @@ class _BlockSearch:
             self._divided(int(self._policy.divided * most))
             self._give_room()
         checked = [
-            CheckedTrace(check.name, check.before, after)
+            PrimingCheck(name=check.name, before=check.before, after=after)
             for check, after in zip(self._checks, self._after, strict=True)
         ]
         return PrimingChoice(self._best, checks=checked, rejected=len(self._rejected))

@@ -6,7 +6,8 @@ them. Sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -161,7 +162,7 @@ class _StepTokens:
         live: dict[tuple[int, int], int] = {}  # position in the order and place -> block
         built = {block for block, size in self.requests.before if size}
         built.difference_update(block for block, size in self.requests.before if not size)
-        numbers = _Numbers(self.requests)
+        numbers = _numbers(self.requests)
         steps: list[StepRequests] = []
         for position, number in enumerate(order):
             played: list[Request] = []
@@ -171,7 +172,7 @@ class _StepTokens:
                     played.append((EMPTIED, FREE))
                 elif not isinstance(token, _FreeToken):
                     place, size = token
-                    live[position, place] = block = numbers.next()
+                    live[position, place] = block = next(numbers)
                     played.append((block, size))
                 elif token.back is None:
                     if token.place in built:
@@ -193,15 +194,9 @@ class _StepTokens:
         return Requests(self.requests.before, tuple(steps))
 
 
-class _Numbers:
+def _numbers(requests: Requests) -> Iterator[int]:
     """New block numbers."""
-
-    def __init__(self, requests: Requests) -> None:
-        self._last = max((block for block, _ in requests.all()), default=0)
-
-    def next(self) -> int:
-        self._last += 1
-        return self._last
+    return itertools.count(max((block for block, _ in requests.all()), default=0) + 1)
 
 
 def settled(requests: Requests) -> bool:
@@ -272,11 +267,11 @@ def with_workspaces(requests: Requests, share: float) -> Requests:
         place, most = _grow(alive, step.requests)
         places.append(place)
         highest.append(most)
-    numbers = _Numbers(requests)
+    numbers = _numbers(requests)
     size = int(share * max(highest))
     steps = []
     for step, place in zip(requests.steps, places, strict=True):
-        number = numbers.next()
+        number = next(numbers)
         made = ((number, size), (number, FREE)) if size > SMALL_LIMIT else ()
         forward = step.forward
         if forward is not None and place <= forward:
@@ -306,7 +301,7 @@ def _grow(alive: dict[int, int], requests: Sequence[Request]) -> tuple[int, int]
 
 def evaluated(requests: Requests, kept: int) -> Requests:
     """After each step but the first an evaluation: its forward pass, keeping only the last few blocks."""
-    numbers = _Numbers(requests)
+    numbers = _numbers(requests)
     steps = list(requests.steps[:1])
     for step in requests.steps[1:]:
         evaluation: list[Request] = []
@@ -314,7 +309,7 @@ def evaluated(requests: Requests, kept: int) -> Requests:
         for block, size in step.requests[: step.forward or 0]:
             if not size or block == EMPTIED:
                 continue
-            number = numbers.next()
+            number = next(numbers)
             evaluation.append((number, size))
             window.append(number)
             if len(window) > kept:

@@ -205,7 +205,6 @@ def what_if(
     settings: AllocatorSettings,
     *,
     memory: Memory = UNLIMITED,
-    empty_cache_after: Sequence[int] = (),
     empty_cache_at_end: bool = False,
     from_empty_cache: bool = False,
     primed: Blocks = (),
@@ -220,7 +219,6 @@ def what_if(
             the very segments that were there.
         settings: those to try.
         memory: what there is; see `known_memory`.
-        empty_cache_after: indices of events after which to call `empty_cache()`.
         empty_cache_at_end: call it after the last event.
         from_empty_cache: begin with what was alive and nothing else, whatever the settings.
         primed: sizes of blocks that are allocated and freed first; only with `from_empty_cache`.
@@ -240,7 +238,6 @@ def what_if(
     except OutOfMemory:
         return _outcome(simulator, -1, 0, 0)
     feed = Feed(simulator, trace, segments, live)
-    flushes = frozenset(empty_cache_after)
     flushing = False
     for index, kind in enumerate(trace.kind.tolist()):
         if kind in _BLOCK_EVENTS:
@@ -262,8 +259,6 @@ def what_if(
                 feed.try_to_allocate(index)
             except OutOfMemory:
                 met += 1
-        if index in flushes:
-            simulator.empty_cache()
     if empty_cache_at_end:
         simulator.empty_cache()
     return _outcome(simulator, failed_at, recorded_ooms, met)

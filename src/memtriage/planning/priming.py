@@ -19,7 +19,7 @@ from memtriage.allocator.settings import (
     parse_version,
 )
 from memtriage.allocator.what_if import prime_recording, settings_of
-from memtriage.model.priming import POOLS_BY_THREAD, Priming, PrimingCheck, StatePool
+from memtriage.model.priming import POOLS_BY_THREAD, Priming, StatePool
 from memtriage.model.recording import Recording
 from memtriage.model.units import size
 from memtriage.prediction.build import Build
@@ -101,13 +101,11 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
         reserved_before=others + before,
         reserved_after=others_after + after,
         steps=max(traced.steps, policy.horizon) if requests.steps else 0,
-        checks=[
-            PrimingCheck(name=check.name, before=check.before, after=check.after) for check in choice.checks
-        ],
+        checks=choice.checks,
         settings=choice.settings if reason is None else "",
         pools=list(pools.values()) if choice.apart and reason is None else [],
         reserved_without_pools=others + choice.without_pools if choice.apart and reason is None else 0,
-        tried=[PrimingCheck(name=each.name, before=each.before, after=each.after) for each in choice.tried],
+        tried=choice.tried,
         reason=reason,
         allocator_conf=traced.conf,
         seconds=0.0,
@@ -200,10 +198,7 @@ def priming_of_recording(recording: Recording) -> Priming:
         reserved_before=primed.before.peak_reserved,
         reserved_after=after.peak_reserved,
         steps=0,
-        checks=[
-            PrimingCheck(name=check.name, before=check.before, after=check.after)
-            for check in primed.choice.checks
-        ],
+        checks=primed.choice.checks,
         reason=reason,
         allocator_conf=str(recording.settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""),
         seconds=time.perf_counter() - begun,
