@@ -6,12 +6,13 @@ Paths in here are *places*: absolute, without symbolic links, as the program see
 
 from __future__ import annotations
 
-import builtins
 import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable
+
+# By name: those of the module `os` may be replaced later, by functions that come here.
+from os import chmod, getcwd, listdir, lstat, mkdir, readlink, rmdir, scandir, symlink, unlink
 from typing import Any, Final
 
 from memtriage.prediction.sandbox.changes import Changes
@@ -20,24 +21,11 @@ _LINKS_FOLLOWED: Final = 40
 """As many symbolic links as Linux follows in one path."""
 _SPECIAL: Final = ("/dev/", "/proc/", "/sys/")
 """No files of a user's: never copied."""
-_USED: Final = (
-    "lstat",
-    "readlink",
-    "mkdir",
-    "rmdir",
-    "unlink",
-    "symlink",
-    "listdir",
-    "scandir",
-    "chmod",
-    "getcwd",
-)
+_open: Final = open
 
 
 class CopyOnWrite:
     """A scratch copy below a directory.
-
-    It uses the functions of `os` as they were when it was made.
 
     Args:
         root: an existing directory.
@@ -50,8 +38,6 @@ class CopyOnWrite:
         self._exempt = (*_SPECIAL, *(directory + "/" for directory in own))
         self._gone: set[str] = set()
         """Places that were deleted below. They stay hidden when something new has their name."""
-        self._os: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _USED}
-        self._open = builtins.open
 
     # --- looking --------------------------------------------------------------------------------------------
 
@@ -104,13 +90,11 @@ class CopyOnWrite:
         """What a directory contains."""
         copy = self.root + place
         if self.is_exempt(place) or not (self._exists(copy) or self._hidden(place)):
-            return [
-                name for name in self._os["listdir"](place) if os.path.join(place, name) not in self._gone
-            ]
-        names = dict.fromkeys(self._os["listdir"](copy))
+            return [name for name in listdir(place) if os.path.join(place, name) not in self._gone]
+        names = dict.fromkeys(listdir(copy))
         if not self._hidden(place) and self._is_directory(place):
-            below = self._os["listdir"](place)
-            names.update(dict.fromkeys(name for name in below if os.path.join(place, name) not in self._gone))
+            below = (name for name in listdir(place) if os.path.join(place, name) not in self._gone)
+            names.update(dict.fromkeys(below))
         return list(names)
 
     def is_exempt(self, place: str) -> bool:
@@ -119,14 +103,14 @@ class CopyOnWrite:
 
     def getcwd(self) -> str:
         """The working directory as the program sees it."""
-        return self._seen(str(self._os["getcwd"]()))
+        return self._seen(getcwd())
 
     def changes(self) -> Changes:
         """What was written and deleted up to now."""
         changes = Changes(deleted=sorted(path for path in self._gone if not self._exists(self.root + path)))
         folders = [self.root]
         while folders:
-            for entry in self._os["scandir"](folders.pop()):
+            for entry in scandir(folders.pop()):
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 else:
@@ -163,8 +147,9 @@ class CopyOnWrite:
         """Delete what is at a place by `os.unlink` or `os.rmdir`, as `how` says."""
         if how == "rmdir" and self.is_directory(place) and self.names(place):
             raise file_error(errno.ENOTEMPTY, place)
+        remove = rmdir if how == "rmdir" else unlink
         if self.is_exempt(place):
-            self._os[how](place)
+            remove(place)
             return
         is_below = self._is_below(place)
         if is_below and not self._exists(self.root + place):
@@ -173,7 +158,7 @@ class CopyOnWrite:
             if how == "rmdir" and not self._is_directory(place):
                 raise file_error(errno.ENOTDIR, place)
         else:
-            self._os[how](self.root + place)
+            remove(self.root + place)
         if is_below:
             self._gone.add(place)
 
@@ -205,25 +190,25 @@ class CopyOnWrite:
             raise file_error(errno.ENOENT, place)
         copy = self.root + place
         if stat.S_ISLNK(mode):
-            self._os["symlink"](self._os["readlink"](place), copy)
+            symlink(readlink(place), copy)
         elif stat.S_ISDIR(mode):
-            self._os["mkdir"](copy)
+            mkdir(copy)
         else:
-            with self._open(place, "rb") as source, self._open(copy, "wb") as target:
+            with _open(place, "rb") as source, _open(copy, "wb") as target:
                 shutil.copyfileobj(source, target)
-            self._os["chmod"](copy, stat.S_IMODE(mode) | stat.S_IWUSR)
+            chmod(copy, stat.S_IMODE(mode) | stat.S_IWUSR)
 
     def _make_parent(self, place: str) -> None:
         parent = os.path.dirname(place)
         self._check_directory(parent, place)
         if not self._exists(self.root + parent):
             self._make_parent(parent)
-            self._os["mkdir"](self.root + parent)
+            mkdir(self.root + parent)
 
     # --- parts ----------------------------------------------------------------------------------------------
 
     def _directory(self, descriptor: int) -> str:
-        return self._seen(str(self._os["readlink"](f"/proc/self/fd/{descriptor}")))
+        return self._seen(readlink(f"/proc/self/fd/{descriptor}"))
 
     def _seen(self, path: str) -> str:
         """A directory of the scratch copy as the program knows it."""
@@ -233,7 +218,7 @@ class CopyOnWrite:
     def _target(self, place: str) -> str | None:
         """Where a symbolic link leads; None for anything else."""
         try:
-            return str(self._os["readlink"](self.read(place)))
+            return readlink(self.read(place))
         except OSError:
             return None
 
@@ -255,14 +240,14 @@ class CopyOnWrite:
 
     def _mode(self, path: str) -> int | None:
         try:
-            return int(self._os["lstat"](path).st_mode)
+            return lstat(path).st_mode
         except OSError:
             return None
 
     def _check_directory(self, place: str, path: str) -> None:
         """Raise what a system call raises for `path` where `place`, on the way, is no directory."""
         try:
-            mode = self._os["lstat"](self.read(place)).st_mode
+            mode = lstat(self.read(place)).st_mode
         except OSError as error:
             raise file_error(error.errno or errno.ENOENT, path) from None
         if not stat.S_ISDIR(mode):

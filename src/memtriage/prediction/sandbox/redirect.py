@@ -139,10 +139,7 @@ class _Functions:
 
     def __init__(self, files: CopyOnWrite) -> None:
         self._files = files
-        self._os = {
-            name: getattr(os, name)
-            for name in ("open", "mkdir", "mkfifo", "mknod", "symlink", "link", "replace")
-        }
+        self._open, self._link, self._symlink, self._replace = os.open, os.link, os.symlink, os.replace
         self._listdir = os.listdir
 
     def with_own_logic(self) -> dict[str, Callable[..., Any]]:
@@ -150,9 +147,7 @@ class _Functions:
         return {
             "getcwd": self._files.getcwd,
             "open": self.open,
-            "mkdir": self.mkdir,
-            "mkfifo": self.mkfifo,
-            "mknod": self.mknod,
+            **{name: self.of_a_new_path(getattr(os, name)) for name in ("mkdir", "mkfifo", "mknod")},
             "symlink": self.symlink,
             "link": self.link,
             "unlink": self.unlink,
@@ -182,6 +177,14 @@ class _Functions:
 
         return called
 
+    def of_a_new_path(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose first argument is a path at which it makes something."""
+
+        def called(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+            original(self._new(path, dir_fd), *args, **kwargs)
+
+        return called
+
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         exclusive = bool(flags & os.O_CREAT and flags & os.O_EXCL)
         place = self._files.resolve(path, not exclusive and not flags & os.O_NOFOLLOW, dir_fd)
@@ -196,21 +199,12 @@ class _Functions:
                     where = self._files.change(place)
             else:
                 where = self._files.make(place)
-        return int(self._os["open"](where, flags, mode))
-
-    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        self._os["mkdir"](self._new(path, dir_fd), mode)
-
-    def mkfifo(self, path: Any, mode: int = 0o666, *, dir_fd: int | None = None) -> None:
-        self._os["mkfifo"](self._new(path, dir_fd), mode)
-
-    def mknod(self, path: Any, mode: int = 0o600, device: int = 0, *, dir_fd: int | None = None) -> None:
-        self._os["mknod"](self._new(path, dir_fd), mode, device)
+        return self._open(where, flags, mode)
 
     def symlink(
         self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None
     ) -> None:
-        self._os["symlink"](src, self._new(dst, dir_fd))
+        self._symlink(src, self._new(dst, dir_fd))
 
     def link(
         self,
@@ -222,7 +216,7 @@ class _Functions:
         follow_symlinks: bool = True,
     ) -> None:
         source = self._files.change(self._files.resolve(src, follow_symlinks, src_dir_fd))
-        self._os["link"](source, self._new(dst, dst_dir_fd))
+        self._link(source, self._new(dst, dst_dir_fd))
 
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         self._files.delete(self._files.resolve(path, False, dir_fd), "unlink")
@@ -241,7 +235,7 @@ class _Functions:
             raise file_error(errno.ENOENT, src)
         self._check_rename(source, target)
         if source != target:
-            self._os["replace"](files.take(source), where)
+            self._replace(files.take(source), where)
             files.hide(target)
 
     def _check_rename(self, source: str, target: str) -> None:
