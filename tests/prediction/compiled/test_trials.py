@@ -55,15 +55,22 @@ def test_a_padded_product_is_timed_after_the_plain_one_on_the_same_operands():
     assert sizes_of(recorded) == [1024, 512, *plain, *padded, -512, -1024]
 
 
-def tuned(configurations, written=(), spares_memory=False, kept=True):
-    return trials._Tuned(
-        configurations, kept, ("in_out_ptr0", "out_ptr0", "xnumel"), frozenset(written), spares_memory
+def tune(monkeypatch, configurations, written=(), spares_memory=False, added=0):
+    """Let kernels have so many configurations, and others added for their use of registers."""
+    function = SimpleNamespace(arg_names=("in_out_ptr0", "out_ptr0", "xnumel"))
+    tuner = SimpleNamespace(
+        configs=range(configurations),
+        fn=function,
+        mutated_arg_names=written,
+        optimize_mem=spares_memory,
     )
+    monkeypatch.setattr(trials, "_tuner", lambda name, source: tuner)
+    monkeypatch.setattr(trials, "_with_smaller_blocks", lambda tuner: configurations + added)
 
 
 @pytest.mark.parametrize(("configurations", "expected"), [(1, []), (2, [CACHE, -CACHE])])
 def test_a_kernel_is_tried_once_and_only_if_there_is_a_choice(monkeypatch, configurations, expected):
-    monkeypatch.setattr(trials, "_tuned", lambda name, source: tuned(configurations))
+    tune(monkeypatch, configurations)
     recorded = lifetimes()
     kernel = Kernel("add", "", trials_in(recorded))
     for _ in range(2):
@@ -77,7 +84,7 @@ def test_a_kernel_is_tried_once_and_only_if_there_is_a_choice(monkeypatch, confi
 def test_a_kernel_compiled_after_the_first_step_is_not_tried_again_if_its_choice_was_kept(
     monkeypatch, kept, steps, times
 ):
-    monkeypatch.setattr(trials, "_tuned", lambda name, source: tuned(2, kept=kept))
+    tune(monkeypatch, 2) if kept else tune(monkeypatch, 1, added=1)
     recorded = lifetimes()
     tried = trials_in(recorded)
     for step in steps:
@@ -88,7 +95,7 @@ def test_a_kernel_compiled_after_the_first_step_is_not_tried_again_if_its_choice
 
 
 def test_kernels_that_are_compiled_before_a_choice_are_all_tried(monkeypatch):
-    monkeypatch.setattr(trials, "_tuned", lambda name, source: tuned(2))
+    tune(monkeypatch, 2)
     recorded = lifetimes()
     tried = trials_in(recorded)
     for kernel in [Kernel("add", "the same", tried) for _ in range(2)]:
@@ -97,7 +104,7 @@ def test_kernels_that_are_compiled_before_a_choice_are_all_tried(monkeypatch):
 
 
 def test_an_operand_that_is_written_is_copied_with_its_gaps(monkeypatch):
-    monkeypatch.setattr(trials, "_tuned", lambda name, source: tuned(2, ["in_out_ptr0"]))
+    tune(monkeypatch, 2, ["in_out_ptr0"])
     recorded = lifetimes()
     given = torch.empty_strided((2, 3), (8, 1))
     Kernel("add", "", trials_in(recorded)).run(given, torch.empty(6), 6, stream=0)
@@ -106,7 +113,7 @@ def test_an_operand_that_is_written_is_copied_with_its_gaps(monkeypatch):
 
 
 def test_copies_that_would_raise_the_peak_go_to_the_host(monkeypatch):
-    monkeypatch.setattr(trials, "_tuned", lambda name, source: tuned(2, ["in_out_ptr0"], spares_memory=True))
+    tune(monkeypatch, 2, ["in_out_ptr0"], spares_memory=True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 64)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     recorded = lifetimes()

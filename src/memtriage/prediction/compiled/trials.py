@@ -12,7 +12,6 @@ import functools
 import linecache
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -130,47 +129,22 @@ class Kernel(HostKernel):
         self._trials.check_intact(args)
         if not self._settled:
             self._settled = True
-            tuned = _tuned(self._name, self._source)
-            if tuned.configurations > 1:
-                self._trials.time(_copied(tuned, args))
-                if tuned.kept:
+            tuner = _tuner(self._name, self._source)
+            several = len(tuner.configs) > 1
+            if several or _with_smaller_blocks(tuner) > 1:
+                self._trials.time(_copied(tuner, args))
+                if several:  # a choice between one and what its use of registers has added is not kept
                     self._trials.chosen.add(self._source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tuned:
-    """A kernel as its heuristics see it.
-
-    Attributes:
-        configurations: how many are tried.
-        kept: whether the choice is kept: not that between one and what its use of registers has added.
-        arguments: their names.
-        written: names of those that are also read.
-        spares_memory: whether copies that would raise the peak go to the host.
-    """
-
-    configurations: int
-    kept: bool
-    arguments: tuple[str, ...]
-    written: frozenset[str]
-    spares_memory: bool
-
-
-def _tuned(name: str, source: str) -> _Tuned:
+def _tuner(name: str, source: str) -> Any:
+    """The kernel's `CachingAutotuner`."""
     file = f"<{name}>"
     # Triton reads the source of a function that it compiles.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space: dict[str, Any] = {"__file__": f"{name}.py", "__name__": name}
     exec(compile(source, file, "exec"), space)
-    tuner = space[name]
-    several = len(tuner.configs) > 1
-    return _Tuned(
-        len(tuner.configs) if several else _with_smaller_blocks(tuner),
-        several,
-        tuple(tuner.fn.arg_names),
-        frozenset(tuner.mutated_arg_names),
-        bool(tuner.optimize_mem),
-    )
+    return space[name]
 
 
 def _with_smaller_blocks(tuner: Any) -> int:
@@ -192,14 +166,15 @@ def _scaled(tuner: Any, used: int) -> int:
     return len(tuner.compile_results)
 
 
-def _copied(tuned: _Tuned, args: tuple[Any, ...]) -> list[int]:
-    """Sizes of the copies (`maybe_clone_args`), less those on the host (`copy_args_to_cpu_if_needed`)."""
+def _copied(tuner: Any, args: tuple[Any, ...]) -> list[int]:
+    """Sizes of the copies of operands that are also read (`maybe_clone_args`), without those that would raise
+    the peak and go to the host (`copy_args_to_cpu_if_needed`)."""
     written = [
         _extent(arg)
-        for name, arg in zip(tuned.arguments, args, strict=False)
-        if name in tuned.written and isinstance(arg, torch.Tensor)
+        for name, arg in zip(tuner.fn.arg_names, args, strict=False)
+        if name in tuner.mutated_arg_names and isinstance(arg, torch.Tensor)
     ]
-    if not written or not tuned.spares_memory:
+    if not written or not tuner.optimize_mem:
         return written
     room = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     copied = []
