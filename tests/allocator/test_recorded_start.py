@@ -121,9 +121,9 @@ def test_the_size_of_a_freed_block_follows_from_what_is_behind_it(
     events = [event(kind, 0, 9.5) for kind in kinds]
     left = segment((behind, "free"), (2, "active"), (18 - behind, "free"))
     old, other = started(*events, segments=[left], limit=limit).blocks
-    assert (old.size, old.requested, old.alive) == (int(size * MIB), int(9.5 * MIB), False)
+    assert (old.size, old.requested) == (int(size * MIB), int(9.5 * MIB))
     assert old.guessed is guessed
-    assert (other.size, other.alive, other.guessed) == (2 * MIB, True, False)
+    assert (other.size, other.guessed) == (2 * MIB, False)
 
 
 def test_the_next_freed_block_is_an_edge_too() -> None:

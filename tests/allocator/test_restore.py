@@ -85,12 +85,12 @@ def test_mapped_regions_of_one_virtual_range_become_one_segment() -> None:
         (500, 4, 7, 2), (600, 20, 9, 20),
     ]  # fmt: skip
     regions = [
-        Region(BASE + at * MIB, size * MIB, stream, (0, 0), page=page * MIB, keeps=0)
+        Region(BASE + at * MIB, size * MIB, stream, (0, 0), page=page * MIB)
         for at, size, stream, page in pages
     ]
     mapped = Ranges((region.address, region.end) for region in regions[:-1])
     blocks = [
-        OldBlock(BASE + at * MIB, size * MIB, size * MIB, 7, alive=True, guessed=False)
+        OldBlock(BASE + at * MIB, size * MIB, size * MIB, 7, guessed=False)
         for at, size in [(0, 15), (25, 15), (200, 20), (501, 1)]
     ]
     start = StartingState(regions, mapped, blocks, occupied=[(BASE + 160 * MIB, 5 * MIB)])

@@ -1,5 +1,11 @@
 """The segments of the arenas: what is requested from the driver, and what is returned to it and when.
 
+Expandable segments are virtual ranges whose pages get memory when it is needed and lose it under pressure.
+The rules are those of `try_allocate_expandable_block`, `map_block` and `unmap_block` in
+CUDACachingAllocator.cpp: memory is mapped at the lowest address where enough free or unmapped space follows,
+in whole pages (2 MiB in the small pool, the large segment size in the large one); whole free pages are
+unmapped when the cache is flushed.
+
 Sizes are bytes.
 """
 
@@ -11,21 +17,26 @@ from typing import Final
 
 from memtriage.allocator.blocks import (
     CREATION_SHIFT,
+    FREE,
     GONE,
     SIZE_SHIFT,
     UNMAPPED,
     Arena,
     SimBlock,
     SimSegment,
+    split_front,
+    whole_pages,
 )
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import AllocatorEvent, Hook
-from memtriage.allocator.expandable import RANGE_DENOMINATOR, RANGE_NUMERATOR, Pages
 from memtriage.allocator.settings import ORDER_BY_CREATION, AllocatorSettings
 from memtriage.model.recording import Action
 
 UNKNOWN_DEVICE: Final = 1 << 40
 """Memory assumed for the size of virtual ranges where the device's is not given: more than any has."""
+RANGE_NUMERATOR: Final = 9
+RANGE_DENOMINATOR: Final = 8
+"""A virtual range is 9/8 of the device's memory, in whole pages."""
 
 
 class Backing:
@@ -64,7 +75,6 @@ class Backing:
         self.collects = self._limit is not None and settings.garbage_collection_threshold > 0
         self._by_age = settings.torch_version >= ORDER_BY_CREATION
         self._created = 0
-        self._pages = Pages(driver, self._new_range, self._mapped, self._unmapped)
 
     def note(self, action: Action, address: int, size: int, arena: Arena) -> None:
         """Tell the hook."""
@@ -84,7 +94,7 @@ class Backing:
         if self.at_limit(needed):
             return None
         if arena.expandable:
-            return self._pages.grow(arena, rounded)
+            return self._grow(arena, rounded)
         address = self._driver.allocate(needed, arena.stream, arena.pool.id)
         if address is None:
             return None
@@ -169,7 +179,7 @@ class Backing:
                 self.release(block)
         for block in free:
             if block.segment.page is not None:
-                self._pages.unmap(block)
+                self._unmap(block)
                 head = block.segment.head  # a virtual range without memory is forgotten
                 if head.state == UNMAPPED and head.alone:
                     head.arena.unmapped.remove(head)
@@ -214,21 +224,86 @@ class Backing:
                 del ages[block]
                 self.release(block)
 
-    def _new_range(self, arena: Arena) -> SimSegment:
+    # Pages of expandable segments.
+
+    def _grow(self, arena: Arena, size: int) -> SimBlock | None:
+        """A free block of at least `size` bytes, taken out of its arena; None when memory is out.
+
+        What was mapped before memory ran out stays mapped and free.
+        """
+        block = self._lowest(arena, size)
+        if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            following = block.next
+            assert following is not None
+            if not self._map(following, min(size - block.size, following.size)):
+                return None
+            block = following  # It has taken in the block in front of it.
+        arena.remove(block)
+        return block
+
+    def _unmap(self, block: SimBlock) -> None:
+        """Take the memory from the whole pages of a free block; parts of pages stay mapped and free."""
+        address, size = whole_pages(block)
+        if size == 0:
+            return
+        arena = block.arena
+        arena.remove(block)
+        before = address - block.address
+        if before:
+            arena.insert(split_front(block, before))
+        rest = block
+        if block.size > size:
+            block = split_front(rest, size)
+            arena.insert(rest)
+        block.state = UNMAPPED
+        arena.absorb(block, block.prev)
+        arena.absorb(block, block.next)
+        arena.insert_unmapped(block)
+        self._driver.unmap(address, size)
+        self.reserved -= size
+        self.note("segment_unmap", address, size, arena)
+
+    def _lowest(self, arena: Arena, size: int) -> SimBlock:
+        """The lowest block, free or unmapped, behind which enough space is free or unmapped."""
+        for unmapped in arena.unmapped:
+            before = unmapped.prev
+            first = before if before is not None and before.state == FREE else unmapped
+            if _space_from(first, size):
+                return first
         size = self.range_size(arena)
         segment = self.new_segment(
             arena, self._driver.reserve(size, arena.stream, arena.pool.id), size, arena.page
         )
         arena.insert_unmapped(segment.head)
-        return segment
+        return segment.head
 
-    def _mapped(self, block: SimBlock, address: int, size: int) -> None:
-        self.count(size)
-        self.note("segment_map", address, size, block.arena)
-
-    def _unmapped(self, block: SimBlock, address: int, size: int) -> None:
-        self.reserved -= size
-        self.note("segment_unmap", address, size, block.arena)
+    def _map(self, block: SimBlock, size: int) -> bool:
+        """Map the pages that `size` bytes need in front of an unmapped block; False when memory is out."""
+        segment, arena = block.segment, block.arena
+        page = segment.page
+        assert page is not None
+        address = block.address
+        mapped = -(-size // page) * page
+        if not self._driver.map(address, mapped):
+            return False
+        arena.unmapped.remove(block)
+        if mapped < block.size:
+            rest = SimBlock(arena, segment, block.where + mapped, block.size - mapped)
+            rest.prev, rest.next = block, block.next
+            if block.next is not None:
+                block.next.prev = rest
+            block.next = rest
+            block.size = mapped
+            arena.insert_unmapped(rest)
+        block.state = FREE
+        arena.absorb(block, block.prev)
+        arena.absorb(block, block.next)
+        arena.insert(block)
+        self.count(mapped)
+        self.note("segment_map", address, mapped, arena)
+        return True
 
 
 def _limit(settings: AllocatorSettings, memory: int | None) -> int | None:
@@ -243,3 +318,11 @@ def _limit(settings: AllocatorSettings, memory: int | None) -> int | None:
 def _by_stream(arenas: dict[int, Arena]) -> Iterator[Arena]:
     """Arenas in the order in which torch's sets hold their blocks: by the stream's handle."""
     return (arenas[stream] for stream in sorted(arenas))
+
+
+def _space_from(block: SimBlock | None, size: int) -> bool:
+    space = 0
+    while space < size and block is not None and block.state in (FREE, UNMAPPED):
+        space += block.size
+        block = block.next
+    return space >= size

@@ -238,3 +238,20 @@ def split_front(block: SimBlock, size: int) -> SimBlock:
     block.where += size
     block.size -= size
     return front
+
+
+def expandable_size(block: SimBlock) -> int:
+    """What best fit takes for the size of a free block: with the unmapped space behind it."""
+    behind = block.next
+    return block.size + (behind.size if behind is not None and behind.state == UNMAPPED else 0)
+
+
+def whole_pages(block: SimBlock) -> tuple[int, int]:
+    """Address and size of the whole pages inside a block of an expandable segment; size 0 for none."""
+    segment = block.segment
+    page = segment.page
+    assert page is not None
+    start = block.where - segment.rank
+    first = -(-start // page) * page
+    last = (start + block.size) // page * page
+    return segment.address + first, max(last - first, 0)

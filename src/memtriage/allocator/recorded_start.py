@@ -25,9 +25,6 @@ from memtriage.model.recording import (
 )
 from memtriage.observe.cuda import LARGE_PAGE, SMALL_PAGE
 
-ALWAYS_SPLIT = 0
-"""`Region.keeps` where any rest is split off: the small pool, expandable segments (`should_split`)."""
-
 
 @dataclass(slots=True)
 class Region:
@@ -37,8 +34,6 @@ class Region:
         address, size: the range, in bytes; of an expandable one all that was ever mapped.
         stream, pool: whom it serves.
         page: size of its pages; 0 for a segment that is not expandable.
-        keeps: a block keeps a rest of at most this many bytes (`should_split`: in the large pool more than
-            1 MiB is split off, unless the block is as large as `max_split_size`).
     """
 
     address: int
@@ -46,7 +41,11 @@ class Region:
     stream: int
     pool: tuple[int, int]
     page: int
-    keeps: int
+
+    @property
+    def keeps(self) -> int:
+        """How large a rest a block keeps for itself, if it may be split at all (`should_split`)."""
+        return 0 if self.page or self.size <= SMALL_SEGMENT else SMALL_LIMIT
 
     @property
     def end(self) -> int:
@@ -56,13 +55,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class OldBlock:
-    """A block older than the first event. `alive`: it is in use at the end of the trace as well."""
+    """A block older than the first event."""
 
     address: int
     size: int
     requested: int
     stream: int
-    alive: bool
     guessed: bool
     """Nothing in the trace tells whether the allocator gave it up to 1 MiB more, or it was freed already and
     awaits a stream."""
@@ -124,11 +122,6 @@ class Ranges:
         return zip(self._starts, self._ends, strict=True)
 
 
-def keeps_at_most(segment_size: int) -> int:
-    """How large a rest a block of an ordinary segment keeps for itself, if it may be split at all."""
-    return ALWAYS_SPLIT if segment_size <= SMALL_SEGMENT else SMALL_LIMIT
-
-
 def starting_state(
     trace: TraceColumns, segments: Sequence[Segment], settings: AllocatorSettings
 ) -> StartingState:
@@ -147,8 +140,7 @@ def starting_state(
 def _undo_segments(trace: TraceColumns, segments: Sequence[Segment]) -> StartingState:
     ordinary = {segment.address: segment for segment in segments if segment.page is None}
     present = {
-        address: Region(address, one.size, one.stream, one.pool, page=0, keeps=keeps_at_most(one.size))
-        for address, one in ordinary.items()
+        address: Region(address, one.size, one.stream, one.pool, page=0) for address, one in ordinary.items()
     }
     mapped = Ranges((segment.address, segment.end) for segment in segments if segment.page is not None)
     start = StartingState(regions=[], mapped=mapped)
@@ -162,10 +154,7 @@ def _undo_segments(trace: TraceColumns, segments: Sequence[Segment]) -> Starting
             else:
                 start.pools[index] = region.pool
         elif kind == SEGMENT_FREE:
-            keeps = keeps_at_most(size)
-            present[address] = Region(
-                address, size, int(trace.stream[index]), DEFAULT_POOL, page=0, keeps=keeps
-            )
+            present[address] = Region(address, size, int(trace.stream[index]), DEFAULT_POOL, page=0)
         elif kind == SEGMENT_MAP:
             mapped.remove(address, address + size)
         else:
@@ -191,7 +180,7 @@ def _virtual_ranges(trace: TraceColumns, segments: Sequence[Segment]) -> list[Re
             here = (addresses >= first) & (addresses < end)
             small = bool((sizes[here] < LARGE_PAGE).any())
             page, stream, pool = SMALL_PAGE if small else LARGE_PAGE, int(streams[here][0]), DEFAULT_POOL
-        regions.append(Region(first, end - first, stream, pool, page=page, keeps=ALWAYS_SPLIT))
+        regions.append(Region(first, end - first, stream, pool, page=page))
     return regions
 
 
@@ -211,7 +200,7 @@ def _old_blocks(
             if block.state == "awaiting":
                 occupied.append((block.address, block.size))
                 continue
-            old = OldBlock(block.address, block.size, block.requested, segment.stream, True, False)
+            old = OldBlock(block.address, block.size, block.requested, segment.stream, False)
             blocks.append(old)
     freed = opening[trace.kind[opening] != ALLOC]
     taken = [*((block.address, block.size) for block in blocks), *occupied]
@@ -248,5 +237,5 @@ def _freed_blocks(
                 size += gap
             else:
                 guessed = guessed or gap > 0
-        blocks.append(OldBlock(address, size, requested, int(trace.stream[index]), False, guessed))
+        blocks.append(OldBlock(address, size, requested, int(trace.stream[index]), guessed))
     return blocks

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.allocator.recorded_start import Region, StartingState, keeps_at_most
+from memtriage.allocator.recorded_start import Region, StartingState
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
@@ -380,11 +380,10 @@ class ReplayWalk:
             self._doubt(index)
             self._end_segment(index, address, self.regions[self.ordinary[address]].size)
         pool = self.start.pools.get(index) or self.trace.pool.get(index, DEFAULT_POOL)
-        keeps = keeps_at_most(size)
         number = len(self.regions)
         self.ordinary[address] = number
-        self.regions.append(Region(address, size, int(self.trace.stream[index]), pool, page=0, keeps=keeps))
-        self._traits.append((0, keeps, size))
+        self.regions.append(Region(address, size, int(self.trace.stream[index]), pool, page=0))
+        self._traits.append((0, self.regions[number].keeps, size))
         self.in_use.append(0)
         self.free.put(address, size, number)
         self._release(index, size, number)

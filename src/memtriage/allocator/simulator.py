@@ -53,10 +53,11 @@ from memtriage.allocator.blocks import (
     Arena,
     SimBlock,
     SimPool,
+    expandable_size,
+    whole_pages,
 )
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import Hook, OutOfMemory
-from memtriage.allocator.expandable import expandable_size, whole_pages
 from memtriage.allocator.segments import segments_of
 from memtriage.allocator.settings import MIN_BLOCK, SMALL_LIMIT, USER_POOLS_PROCESS_EVENTS, AllocatorSettings
 from memtriage.model.blocks import DEFAULT_POOL, Segment

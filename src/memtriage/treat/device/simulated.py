@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.driver import ALIGNMENT, TOP, Driver
-from memtriage.allocator.recorded_start import OldBlock, Ranges, Region, StartingState, keeps_at_most
+from memtriage.allocator.recorded_start import OldBlock, Ranges, Region, StartingState
 from memtriage.allocator.restore import restore
 from memtriage.allocator.settings import SMALL_SEGMENT
 from memtriage.allocator.simulator import Simulator
@@ -163,13 +163,12 @@ def _start(layout: DeviceLayout) -> StartingState:
     large_page = layout.settings.large_segment_size
     for place in layout.places:
         page = 0 if not place.expandable else SMALL_SEGMENT if place.small else large_page
-        keeps = keeps_at_most(place.size)
-        start.regions.append(Region(place.address, place.size, place.stream, place.pool, page, keeps))
+        start.regions.append(Region(place.address, place.size, place.stream, place.pool, page))
         if place.expandable:
             start.mapped.add(place.address, place.address + place.size)
     for index in np.flatnonzero(layout.state == ACTIVE).tolist():
         address, size = int(layout.address[index]), int(layout.size[index])
-        start.blocks.append(OldBlock(address, size, int(layout.requested[index]), 0, True, False))
+        start.blocks.append(OldBlock(address, size, int(layout.requested[index]), 0, False))
     for index in np.flatnonzero(layout.state == AWAITING).tolist():
         start.occupied.append((int(layout.address[index]), int(layout.size[index])))
     return start
