@@ -72,9 +72,7 @@ def _nonzero(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     if known is not None:
         positions = context.values.run(aten.nonzero.default, (known,))
         context.values.ask(positions, is_size=True)
-        result = _make(context, func, positions.shape, torch.int64)
-        context.values.note(result, positions)
-        return result
+        return _known_result(context, func, positions)
     context.notes.assume("every element of an unknown mask is taken as true")
     return _make(context, func, (tensor.numel(), tensor.dim()), torch.int64)
 
@@ -122,9 +120,7 @@ def _repeat_interleave(context: Context, func: Any, args: tuple[Any, ...], kwarg
     if known is not None:
         repeated = context.values.run(aten.repeat_interleave.Tensor, (known,))
         context.values.ask(repeated, is_size=True)
-        result = _make(context, func, repeated.shape, repeated.dtype)
-        context.values.note(result, repeated)
-        return result
+        return _known_result(context, func, repeated)
     if size is None:
         context.notes.assume(f"unknown repeats are taken as {NUMBER} each")
         size = args[0].numel() * NUMBER
@@ -208,6 +204,13 @@ def _count(context: Context, mask: torch.Tensor) -> int:
     context.notes.assume("every element of an unknown mask is taken as true")
     everything: int = mask.numel()
     return everything
+
+
+def _known_result(context: Context, func: Any, values: torch.Tensor) -> torch.Tensor:
+    """A new tensor on the device, with these values, as the result of `func`."""
+    result = _make(context, func, values.shape, values.dtype)
+    context.values.note(result, values)
+    return result
 
 
 def _make(context: Context, func: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -133,10 +133,14 @@ class AllocationTrace:
         return [first[step] for step in range(steps)]
 
 
-class _StorageReference(weakref.ref[Any]):
+class StorageReference(weakref.ref[Any]):
+    """Keeps the identity of a storage for when it is gone."""
+
     __slots__ = ("identity",)
 
-    identity: int
+    def __init__(self, storage: Any, gone: Callable[[Any], None]) -> None:
+        super().__init__(storage, gone)  # type: ignore[call-arg]
+        self.identity: int = storage._cdata
 
 
 class Lifetimes:
@@ -173,7 +177,7 @@ class Lifetimes:
         self.freed: Callable[[int], None] = lambda identity: None
         self.allocated: Callable[[int], None] = lambda block: None
         self.begun: Callable[[], object] = lambda: None
-        self._blocks: dict[int, tuple[int, _StorageReference]] = {}
+        self._blocks: dict[int, tuple[int, StorageReference]] = {}
         self.written: set[int] = set()
         self.overwritten: dict[int, str] = {}
         self._borrowed: set[int] = set()
@@ -200,10 +204,8 @@ class Lifetimes:
 
     def adopt(self, storage: Any, block: int) -> None:
         """A storage of the memory of a block, which frees nothing."""
-        reference = _StorageReference(storage, self._gone)
-        reference.identity = storage._cdata
-        self._blocks[reference.identity] = (block, reference)
-        self._borrowed.add(reference.identity)
+        self._blocks[storage._cdata] = (block, StorageReference(storage, self._gone))
+        self._borrowed.add(storage._cdata)
 
     def disown(self, identity: int) -> None:
         """Free the block of a storage that is still referred to."""
@@ -259,9 +261,7 @@ class Lifetimes:
             return False
         size: int = storage.nbytes()
         block = self._allocate(size, op, self.owner)
-        reference = _StorageReference(storage, self._gone)
-        reference.identity = identity
-        self._blocks[identity] = (block, reference)
+        self._blocks[identity] = (block, StorageReference(storage, self._gone))
         return True
 
     def resized(self, storage: Any, op: str) -> None:
@@ -334,8 +334,7 @@ class Lifetimes:
             if pool != SHARED_POOL:
                 self._in_pools.setdefault(pool, {})[block] = None
 
-    def _gone(self, reference: weakref.ref[Any]) -> None:
-        assert isinstance(reference, _StorageReference)
+    def _gone(self, reference: StorageReference) -> None:
         block, _ = self._blocks.pop(reference.identity)
         self.freed(reference.identity)
         self.overwritten.pop(reference.identity, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
@@ -72,10 +72,28 @@ def fake_cuda(
     with ExitStack() as stack:
         if not _numbers_are_devices():
             stack.enter_context(_device_pickled(torch.device))
+        streams = Streams(lifetimes)
+        of_cuda = {
+            **_of_device(machine, devices),
+            **_of_memory(machine, lifetimes, allocator),
+            "_set_allocator_settings": conf.change,
+            **_of_streams(streams),
+            **_of_random(generator),
+        }
+        parts = [getattr(torch.cuda, part) for part in ("memory", "random", "streams", "graphs")]
+        of_accelerator = _of_accelerator(machine, lifetimes, allocator, streams, devices)
+        memory = getattr(torch.accelerator, "memory", torch.accelerator)
+        attributes = [
+            *_answering([torch.cuda, *parts], of_cuda),
+            *_answering([torch.accelerator, memory], of_accelerator),
+            (torch, "Stream", streams.stream_type),
+            (torch, "Event", streams.event_type),
+            *transfers.replacements(lifetimes),
+            *legacy.replacements(),
+            *_of_torch(notes, conf, stand_in),
+        ]
         made: dict[tuple[int, int], Any] = {}  # one function is known by several names
-        for owner, name, value in _replacements(
-            machine, lifetimes, allocator, conf, notes, stand_in, generator, devices
-        ):
+        for owner, name, value in attributes:
             before = getattr(owner, name, _MISSING)
             # Not every version of torch has all names, and only a build for CUDA has all of `torch._C`.
             if before is not _MISSING or owner is torch._C:
@@ -84,47 +102,13 @@ def fake_cuda(
         yield
 
 
-def _replacements(
-    machine: GpuKind,
-    lifetimes: Lifetimes,
-    allocator: LiveReplay,
-    conf: AllocatorConf,
-    notes: Notes,
-    stand_in: Callable[[Any], Any],
-    generator: torch.Generator,
-    devices: int,
-) -> list[tuple[Any, str, Any]]:
-    """Every attribute that is replaced: its owner, its name, its value."""
-    streams = Streams(lifetimes)
-    of_cuda = {
-        **_of_device(machine, devices),
-        **_of_memory(machine, lifetimes, allocator),
-        "_set_allocator_settings": conf.change,
-        **_of_streams(streams),
-        **_of_random(generator),
-    }
-    of_accelerator = _of_accelerator(machine, lifetimes, allocator, streams, devices)
-    attributes: list[tuple[Any, str, Any]] = []
-    for owners, answers in (
-        (
-            (torch.cuda, *(getattr(torch.cuda, part) for part in ("memory", "random", "streams", "graphs"))),
-            of_cuda,
-        ),
-        ((torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)), of_accelerator),
-    ):
-        # Some functions are known by two names.
-        attributes += [
-            (owner, name, value)
-            for owner in dict.fromkeys(owners)
-            for name, value in answers.items()
-            if name in vars(owner)
-        ]
-    attributes += [(torch, "Stream", streams.stream_type), (torch, "Event", streams.event_type)]
+def _answering(owners: Iterable[Any], answers: dict[str, Any]) -> list[tuple[Any, str, Any]]:
+    """The attributes to replace, some of which are known in several modules."""
     return [
-        *attributes,
-        *transfers.replacements(lifetimes),
-        *legacy.replacements(),
-        *_of_torch(notes, conf, stand_in),
+        (owner, name, value)
+        for owner in dict.fromkeys(owners)
+        for name, value in answers.items()
+        if name in vars(owner)
     ]
 
 

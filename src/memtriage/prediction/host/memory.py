@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from memtriage.prediction.lifetimes import FREE, LifetimeEvent
+from memtriage.prediction.lifetimes import FREE, LifetimeEvent, StorageReference
 
 TENSORS: Final = "other tensors"
 LOADED: Final = "loaded"
@@ -81,19 +81,13 @@ class HostTrace:
     libraries: Libraries = field(default_factory=Libraries)
 
 
-class _HostReference(weakref.ref[Any]):
-    __slots__ = ("identity",)
-
-    identity: int
-
-
 class _StoragePages:
     """The pages of one storage: none before they are used."""
 
     __slots__ = ("block", "owner", "part", "place", "reference", "size")
 
     def __init__(
-        self, reference: _HostReference, size: int, part: MappedFile | None, place: MemoryPlace
+        self, reference: StorageReference, size: int, part: MappedFile | None, place: MemoryPlace
     ) -> None:
         self.reference = reference
         self.size = size
@@ -183,8 +177,7 @@ class HostMemory:
         identity: int = storage._cdata
         if identity in self._pages:
             return
-        reference = _HostReference(storage, self._gone)
-        reference.identity = identity
+        reference = StorageReference(storage, self._gone)
         pages = self._pages[identity] = _StoragePages(reference, storage.nbytes(), part, self._place)
         if part is not None:
             part.opened()
@@ -263,8 +256,7 @@ class HostMemory:
         if pages.owner is not None:
             self.trace.owners.setdefault(pages.block, pages.owner)
 
-    def _gone(self, reference: weakref.ref[Any]) -> None:
-        assert isinstance(reference, _HostReference)
+    def _gone(self, reference: StorageReference) -> None:
         pages = self._pages.pop(reference.identity)
         if pages.part is not None:
             pages.part.closed()
