@@ -62,30 +62,23 @@ def planned_peak(
     counters = replay(trace.recording, settings, kind.memory, trace.steps, primed=blocks)
     highest = max(counters, key=lambda counter: counter.peak_allocated)
     reserved = max(counter.peak_reserved for counter in counters)
-    needed = _needed(trace, settings, kind, blocks, highest.peak_allocated, reserved)
+    # The least limit may be more than was reserved without one: an empty_cache() lowered that.
+    too_little, enough = highest.peak_allocated, reserved
+    while not _runs(trace, settings, kind, blocks, enough):
+        too_little, enough = enough, enough + enough // 8
+    while enough - too_little > FINENESS:
+        middle = (too_little + enough) // 2
+        if _runs(trace, settings, kind, blocks, middle):
+            enough = middle
+        else:
+            too_little = middle
     return PlannedPeak(
         allocated=highest.peak_allocated,
         reserved=reserved,
-        needs=needed + kind.outside,
+        needs=enough + kind.outside,
         phase=phase_at(trace.recording, highest.peak_event),
         by_owner=owners_at(trace, highest),
     )
-
-
-def _needed(
-    trace: Trace, settings: AllocatorSettings, kind: GpuKind, blocks: Blocks, lowest: int, highest: int
-) -> int:
-    """The least limit, between what is allocated and what is reserved without one."""
-    # It may be more than was reserved without a limit: an empty_cache() lowered that.
-    while not _runs(trace, settings, kind, blocks, highest):
-        lowest, highest = highest, highest + highest // 8
-    while highest - lowest > FINENESS:
-        middle = (lowest + highest) // 2
-        if _runs(trace, settings, kind, blocks, middle):
-            highest = middle
-        else:
-            lowest = middle
-    return highest
 
 
 def _runs(trace: Trace, settings: AllocatorSettings, kind: GpuKind, blocks: Blocks, limit: int) -> bool:

@@ -87,24 +87,25 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
         settings = other_settings(traced, kind, requests, allowed)
         choice = choose(requests, traced.settings, policy, settings, apart)
         reason = _reason(choice, kind, requests)
-    if choice.apart and apart is not None and reason is None:
+    taken = choice if reason is None else PrimingChoice()
+    if taken.apart and apart is not None:
         counters = replay(traced.recording, traced.settings, kind.memory, traced.steps, pools=sizes)
         rest = peak_reserved(apart.requests.all(), traced.settings) or 0
         others_after = max(counter.peak_reserved for counter in counters) - rest - apart.pools
     else:
         others_after = others
     before = choice.checks[0].before if choice.checks else large
-    after = choice.checks[0].after if choice.checks and reason is None else before
+    after = taken.checks[0].after if taken.checks else before
     return Priming(
-        blocks=[] if reason is not None else list(choice.blocks),
+        blocks=list(taken.blocks),
         allocated=allocated,
         reserved_before=others + before,
         reserved_after=others_after + after,
         steps=max(traced.steps, policy.horizon) if requests.steps else 0,
         checks=choice.checks,
-        settings=choice.settings if reason is None else "",
-        pools=list(pools.values()) if choice.apart and reason is None else [],
-        reserved_without_pools=others + choice.without_pools if choice.apart and reason is None else 0,
+        settings=taken.settings,
+        pools=list(pools.values()) if taken.apart else [],
+        reserved_without_pools=others + taken.without_pools if taken.apart else 0,
         tried=choice.tried,
         reason=reason,
         allocator_conf=traced.conf,

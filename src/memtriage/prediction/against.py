@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from memtriage.allocator.settings import AllocatorSettings
 from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
 from memtriage.model.prediction import Against, ComparedMark, ComparedOwner
@@ -62,29 +61,20 @@ def read_device(directory: Path, rank: int) -> tuple[RankRecord, str]:
     return record, used.most_common(1)[0][0]
 
 
-def compare(
-    trace: Trace,
-    settings: AllocatorSettings,
-    device_memory: int,
-    steps: int,
-    outside: int,
-    record: RankRecord,
-    device: str,
-) -> Against:
+def compare(trace: Trace, device_memory: int, outside: int, record: RankRecord, device: str) -> Against:
     """Compare a record with a trace.
 
     Args:
-        settings, device_memory: of the simulated allocator.
-        steps: how many were traced.
+        device_memory: of the simulated allocator.
         outside: predicted bytes outside the allocator.
         record, device: what `read_device` found.
     """
-    counters = _counters(trace, settings, device_memory)
+    counters = _counters(trace, device_memory)
     notes = []
-    marks = _marks([mark for mark in record.marks if mark.device == device], counters, steps)
+    marks = _marks([mark for mark in record.marks if mark.device == device], counters, trace.steps)
     if not marks:
         notes.append("the record has no marks of optimizer steps")
-    elif marks[-1].step < steps:
+    elif marks[-1].step < trace.steps:
         notes.append(f"the record ends after step {marks[-1].step}")
     ledger = record.ledgers.get(device)
     if ledger is None or not counters:
@@ -102,15 +92,13 @@ def compare(
     )
 
 
-def _counters(
-    trace: Trace, settings: AllocatorSettings, device_memory: int
-) -> list[tuple[Instant, StepCounters]]:
+def _counters(trace: Trace, device_memory: int) -> list[tuple[Instant, StepCounters]]:
     """The allocator's counters at each instant. The replay takes them for the ends of its steps."""
     recording = trace.recording
     starts = [0, *(instant.event for instant in trace.instants)]
     markers = [Marker(event, "", step) for step, event in enumerate(starts)]
     cut = replace(recording, markers=markers)
-    counted = replay(cut, settings, device_memory, len(starts))
+    counted = replay(cut, trace.settings, device_memory, len(starts))
     return list(zip(trace.instants, counted, strict=False))
 
 

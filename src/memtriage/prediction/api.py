@@ -90,12 +90,9 @@ def predict_program(
         raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
     # Read it first: its errors must show before the trace.
     recorded = None if against is None else read_device(against, options.get("rank", 0))
-    traced_program, memory, prediction = trace_steps(build, steps, **options)
+    traced, memory, prediction = trace_steps(build, steps, **options)
     if recorded is not None:
-        settings, outside = traced_program.settings, prediction.outside_allocator
-        prediction.against = compare(
-            traced_program, settings, memory, traced_program.steps, outside, *recorded
-        )
+        prediction.against = compare(traced, memory, prediction.outside_allocator, *recorded)
     prediction.seconds = time.perf_counter() - begun
     return prediction
 
@@ -146,27 +143,22 @@ def trace_steps(
 
 
 def _prediction_of(
-    traced_program: Trace,
-    kind: GpuKind,
-    version: tuple[int, int],
-    world_size: int,
-    explain: bool,
-    begun: float,
+    traced: Trace, kind: GpuKind, version: tuple[int, int], world_size: int, explain: bool, begun: float
 ) -> Prediction:
     """The prediction of the traced steps; `begun` is a `time.perf_counter` time."""
-    counters = replay(traced_program.recording, traced_program.settings, kind.memory, traced_program.steps)
+    counters = replay(traced.recording, traced.settings, kind.memory, traced.steps)
     # Steps of a script may differ. The first begins without the optimizer's states.
-    settled = (counters[1:] or counters) if traced_program.varies else counters[-1:]
+    settled = (counters[1:] or counters) if traced.varies else counters[-1:]
     settled = settled or [StepCounters(0, 0, 0, 0)]  # the host is followed, and nothing else was asked for
     highest = max(settled, key=lambda step: step.peak_allocated)
     reserved = max(step.peak_reserved for step in settled)
-    outside = 0 if kind is NO_GPU else kind.outside + nccl.outside(traced_program.communicators)
-    phase = phase_at(traced_program.recording, highest.peak_event)
+    outside = 0 if kind is NO_GPU else kind.outside + nccl.outside(traced.communicators)
+    phase = phase_at(traced.recording, highest.peak_event)
     predicted = Prediction(
         peak_allocated=highest.peak_allocated,
         peak_reserved=reserved,
         peak_phase=phase,
-        by_owner=owners_at(traced_program, highest),
+        by_owner=owners_at(traced, highest),
         outside_allocator=outside,
         steps=[
             PredictedStep(
@@ -176,38 +168,26 @@ def _prediction_of(
             )
             for counter in counters
         ],
-        cudnn_trials_bound=kind.memory - kind.outside if traced_program.cudnn_tries else UNSET,
-        compile_trials=UNSET if traced_program.compile_trials is None else traced_program.compile_trials,
+        cudnn_trials_bound=kind.memory - kind.outside if traced.cudnn_tries else UNSET,
+        compile_trials=UNSET if traced.compile_trials is None else traced.compile_trials,
         seconds=time.perf_counter() - begun,
-        notes=[
-            *traced_program.notes,
-            *_higher_before(counters, highest, traced_program.compile_trials or 0),
-            *([_TRIES] if traced_program.cudnn_tries else []),
-            *(
-                []
-                if kind is NO_GPU
-                else [
-                    *_notes(kind, version, traced_program.steps, reserved + outside),
-                    *nccl.notes(world_size, traced_program.communicators, traced_program.held),
-                ]
-            ),
-        ],
+        notes=[*traced.notes, *_higher_before(counters, highest, traced.compile_trials or 0)],
     )
+    if traced.cudnn_tries:
+        predicted.notes.append(_TRIES)
+    if kind is not NO_GPU:
+        predicted.notes += _notes(kind, version, traced.steps, reserved + outside)
+        predicted.notes += nccl.notes(world_size, traced.communicators, traced.held)
     if explain:
-        predicted.peak_table = peak_table(traced_program, highest.peak_allocated, highest.peak_event)
+        predicted.peak_table = peak_table(traced, highest.peak_allocated, highest.peak_event)
         peaks = {}
         if highest in counters:
-            peaks = phase_peaks(
-                traced_program.recording,
-                traced_program.settings,
-                kind.memory,
-                counters.index(highest),
-                traced_program.steps,
-            )
+            step = counters.index(highest)
+            peaks = phase_peaks(traced.recording, traced.settings, kind.memory, step, traced.steps)
         predicted.other_peaks = {
-            name: peak_table(traced_program, *peak) for name, peak in peaks.items() if name != phase
+            name: peak_table(traced, *peak) for name, peak in peaks.items() if name != phase
         }
-        predicted.context = _context(traced_program, kind, version, world_size)
+        predicted.context = _context(traced, kind, version, world_size)
     return predicted
 
 

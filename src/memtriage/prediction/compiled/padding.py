@@ -91,8 +91,9 @@ class MatrixProduct:
 
     def _pays(self, machine: GpuKind, arithmetic: float, memory: float) -> bool:
         """Whether padding is faster if arithmetic and memory take so many times longer unaligned."""
-        calculating, moving = self._calculating(machine), self._moving(machine)
-        _, bandwidth = _rates(machine, self.dtype)
+        operations, bandwidth = _rates(machine, self.dtype)
+        calculating = 2 * self.batch * self.rows * self.inner * self.columns / (_REACHED * operations)
+        moving = (sum(self.operands()) + self.result()) / bandwidth
         copying = 0.0
         for place, operand in enumerate(self.operands()):
             if not self.made_padded[place] and self._is_lengthened(place):
@@ -104,24 +105,8 @@ class MatrixProduct:
 
     def at_stake(self) -> int:
         """Bytes by which a wrong guess changes a peak: a padded copy of an operand, or a longer result."""
-        rows, inner, columns = self._padded_lengths()
-        sizes = (self._bytes(rows, inner), self._bytes(inner, columns))
-        copies = [
-            size
-            for place, size in enumerate(sizes)
-            if self._is_lengthened(place) and not self.made_padded[place]
-        ]
-        return max([*copies, self._bytes(rows, columns) - self.result()])
-
-    def _calculating(self, machine: GpuKind) -> float:
-        """Seconds of arithmetic."""
-        operations, _ = _rates(machine, self.dtype)
-        return 2 * self.batch * self.rows * self.inner * self.columns / (_REACHED * operations)
-
-    def _moving(self, machine: GpuKind) -> float:
-        """Seconds to read the operands and write the result."""
-        _, bandwidth = _rates(machine, self.dtype)
-        return (sum(self.operands()) + self.result()) / bandwidth
+        _, (*copies, result) = self.padded()
+        return max([*copies, result - self.result()])
 
     def _slowdown(self) -> Slowdown:
         lengths = zip((self.rows, self.inner, self.columns), self.added, strict=True)
@@ -130,10 +115,6 @@ class MatrixProduct:
 
     def _is_lengthened(self, place: int) -> bool:
         return any(self.added[place : place + 2])
-
-    def _padded_lengths(self) -> list[int]:
-        lengths = zip((self.rows, self.inner, self.columns), self.added, strict=True)
-        return [length + more for length, more in lengths]
 
     def operands(self) -> list[int]:
         """Bytes of the operands."""
@@ -145,7 +126,8 @@ class MatrixProduct:
 
     def padded(self) -> tuple[list[int], list[int]]:
         """Bytes of operands that are padded beforehand; of those that each trial pads, and of its result."""
-        rows, inner, columns = self._padded_lengths()
+        lengths = zip((self.rows, self.inner, self.columns), self.added, strict=True)
+        rows, inner, columns = (length + more for length, more in lengths)
         sizes = (self._bytes(rows, inner), self._bytes(inner, columns))
         beforehand: list[int] = []
         each: list[int] = []
