@@ -15,7 +15,7 @@ from memtriage.cli import app
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.many_steps.api import horizon_of_program
-from memtriage.prediction.many_steps.course import RecurrencePolicy, RunCourse
+from memtriage.prediction.many_steps.course import RunCourse
 from memtriage.prediction.many_steps.programs import ShapedScript
 from memtriage.prediction.many_steps.shapes import TRACED_AT_MOST
 from memtriage.prediction.many_steps.step_trace import cut
@@ -138,12 +138,12 @@ def test_known_states_change_no_outcome(whole):
     run = [*steps, *later[:2] * 100, *later[:3] * 100]
     oldest = max(step.oldest for step in run)
 
-    def outcomes(policy):
-        course = RunCourse(lambda: Simulator(traced.settings, device_memory=1 << 37), oldest, policy)
+    def outcomes(**kept):
+        course = RunCourse(lambda: Simulator(traced.settings, device_memory=1 << 37), oldest, **kept)
         return list(course.run(run)), course
 
-    plain, simulated = outcomes(RecurrencePolicy(patience=-1, stride=1 << 40))
-    known, shortened = outcomes(RecurrencePolicy())
+    plain, simulated = outcomes(most_blocks=-1)
+    known, shortened = outcomes()
     assert known == plain
     assert simulated.simulated == simulated.stood_for == shortened.stood_for
     assert shortened.simulated < shortened.stood_for / 2

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
 from memtriage.prediction.many_steps.course import (
-    POLICY,
-    RecurrencePolicy,
+    MOST_BLOCKS,
     RunCourse,
     StepFailed,
     StepOutcome,
@@ -28,12 +27,12 @@ FREES = StepTrace([30 * MIB, Other("free", block=(1, LOSS)), 20 * MIB, -1], {LOS
 EMPTIES = replace(FREES, operations=[*FREES.operations, Other("empty")])
 
 
-def course(capacity: int | None = None, oldest: int = 1, policy: RecurrencePolicy = POLICY) -> RunCourse:
-    return RunCourse(lambda: Simulator(parse_conf("", "2.11"), capacity=capacity), oldest, policy)
+def course(capacity: int | None = None, oldest: int = 1, most_blocks: int = MOST_BLOCKS) -> RunCourse:
+    return RunCourse(lambda: Simulator(parse_conf("", "2.11"), capacity=capacity), oldest, most_blocks)
 
 
-def outcomes(*steps: StepTrace, policy: RecurrencePolicy = POLICY) -> list[StepOutcome]:
-    return list(course(policy=policy).run(steps))
+def outcomes(*steps: StepTrace, most_blocks: int = MOST_BLOCKS) -> list[StepOutcome]:
+    return list(course(most_blocks=most_blocks).run(steps))
 
 
 def test_each_step_has_its_peaks_and_what_is_left() -> None:
@@ -93,20 +92,11 @@ def test_a_flush_is_counted_in_its_step() -> None:
 
 
 STEPS = st.lists(st.sampled_from([KEEPS, FREES, EMPTIES]), max_size=30)
-POLICIES = st.sampled_from(
-    [
-        RecurrencePolicy(patience=0, stride=3),
-        RecurrencePolicy(patience=2, stride=2),
-        RecurrencePolicy(blocks=0),
-    ]
-)
 
 
-@given(STEPS, POLICIES)
-def test_looking_for_states_less_often_changes_no_outcome(
-    steps: list[StepTrace], policy: RecurrencePolicy
-) -> None:
-    assert outcomes(*steps, policy=policy) == outcomes(*steps)
+@given(STEPS, st.integers(-1, 20))
+def test_forgetting_states_changes_no_outcome(steps: list[StepTrace], most_blocks: int) -> None:
+    assert outcomes(*steps, most_blocks=most_blocks) == outcomes(*steps)
 
 
 @given(STEPS)

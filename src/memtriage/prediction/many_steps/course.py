@@ -17,24 +17,8 @@ from memtriage.allocator.simulator import Simulator
 from memtriage.allocator.state import State, States
 from memtriage.prediction.many_steps.step_trace import Left, Other, Reference, StepTrace
 
-
-@dataclass(frozen=True, slots=True)
-class RecurrencePolicy:
-    """When states are looked for.
-
-    Attributes:
-        patience: after this many steps in a row with a new state, a state is only captured at each `stride`th
-            step: if a program's memory grows without end, no state comes twice.
-        stride: see above.
-        blocks: if captured states have more blocks than this, all are forgotten. A block takes 100 bytes.
-    """
-
-    patience: int = 200
-    stride: int = 16
-    blocks: int = 4_000_000
-
-
-POLICY: Final = RecurrencePolicy()
+MOST_BLOCKS: Final = 4_000_000
+"""If the states that are kept have more blocks, all are forgotten. A block takes 100 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +60,7 @@ class RunCourse:
     Args:
         allocator: makes a simulator that has handed out nothing.
         oldest: how many steps ago the oldest block was made that any of the steps frees.
-        policy: when states are looked for.
+        most_blocks: of the states that are kept.
 
     Attributes:
         simulated: events that went through the simulator.
@@ -84,11 +68,11 @@ class RunCourse:
     """
 
     def __init__(
-        self, allocator: Callable[[], Simulator], oldest: int, policy: RecurrencePolicy = POLICY
+        self, allocator: Callable[[], Simulator], oldest: int, most_blocks: int = MOST_BLOCKS
     ) -> None:
         self._new = allocator
         self._oldest = oldest
-        self._policy = policy
+        self._most_blocks = most_blocks
         self._simulator = allocator()
         self._recent: deque[dict[Left, SimBlock]] = deque(maxlen=oldest + 1)
         self._compares = True
@@ -103,24 +87,21 @@ class RunCourse:
         Raises:
             StepFailed: memory runs out in the step whose outcome was asked for.
         """
-        policy = self._policy
         here: State | None = None
-        misses = 0
-        for number, step in enumerate(steps):
+        for step in steps:
             self.stood_for += len(step.operations)
             known = None if here is None else self._known.get((here, id(step)))
             if known is not None:
                 outcome, here = known
-                misses = 0
                 yield outcome
                 continue
             if here is not None and here != self._here:
                 self._restore(here)
             outcome = self._step(step)
-            before, here = here, None
-            misses += 1
-            if misses <= policy.patience or number % policy.stride == 0:
-                here = self._capture()
+            if self._states.blocks > self._most_blocks:
+                self._states, here = States(), None
+                self._known.clear()
+            before, here = here, self._capture()
             self._here = here
             if before is not None and here is not None:
                 self._known[before, id(step)] = outcome, here
@@ -183,9 +164,6 @@ class RunCourse:
         if not self._compares or not States.has(self._simulator):
             self._compares = False
             return None
-        if self._states.blocks > self._policy.blocks:
-            self._states = States()
-            self._known.clear()
         names: dict[SimBlock, Hashable] = {
             block: (age, name)
             for age, left in zip(range(self._oldest), self._recent, strict=False)
