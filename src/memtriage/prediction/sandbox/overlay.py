@@ -18,9 +18,11 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+import psutil
 
 from memtriage.prediction.sandbox import syscalls
 from memtriage.prediction.sandbox.changes import Changes
@@ -48,13 +50,6 @@ def high_descriptor(descriptor: int) -> int:
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _DESCRIPTORS_FROM)
     os.close(descriptor)
     return moved
-
-
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    point: str
-    kind: str
-    writable: bool
 
 
 @dataclass(slots=True)
@@ -96,11 +91,11 @@ def enter(mount_point: str, wanted: Iterable[str], network: bool, own_processes:
     user_namespace = _unshare(namespaces | (syscalls.CLONE_NEWPID if own_processes else 0))
     if not network:
         _raise_loopback()
-    mounts = [mount for mount in _mounts() if mount.point != "/"]
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if mount.mountpoint != "/"]
     syscalls.make_mounts_read_only()
     syscalls.mount("tmpfs", mount_point, "tmpfs", 0, "mode=700")
     scratch = high_descriptor(os.open(mount_point, os.O_PATH))
-    cover = _Cover(f"/proc/self/fd/{scratch}", user_namespace, [mount.point for mount in mounts])
+    cover = _Cover(f"/proc/self/fd/{scratch}", user_namespace, [mount.mountpoint for mount in mounts])
     for directory in _roots(mounts, wanted):
         cover.add(directory)
     os.chdir(here)
@@ -139,22 +134,16 @@ def _raise_loopback() -> None:
         fcntl.ioctl(device, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
-def _mounts() -> Iterator[_Mount]:
-    """The mounts of this process, from `/proc/self/mountinfo` (proc(5))."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields, _, rest = line.partition(" - ")
-            point, options = fields.split(" ")[4:6]
-            # Blanks and backslashes in a path are written as octal escapes.
-            path = point.encode("utf-8", "surrogateescape").decode("unicode_escape").encode("latin-1")
-            yield _Mount(os.fsdecode(path), rest.split(" ")[0], "rw" in options.split(","))
+def _roots(mounts: Sequence[Any], wanted: Iterable[str]) -> list[str]:
+    """The directories to cover, the deepest first: a covered one is put back on top of the one it is in.
 
-
-def _roots(mounts: list[_Mount], wanted: Iterable[str]) -> list[str]:
-    """The directories to cover, the deepest first: a covered one is put back on top of the one it is in."""
+    Args:
+        mounts: as `psutil.disk_partitions` returns them.
+    """
+    writable = [mount for mount in mounts if "rw" in mount.opts.split(",")]
     roots = {entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)}
-    roots |= {mount.point for mount in mounts if mount.writable and os.path.isdir(mount.point)}
-    roots -= {mount.point for mount in mounts if mount.kind in _NOT_FILES or not mount.writable}
+    roots |= {mount.mountpoint for mount in writable if os.path.isdir(mount.mountpoint)}
+    roots -= {mount.mountpoint for mount in mounts if mount.fstype in _NOT_FILES or mount not in writable}
     roots |= {_highest_owned(directory) for directory in wanted}
     roots = {
         root
