@@ -61,7 +61,7 @@ def predict(
 
     from memtriage.model.prediction import RankPrediction
     from memtriage.prediction.distributed.ranks import all_ranks
-    from memtriage.prediction.host.node import add_node
+    from memtriage.prediction.host.replay import add_node
 
     ranks = program.ranks(ranks)
     world_size = 1 if ranks is None else ranks

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memtriage.prediction.compiled import registers, trials
+from memtriage.prediction.compiled import trials
 from memtriage.prediction.compiled.trials import Kernel, KernelTrials
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.lifetimes import FREE, Lifetimes
@@ -145,6 +145,6 @@ def test_a_kernel_to_which_nothing_would_be_added_is_not_compiled(monkeypatch):
 
 
 def test_registers_are_read_from_a_cubin():
-    attribute = registers._REGISTER_COUNT + struct.pack("<II", 10, 54)
-    assert registers._in_cubin(b"\x7fELF" + attribute + b"\x00") == 54
-    assert registers._in_cubin(b"\x7fELF") is None
+    attribute = trials._REGISTER_COUNT + struct.pack("<II", 10, 54)
+    assert trials._in_cubin(b"\x7fELF" + attribute + b"\x00") == 54
+    assert trials._in_cubin(b"\x7fELF") is None

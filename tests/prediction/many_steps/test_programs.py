@@ -8,7 +8,7 @@ import torch
 import memtriage
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedScript
-from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, ROUTED
+from memtriage.prediction.many_steps.shapes import FIRST_STEPS, ROUTED
 
 
 def looping(body, batches="[torch.zeros(2, 3)] * 6", loader="batch_size=None"):

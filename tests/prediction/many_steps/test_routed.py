@@ -11,8 +11,7 @@ from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedBuild
 from memtriage.prediction.many_steps.routed import NotRoutedError, RoutedSteps
-from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, ROUTED
-from memtriage.prediction.many_steps.shapes import inputs_of
+from memtriage.prediction.many_steps.shapes import FIRST_STEPS, ROUTED, inputs_of
 from memtriage.prediction.many_steps.step_trace import cut
 from memtriage.prediction.routing import Routing
 from memtriage.prediction.trace import trace

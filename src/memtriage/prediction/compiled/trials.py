@@ -4,12 +4,16 @@ A Triton kernel with several configurations is timed at its first call: with cop
 writes, and with a buffer of the size of the L2 cache that is filled between runs (`CachingAutotuner` in
 torch/_inductor/runtime/triton_heuristics.py, `InductorBenchmarker` in benchmarking.py). Padding of a matrix
 product is timed at compile time, with operands of its own (`_should_pad` in fx_passes/pad_mm.py).
+
+Where a reduction uses many registers, Inductor tries smaller blocks. Triton compiles for a GPU that is not
+there to count them: its compiler and NVIDIA's assembler are in its package.
 """
 
 from __future__ import annotations
 
 import functools
 import linecache
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,12 +21,16 @@ from typing import Any, Final
 
 import torch
 
-from memtriage.prediction.compiled.registers import MOST, registers
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.scratch.products import Workspaces
 
 OPERATOR: Final = "inductor::trial"
 """What blocks of trials are called."""
+_REGISTER_COUNT: Final = b"\x04\x2f\x08\x00"
+"""Attribute of a kernel in a cubin: its form, `EIATTR_REGCOUNT`, its length; symbol and count follow."""
+
+MOST: Final = 255
+"""Registers that a thread has at most."""
 
 
 class KernelTrials:
@@ -189,3 +197,29 @@ def _extent(tensor: torch.Tensor) -> int:
     """Bytes from the first element to the last (`clone_preserve_strides`)."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size() if tensor.numel() else 0
+
+
+def registers(tuner: Any, config: Any) -> int | None:
+    """The registers of a kernel (`CachingAutotuner`) in one of its configurations; None if not compiled."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    meta = tuner._create_compile_meta(config)
+    try:
+        compiled = triton.compile(
+            ASTSource(tuner.fn, meta["signature"], meta["constants"], meta["configs"][0]),
+            target=GPUTarget("cuda", meta["cc"], tuner.device_props.warp_size or 32),
+            options=tuner._create_compile_options(config, meta),
+        )
+    except Exception:  # where no subprocess may be started, say; the caller knows what to assume
+        return None
+    return _in_cubin(compiled.asm["cubin"])
+
+
+def _in_cubin(cubin: bytes) -> int | None:
+    place = cubin.find(_REGISTER_COUNT)
+    if place < 0:
+        return None
+    _, count = struct.unpack_from("<II", cubin, place + len(_REGISTER_COUNT))
+    return int(count)

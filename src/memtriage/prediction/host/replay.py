@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from memtriage.model.blocks import pinned_block
-from memtriage.model.prediction import HOST_PEAK, HostCourse
+from memtriage.model.prediction import HOST_PEAK, HostCourse, Prediction
 from memtriage.prediction.host.malloc import Malloc
-from memtriage.prediction.host.memory import PINNED, HostTrace, MemoryPlace
+from memtriage.prediction.host.memory import FILES, PINNED, HostTrace, MemoryPlace
 from memtriage.prediction.lifetimes import FREE
 
 RETAINED: Final = "malloc retained"
 LIBRARIES: Final = "libraries"
+LAUNCHER: Final = "launcher"
 _DESCRIPTION: Final = 512
 """Bytes of the C++ objects of a tensor, which come after its data: they keep malloc from returning what is
 below them."""
@@ -127,3 +128,51 @@ def host_course(trace: HostTrace) -> HostCourse:
 def highest(parts: list[dict[str, int]]) -> dict[str, int]:
     """The part with the largest resident set."""
     return max(parts, key=lambda part: part[HOST_PEAK])
+
+
+def add_node(prediction: Prediction, courses: list[HostCourse], ranks: int) -> None:
+    """Give a prediction its `host_node`: rank 0, which often saves for all, and others like rank 1.
+
+    Args:
+        courses: of rank 0, and of rank 1 where there is one.
+        ranks: of the node.
+    """
+    prediction.host_node = node(courses, ranks)
+    if ranks > 1:
+        prediction.notes.append(
+            f"the node has {ranks} ranks of the job: rank 0, and {ranks - 1} that need as much as rank 1"
+        )
+
+
+def node(courses: list[HostCourse], ranks: int) -> dict[str, int]:
+    """Bytes by class when the resident sets of a node's processes are largest, and their sum as `peak`.
+
+    Args:
+        courses: of rank 0 and of one that all others are like.
+        ranks: of the node.
+    """
+    counts = [1, ranks - 1][: len(courses)]
+    lengths = {len(course.stretches) for course in courses}
+    if len(lengths) == 1:
+        # Collectives are where all ranks are at the same place of the program.
+        moments = [list(parts) for parts in zip(*(course.stretches for course in courses), strict=True)]
+    else:
+        moments = [[highest(course.stretches) for course in courses]]
+    launcher = {LAUNCHER: courses[0].launcher} if ranks > 1 else {}
+    return highest(
+        [with_peak({**_together(parts, counts, courses[0].shared), **launcher}) for parts in moments]
+    )
+
+
+def _together(parts: list[dict[str, int]], counts: list[int], shared: int) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for part, count in zip(parts, counts, strict=True):
+        for kind, size in part.items():
+            if kind == HOST_PEAK:
+                continue
+            if kind == FILES:
+                held[kind] = max(held.get(kind, 0), size)  # pages of a file are there once
+            else:
+                held[kind] = held.get(kind, 0) + size * count
+    held[LIBRARIES] -= shared * (sum(counts) - 1)
+    return held

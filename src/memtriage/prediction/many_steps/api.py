@@ -20,8 +20,14 @@ from memtriage.prediction.many_steps.derive import derive
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
 from memtriage.prediction.many_steps.routed import NotRoutedError, RoutedSteps
 from memtriage.prediction.many_steps.run import LongRun, MemoryLimits, RunEnd
-from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, RunShapes, run_shapes
-from memtriage.prediction.many_steps.shapes import NOTHING, Shape, inputs_of
+from memtriage.prediction.many_steps.shapes import (
+    FIRST_STEPS,
+    NOTHING,
+    RunShapes,
+    Shape,
+    inputs_of,
+    run_shapes,
+)
 from memtriage.prediction.many_steps.step_trace import StepTrace, cut
 from memtriage.prediction.many_steps.variants import variants
 from memtriage.prediction.routing import Routing, read_routing

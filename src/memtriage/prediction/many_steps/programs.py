@@ -16,8 +16,16 @@ from torch.utils.data import DataLoader
 from memtriage.prediction.build import Build, BuildError, Built
 from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu
-from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, ROUTED, RunShapes, run_shapes
-from memtriage.prediction.many_steps.shapes import NOTHING, Shape, StepInput, shape_of
+from memtriage.prediction.many_steps.shapes import (
+    FIRST_STEPS,
+    NOTHING,
+    ROUTED,
+    RunShapes,
+    Shape,
+    StepInput,
+    run_shapes,
+    shape_of,
+)
 from memtriage.prediction.script import Script, ScriptWatch
 from memtriage.prediction.trace import BuildFunction
 from memtriage.prediction.watch import TraceWatch

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from memtriage.prediction.drawn import ChangedError, Draws
-from memtriage.prediction.many_steps.run_shapes import ROUTED
+from memtriage.prediction.many_steps.shapes import ROUTED
 from memtriage.prediction.many_steps.step_trace import StepTrace
 
 SEED: Final = 1

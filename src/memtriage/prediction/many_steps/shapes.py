@@ -1,4 +1,4 @@
-"""The shapes of a run's steps: where they come from, which of them are traced."""
+"""The shapes of a run's steps: where they come from, which of them are traced, and in which order."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from memtriage.prediction.drawn import Draws
+
 TRACED_AT_MOST: Final = 32
 """Up to so many distinct shapes, each is traced."""
 SAMPLED: Final = 16
 """Above, so many are: twice what a polynomial of the second degree in two dimensions needs."""
 CHECKED: Final = 5
 """And so many of the derived ones, to see how far off they are."""
+ROUTED: Final = 8
+"""Later steps that are traced where sizes follow from random draws: a line through them is exact or not."""
+FIRST_STEPS: Final = 2
+"""Steps that come once: the optimizer makes its states in the first, DDP its buckets again in the second."""
 HISTOGRAM_SEED: Final = 0
 """Of the order in which the lengths of a histogram come."""
 
@@ -206,3 +212,46 @@ def varying(shapes: Sequence[Shape]) -> list[int]:
         if len(set(column)) > 1:
             seen.setdefault(column, position)
     return list(seen.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RunShapes:
+    """What is known of a run.
+
+    Attributes:
+        shapes: of every step.
+        first: how many steps are traced as they come; the others come after those.
+        choice: which shapes of the others are traced.
+    """
+
+    shapes: Sequence[Shape]
+    first: int
+    choice: TraceChoice
+
+    @property
+    def traced(self) -> tuple[Shape, ...]:
+        """The shapes of the traced steps, in order.
+
+        The largest comes again at the end: at first it may have made what stays, such as a table of positions
+        that is as long as the longest input.
+        """
+        choice = self.choice
+        return (*self.shapes[: self.first], *choice.traced, *choice.checked, *choice.traced[:1])
+
+    def routed(self, draws: Draws) -> bool:
+        """Whether the steps are drawn again: all later ones have one shape, and sizes follow from draws."""
+        longer = len(self.shapes) > self.first + ROUTED
+        return longer and len(self.choice.traced) == 1 and bool(draws.numbers(self.first - 1))
+
+
+def run_shapes(shapes: Sequence[Shape], first: int = FIRST_STEPS) -> RunShapes:
+    """Plan the traces of a run.
+
+    Raises:
+        ValueError: its inputs are too different.
+    """
+    first = min(first, len(shapes))
+    planned = RunShapes(shapes, first, choose(shapes[first:]))
+    if len(planned.traced) > len(shapes):  # the program may have no step more: all are traced as they come
+        return RunShapes(shapes, len(shapes), choose(()))
+    return planned

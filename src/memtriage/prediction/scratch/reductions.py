@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.scratch.stages import Rule
 
 aten: Final = torch.ops.aten
 
@@ -23,6 +24,9 @@ VECTOR: Final = 4
 VECTORIZED_FROM: Final = 128
 LEAST_VALUES: Final = 16
 MOST_VALUES: Final = 256
+
+MANY_ROWS: Final = 64 * 1024
+ROWS_OF_BLOCK: Final = 32
 
 SINGLE: Final = 4
 """Bytes of a partial result in single precision."""
@@ -177,3 +181,25 @@ def _last_power(number: int) -> int:
     (64, 1, 1)
     """
     return 1 << max(number.bit_length() - 1, 0)
+
+
+def _layer_norm(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
+) -> list[int]:
+    """`LaunchGammaBetaBackwardCUDAKernel` in layer_norm_kernel.cu: for many short rows one partial sum for
+    each 32 of them, then a plain sum."""
+    source, shape = args[1], args[2]
+    width = torch.Size(shape).numel()
+    rows = source.numel() // max(width, 1)
+    gradients = [
+        tensor for tensor in outputs if tensor.numel() == width and tensor.shape == torch.Size(shape)
+    ]
+    if rows <= MANY_ROWS or width // WARP >= machine.multiprocessors // 2 or not gradients:
+        return []
+    blocks = -(-rows // ROWS_OF_BLOCK)
+    layout = layout_of((blocks, width), (width, 1), {0})
+    partial = [blocks * width * gradient.element_size() for gradient in gradients]
+    return [*partial, *sizes(layout, SINGLE, machine)]
+
+
+RULES: Final[dict[Any, Rule]] = {aten.native_layer_norm_backward.default: _layer_norm}

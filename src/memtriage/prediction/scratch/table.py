@@ -13,7 +13,6 @@ from memtriage.prediction.scratch import (
     attention,
     convolution,
     embedding,
-    normalization,
     products,
     reductions,
 )
@@ -72,7 +71,7 @@ class Scratch:
         self.convolved = False
         self._lifetimes = lifetimes
         self._tried: set[tuple[Any, ...]] = set()
-        self._rules = {**attention.RULES, **embedding.RULES, **normalization.RULES}
+        self._rules = {**attention.RULES, **embedding.RULES, **reductions.RULES}
 
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
         """Make what libraries keep or drop from here on; called when the results are allocated."""

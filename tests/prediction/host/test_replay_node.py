@@ -1,7 +1,7 @@
 """The host memory of several ranks together."""
 
 from memtriage.model.prediction import HostCourse
-from memtriage.prediction.host.node import node
+from memtriage.prediction.host.replay import node
 
 
 def course(*parts, shared=10):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memtriage.prediction.gpu_kinds import machine
-from memtriage.prediction.scratch.normalization import RULES
+from memtriage.prediction.scratch.reductions import RULES
 
 aten = torch.ops.aten
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from memtriage.prediction.many_steps.run_shapes import run_shapes
-from memtriage.prediction.many_steps.shapes import SAMPLED, TRACED_AT_MOST, Shape, input_of
+from memtriage.prediction.many_steps.shapes import SAMPLED, TRACED_AT_MOST, Shape, input_of, run_shapes
 
 
 def shape(length: int) -> Shape:
