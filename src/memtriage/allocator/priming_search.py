@@ -8,8 +8,8 @@ under other settings of the allocator.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -70,7 +70,6 @@ class PrimingPolicy:
         kept: blocks of an evaluation that are alive at the same time.
         searched_under: circumstances under which each choice is tried; the first is as predicted.
         predicted: weight of the bytes reserved as predicted; the other circumstances share the rest.
-        excess: weight of each byte by which a trial is worse than without blocks.
         checked_under: circumstances that each new best choice must pass.
         warmest: at its beginning, the search may continue from a choice that is worse by up to this share.
         room: share of the peak by which a block of the best choice is enlarged, if unpredicted memory of
@@ -103,7 +102,6 @@ class PrimingPolicy:
         Circumstance(unpredicted=4 * MIB),
     )
     predicted: float = 0.6
-    excess: float = 1.0
     checked_under: tuple[Circumstance, ...] = (
         Circumstance(),
         Circumstance(unpredicted=8 * MIB),
@@ -274,42 +272,36 @@ def _checks(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
         if under.unpredicted:
             words += f", {under.unpredicted // MIB} MiB more"
         checks.append(_TriedTrace(few.all(), under, words))
-    if len(requests.steps) < 2:
-        return checks
-    other = reordered(requests, _SEED)
-    if other is not None:
-        checks.append(_TriedTrace(other.all(), name="steps in another order"))
-    if requests.convolves:
-        taken = with_workspaces(few, policy.workspace)
-        checks.append(_TriedTrace(taken.all(), name="other workspaces at the peak", against=few.all()))
-    checks.append(_TriedTrace(shortened(few, policy.shares).all(), name="shorter batches"))
-    if any(step.forward for step in few.steps):
+    checks += _similar(requests, policy)
+    if len(requests.steps) > 1 and any(step.forward for step in few.steps):
         checks.append(_TriedTrace(evaluated(few, policy.kept).all(), name="evaluation after each step"))
     return checks
 
 
-def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
-    """The traces that each choice is tried on; first the program as predicted.
+def _similar(requests: Requests, policy: PrimingPolicy) -> Iterator[_TriedTrace]:
+    """Traces with which a choice must not be worse. A search without them found choices that failed every
+    check."""
+    if len(requests.steps) < 2:
+        return
+    other = reordered(requests, _SEED)
+    if other is not None:
+        yield _TriedTrace(other.all(), name="steps in another order")
+    few = repeated(requests, 2 * policy.searched_steps)
+    if requests.convolves:
+        taken = with_workspaces(few, policy.workspace).all()
+        yield _TriedTrace(taken, name="other workspaces at the peak", against=few.all())
+    yield _TriedTrace(shortened(few, policy.shares).all(), name="shorter batches")
 
-    With shorter batches, other workspaces or another order, a choice only must not be worse. A search without
-    them found choices that failed every check.
-    """
+
+def _cases(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
+    """The traces that each choice is tried on; first the program as predicted."""
     searched = _searched(requests, policy)
     own = compressed(searched.all())
     first, *others = policy.searched_under
     cases = [_TriedTrace(own, first, weight=policy.predicted if others else 1.0)]
     cases += [_TriedTrace(own, under, weight=(1 - policy.predicted) / len(others)) for under in others]
-    if len(requests.steps) < 2:
-        return cases
-    other = reordered(requests, _SEED)
-    if other is not None:
-        cases.append(_TriedTrace(compressed(other.all())))
-    few = repeated(requests, 2 * policy.searched_steps)
-    if requests.convolves:
-        taken = with_workspaces(few, policy.workspace)
-        cases.append(_TriedTrace(compressed(taken.all()), against=few.all()))
-    cases.append(_TriedTrace(compressed(shortened(few, policy.shares).all())))
-    return cases
+    similar = _similar(requests, policy)
+    return cases + [replace(each, requests=compressed(each.requests)) for each in similar]
 
 
 class _BlockSearch:
@@ -405,14 +397,14 @@ class _BlockSearch:
             rest -= case.weight
             allowed = case.before * (1 + self._policy.tolerance)
             left = limit - value - rest * self._peak - case.weight * allowed
-            most = allowed + left / (case.weight if left < 0 else case.weight + self._policy.excess)
+            most = allowed + left / (case.weight if left < 0 else case.weight + 1)
             outcome = self._trial.run(case.requests, blocks, int(most) - self._pools, case.under)
             if outcome is None:
                 if at > 1:  # try a failing case earlier the next time
                     self._cases.insert(at - 1, self._cases.pop(at))
                 return None
             outcome += self._pools
-            value += case.weight * outcome + self._policy.excess * max(0.0, outcome - allowed)
+            value += case.weight * outcome + max(0.0, outcome - allowed)
             passes = passes and outcome <= allowed
         if value < self._leading:
             self._leader, self._leading, self._found = blocks, value, self._trial.simulated
