@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from memtriage.model.plan import Plan, SizedProgram
 from memtriage.model.prediction import HostCourse, RankPrediction
-from memtriage.model.priming import Priming
 from memtriage.model.target import TraceTarget
 from memtriage.planning import api
 from memtriage.planning.priming import plan_priming
@@ -24,6 +24,8 @@ from memtriage.prediction.routing import read_routing
 from memtriage.prediction.sandbox.child import report_progress
 from memtriage.prediction.script import Script
 from memtriage.prediction.watch import TracedProgram
+
+T = TypeVar("T")
 
 
 def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
@@ -67,31 +69,18 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
     )
 
 
-def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:
-    """Plan for a target; `options` are keyword arguments of `memtriage.plan`.
+def _called(function: Callable[..., T], target: dict[str, Any], options: dict[str, Any]) -> T:
+    """Call a function with what a target names; `options` are its keyword arguments.
 
     Raises:
         ValueError: the target or an option cannot be used.
     """
-    return api.plan(_program(target), **options)
+    return function(_program(target), **options)
 
 
-def sized(target: dict[str, Any], options: dict[str, Any]) -> SizedProgram:
-    """What a target needs; `options` are keyword arguments of `planning.api.needs_of`.
-
-    Raises:
-        ValueError: the target or an option cannot be used.
-    """
-    return api.needs_of(_program(target), **options)
-
-
-def prime(target: dict[str, Any], options: dict[str, Any]) -> Priming:
-    """Choose blocks for a target; `options` are keyword arguments of `planning.priming.plan_priming`.
-
-    Raises:
-        ValueError: the target or an option cannot be used.
-    """
-    return plan_priming(_program(target), **options)
+plan: Final = partial(_called, api.plan)
+sized: Final = partial(_called, api.needs_of)
+prime: Final = partial(_called, plan_priming)
 
 
 def _shaped(given: dict[str, Any], steps: int, lengths: str | None) -> ShapedBuild | ShapedScript:
