@@ -7,8 +7,7 @@ from memtriage.planning.rungs import settings, sharding
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING
 from memtriage.planning.rungs.knobs import MICRO_BATCH
 from memtriage.planning.rungs.loss import CHUNKED_LOSS
-from memtriage.planning.rungs.optimizer_state import EIGHT_BIT, OFFLOAD
-from memtriage.planning.rungs.optimizer_step import OPTIMIZER_STEP
+from memtriage.planning.rungs.optimizers import EIGHT_BIT, OFFLOAD, OPTIMIZER_STEP
 from memtriage.planning.rungs.precision import AUTOCAST, WHOLE
 from memtriage.planning.rungs.settings import ATTENTION, SET_TO_NONE
 

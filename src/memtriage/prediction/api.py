@@ -21,8 +21,7 @@ from memtriage.prediction.distributed.broadcasts import Broadcasts
 from memtriage.prediction.gpu_kinds import NO_GPU, GpuKind, machine
 from memtriage.prediction.host.replay import highest as highest_stretch
 from memtriage.prediction.host.replay import host_course
-from memtriage.prediction.owners import owners_at
-from memtriage.prediction.peak_table import peak_table
+from memtriage.prediction.owners import owners_at, peak_table
 from memtriage.prediction.simulate import StepCounters, phase_at, phase_peaks, replay
 from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memtriage.prediction.api import predict_program
-from memtriage.prediction.peak_table import folded
+from memtriage.prediction.owners import folded
 
 WIDTH = 256
 BATCH = 1024
@@ -138,7 +138,9 @@ def test_each_row_has_the_line_and_the_phase_that_made_it(build):
         return number
 
     made = table["activation", "blocks[*].act"]
-    assert made.site.endswith(f"test_peak_table.py:{line('return self.act(self.linear(x))')} in forward")
+    assert made.site.endswith(
+        f"test_owners_peak_table.py:{line('return self.act(self.linear(x))')} in forward"
+    )
     assert made.phase == "forward"
     assert table["optimizer state", "head"].site.endswith(f":{line('optimizer.step()')} in step")
     assert table["parameter", "head"].phase == "build"

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memtriage.planning.changes import Rung
 from memtriage.planning.facts import UNKNOWN, OptimizerFacts
-from memtriage.planning.rungs.optimizer_state import EIGHT_BIT, OFFLOAD
+from memtriage.planning.rungs.optimizers import EIGHT_BIT, OFFLOAD
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, last
 

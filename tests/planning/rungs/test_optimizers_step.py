@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memtriage.planning.facts import UNKNOWN, OptimizerFacts
-from memtriage.planning.rungs.optimizer_step import OPTIMIZER_STEP
+from memtriage.planning.rungs.optimizers import OPTIMIZER_STEP
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, last, weights
 
