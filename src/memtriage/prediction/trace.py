@@ -219,7 +219,7 @@ def trace(
                 allocator,
                 conf,
                 notes,
-                compiler.stand_in,
+                compiler.compile,
                 values.generator,
                 world_size,
             )

@@ -109,29 +109,25 @@ class Compiler:
         self.active = False
         self.watch: TraceWatch | None = None
 
-    def stand_in(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that replaces `torch.compile`.
+    def compile(self, original: Callable[..., Any], model: Any = None, **options: Any) -> Any:
+        """What stands for `torch.compile`, the original.
 
         Raises:
             BuildError: the prediction is for another version of torch, which fuses otherwise.
         """
-
-        def compile(model: Any = None, **options: Any) -> Any:
-            if not self._compiles():
-                return model if model is not None else lambda function: function
-            if model is None:
-                return original(**options)  # a decorator, which comes here again with the function
-            refused = _refusal(options)
-            if refused is not None:
-                return _refusing(original(model, **options), refused)
-            self._begin()
-            compiled = original(model, **self._without_trials(options))
-            optimizer = getattr(model, "__self__", None)
-            if isinstance(optimizer, torch.optim.Optimizer) and model.__name__ == "step":
-                return self._followed(optimizer, compiled)
-            return compiled
-
-        return compile
+        if not self._compiles():
+            return model if model is not None else lambda function: function
+        if model is None:
+            return original(**options)  # a decorator, which comes here again with the function
+        refused = _refusal(options)
+        if refused is not None:
+            return _refusing(original(model, **options), refused)
+        self._begin()
+        compiled = original(model, **self._without_trials(options))
+        optimizer = getattr(model, "__self__", None)
+        if isinstance(optimizer, torch.optim.Optimizer) and model.__name__ == "step":
+            return self._followed(optimizer, compiled)
+        return compiled
 
     def _without_trials(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return options by which Inductor chooses kernels without timing them, and note what is left out."""

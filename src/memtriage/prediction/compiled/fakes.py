@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memtriage.prediction.fake_cuda.stand_ins import around
 from memtriage.prediction.fake_cuda.tensors import CPU, CUDA, META, devices_true, meta_is_meant
 from memtriage.prediction.scratch.convolution import memory_format
 
@@ -34,12 +35,13 @@ def replacements() -> list[tuple[Any, str, Any]]:
     fake = fake_tensor.FakeTensor
     converter = fake_tensor.FakeTensorConverter
     asked = torch.ops.prim.device.default
+    entered, unset = fake_tensor.in_kernel_invocation_manager, proxy_tensor.unset_fake_temporarily
     return [
-        (fake, "__new__", staticmethod(_with_true_devices(fake.__new__))),
+        (fake, "__new__", staticmethod(around(fake.__new__, _with_true_devices))),
         (
             fake,
             "__torch_dispatch__",
-            classmethod(_answers_meta(fake.__dict__["__torch_dispatch__"].__func__)),
+            classmethod(around(fake.__dict__["__torch_dispatch__"].__func__, _answers_meta)),
         ),
         (
             fake_tensor,
@@ -48,13 +50,13 @@ def replacements() -> list[tuple[Any, str, Any]]:
         ),
         # Of `torch.Tensor` they ask C++, which asks Python again: slow, and Inductor asks often.
         *((fake, f"is_{kind}", _on(kind)) for kind in ("cuda", "cpu", "meta")),
-        (converter, "from_meta_and_device", _with_true_devices(converter.from_meta_and_device)),
+        (converter, "from_meta_and_device", around(converter.from_meta_and_device, _with_true_devices)),
         *(
-            (module, "in_kernel_invocation_manager", _true_inside(fake_tensor.in_kernel_invocation_manager))
+            (module, "in_kernel_invocation_manager", around(entered, _true_inside))
             for module in (fake_tensor, fake_impls)
         ),
         (trace_rules, "get_tensor_method", _with_replaced_methods(trace_rules.get_tensor_method)),
-        (proxy_tensor, "unset_fake_temporarily", _on_host_inside(proxy_tensor.unset_fake_temporarily)),
+        (proxy_tensor, "unset_fake_temporarily", around(unset, _on_host_inside)),
         (torch._C, "_conv_determine_backend_memory_format", _convolution_layout),
         (functional_tensor.FunctionalTensor, "tolist", _listed),
         (fake_tensor, "init_gpu_context", lambda *args: None),
@@ -62,10 +64,12 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (
             torch.Tensor,
             "_make_wrapper_subclass",
-            staticmethod(_asking(functional_tensor.FunctionalTensor, torch.Tensor._make_wrapper_subclass)),
+            staticmethod(
+                around(torch.Tensor._make_wrapper_subclass, _asking, functional_tensor.FunctionalTensor)
+            ),
         ),
         *(
-            (mode, "__torch_dispatch__", _placed(mode.__torch_dispatch__))
+            (mode, "__torch_dispatch__", around(mode.__torch_dispatch__, _placed))
             for mode in (
                 functional_tensor.FunctionalTensorMode,
                 proxy_tensor.ProxyTorchDispatchMode,
@@ -111,64 +115,47 @@ def _told(tensor: torch.Tensor) -> torch.device:
     return device
 
 
-def _answers_meta(original: Callable[..., Any]) -> Callable[..., Any]:
-    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:
-            return _told(args[0])
-        return original(cls, func, types, args, kwargs or {})
+def _answers_meta(
+    original: Callable[..., Any], cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
+    if func is torch.ops.prim.device.default:
+        return _told(args[0])
+    return original(cls, func, types, args, kwargs or {})
 
-    return dispatch
 
-
-def _asking(kind: type, original: Callable[..., Any]) -> Callable[..., Any]:
+def _asking(kind: type, original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`_make_wrapper_subclass`, whose wrappers of this kind let C++ ask Python for their device."""
-
-    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls is kind and len(args) > _DISPATCH_DEVICE and getattr(args[_DEVICE], "type", None) == "cuda":
-            args = (*args[:_DISPATCH_DEVICE], True, *args[_DISPATCH_DEVICE + 1 :])
-        return original(cls, *args, **kwargs)
-
-    return make
+    if cls is kind and len(args) > _DISPATCH_DEVICE and getattr(args[_DEVICE], "type", None) == "cuda":
+        args = (*args[:_DISPATCH_DEVICE], True, *args[_DISPATCH_DEVICE + 1 :])
+    return original(cls, *args, **kwargs)
 
 
-def _placed(original: Callable[..., Any]) -> Callable[..., Any]:
+def _placed(
+    original: Callable[..., Any], self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
     """A mode, for which `meta` that the program did not ask for is what C++ was told."""
-
-    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        device = (kwargs or {}).get("device")
-        if device is not None and device.type == "meta" and not meta_is_meant():
-            kwargs = {**kwargs, "device": CUDA}
-        return original(self, func, types, args, kwargs or {})
-
-    return dispatch
+    device = (kwargs or {}).get("device")
+    if device is not None and device.type == "meta" and not meta_is_meant():
+        kwargs = {**kwargs, "device": CUDA}
+    return original(self, func, types, args, kwargs or {})
 
 
-def _with_true_devices(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with devices_true():
-            return original(*args, **kwargs)
-
-    return call
+def _with_true_devices(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with devices_true():
+        return original(*args, **kwargs)
 
 
-def _true_inside(original: Callable[..., Any]) -> Callable[..., Any]:
-    @contextmanager
-    def entered(mode: Any) -> Iterator[None]:
-        with original(mode), devices_true():
-            yield
-
-    return entered
+@contextmanager
+def _true_inside(original: Callable[..., Any], mode: Any) -> Iterator[None]:
+    with original(mode), devices_true():
+        yield
 
 
-def _on_host_inside(original: Callable[..., Any]) -> Callable[..., Any]:
+@contextmanager
+def _on_host_inside(original: Callable[..., Any]) -> Iterator[None]:
     """The block in which constants of a graph are computed for real, of which the GPU would have some."""
-
-    @contextmanager
-    def entered() -> Iterator[None]:
-        with original(), MadeOnHost():
-            yield
-
-    return entered
+    with original(), MadeOnHost():
+        yield
 
 
 class MadeOnHost(TorchDispatchMode):  # type: ignore[misc]

@@ -10,7 +10,6 @@ from the driver is not known.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import itertools
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memtriage.prediction.fake_cuda.stand_ins import replaced
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import CUDA, META, as_device, meaning_meta, true_device
 from memtriage.prediction.lifetimes import SHARED_POOL, Lifetimes
 
@@ -45,8 +44,8 @@ class CudaGraphs:
         return [
             (torch.cuda, "CUDAGraph", type("CUDAGraph", (_Graph,), {"graphs": self})),
             (torch.cuda, "graph_pool_handle", lambda: (next(self._pools), 0)),
-            (storages, "data_ptr", self._with_addresses(storages.data_ptr)),
-            (torch.Tensor, "data_ptr", self._in_storages(torch.Tensor.data_ptr)),
+            (storages, "data_ptr", around(storages.data_ptr, self._with_address)),
+            (torch.Tensor, "data_ptr", around(torch.Tensor.data_ptr, self._in_storage)),
             (native, "_cuda_beginAllocateCurrentThreadToPool", lambda device, pool: self.enter(pool)),
             (native, "_cuda_endAllocateToPool", self.leave),
             (native, "_cuda_getCheckpointState", lambda device, pool: lifetimes.keep_pool(pool[0])),
@@ -100,30 +99,20 @@ class CudaGraphs:
         """What is allocated from now on is in the shared pool."""
         self._lifetimes.pool = SHARED_POOL
 
-    def _with_addresses(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
+    def _with_address(self, original: Callable[[Any], int], storage: Any) -> int:
         """`UntypedStorage.data_ptr`, which is 0 of what takes no memory."""
+        block = self._lifetimes.block_of(storage) if self._captured else None
+        if block is None or not self._lifetimes.recording.blocks[block].size:
+            return original(storage)
+        return (block + 1) << _ADDRESS_SHIFT
 
-        @functools.wraps(original)
-        def data_ptr(storage: Any) -> int:
-            block = self._lifetimes.block_of(storage) if self._captured else None
-            if block is None or not self._lifetimes.recording.blocks[block].size:
-                return original(storage)
-            return (block + 1) << _ADDRESS_SHIFT
-
-        return data_ptr
-
-    def _in_storages(self, original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
+    def _in_storage(self, original: Callable[[torch.Tensor], int], tensor: torch.Tensor) -> int:
         """`Tensor.data_ptr`, in a storage that has an address."""
-
-        @functools.wraps(original)
-        def data_ptr(tensor: torch.Tensor) -> int:
-            address = original(tensor)  # which may refuse to answer
-            if self._captured and true_device(tensor).type == "meta":
-                offset = tensor.storage_offset() * tensor.element_size()
-                address = int(tensor.untyped_storage().data_ptr() + offset)
-            return address
-
-        return data_ptr
+        address = original(tensor)  # which may refuse to answer
+        if self._captured and true_device(tensor).type == "meta":
+            offset = tensor.storage_offset() * tensor.element_size()
+            address = int(tensor.untyped_storage().data_ptr() + offset)
+        return address
 
     def _storage_at(self, address: int, device: torch.device, size: int) -> Any:
         """A storage of what is at an address; when it goes, nothing is freed."""

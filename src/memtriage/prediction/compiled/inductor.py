@@ -22,7 +22,7 @@ from memtriage.prediction.compiled import fakes
 from memtriage.prediction.compiled.graphs import CudaGraphs
 from memtriage.prediction.compiled.padding import MatrixProduct, Paddings
 from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
-from memtriage.prediction.fake_cuda.stand_ins import replaced
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
 from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES
 from memtriage.prediction.gpu_kinds import GpuKind
@@ -209,7 +209,7 @@ def _replacements(machine: GpuKind, trials: KernelTrials, paddings: Paddings) ->
         (torch.cuda, "default_generators", (_Generator(),) * torch.cuda.device_count()),
         (device_interface, "get_cuda_stream", lambda index: 0),
         *_of_interface(device_interface.CudaInterface),
-        (folder, "run", _folded_on_host(folder.run)),
+        (folder, "run", around(folder.run, _folded_on_host)),
         (pad_mm, "_should_pad", _padding(paddings, pad_mm, trials)),
         (_utils_internal, "max_clock_rate", lambda: _CLOCK),
         (utils, "get_gpu_dram_gbps", lambda: machine.bandwidth / 1e9),
@@ -290,12 +290,9 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=CUDA)
 
 
-def _folded_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(self: Any) -> Any:
-        with fakes.MadeOnHost():
-            return original(self)
-
-    return run
+def _folded_on_host(original: Callable[..., Any], self: Any) -> Any:
+    with fakes.MadeOnHost():
+        return original(self)
 
 
 def _padding(paddings: Paddings, pad_mm: ModuleType, trials: KernelTrials) -> Callable[..., bool]:

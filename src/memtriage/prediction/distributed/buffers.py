@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from torch.distributed.fsdp import _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 from torch.nn.parallel import DistributedDataParallel
 
+from memtriage.prediction.fake_cuda.stand_ins import around
 from memtriage.prediction.lifetimes import Lifetimes
 
 COMMUNICATION: Final = "communication buffer"
@@ -32,19 +32,15 @@ def replacements(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
         (dist.Reducer, "_rebuild_buckets", COMMUNICATION),
     ]
     return [
-        (owner, name, _owned(getattr(owner, name), kind, lifetimes))
+        (owner, name, around(getattr(owner, name), _owned, kind, lifetimes))
         for owner, name, kind in allocators
         if hasattr(owner, name)  # not every version of torch has all of them
     ]
 
 
-def _owned(original: Callable[..., Any], kind: str, lifetimes: Lifetimes) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        before, lifetimes.owner = lifetimes.owner, kind
-        try:
-            return original(*args, **kwargs)
-        finally:
-            lifetimes.owner = before
-
-    return call
+def _owned(kind: str, lifetimes: Lifetimes, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    before, lifetimes.owner = lifetimes.owner, kind
+    try:
+        return original(*args, **kwargs)
+    finally:
+        lifetimes.owner = before

@@ -5,15 +5,16 @@ The casts and the cache of cast weights follow `cached_cast` in ATen/autocast_mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from memtriage.prediction.fake_cuda.autocast_lists import LOWER, SINGLE, SINGLE_BY_DTYPE, SINGLE_NORM, WIDEST
 from memtriage.prediction.fake_cuda.overrides import Overrides
-from memtriage.prediction.fake_cuda.stand_ins import replaced
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu
 from memtriage.prediction.operators import mapped, tensors_in
 
@@ -31,7 +32,7 @@ class Autocast:
     def register(self, overrides: Overrides) -> None:
         """Replaces CUDA's autocast kernels by the casts."""
         single = [*SINGLE, *(["rms_norm"] if self._version >= RMS_NORM_SINGLE_SINCE else [])]
-        for names, make in (
+        for names, kernel in (
             (LOWER, self._lower),
             (single, self._single),
             (SINGLE_BY_DTYPE, self._single_by_dtype),
@@ -39,7 +40,7 @@ class Autocast:
             (WIDEST, self._widest),
         ):
             for name in names:
-                overrides.put(name, "AutocastCUDA", make)
+                overrides.put(name, "AutocastCUDA", partial(around, function=kernel))
 
     @contextmanager
     def cache_kept(self) -> Iterator[None]:
@@ -56,67 +57,42 @@ class Autocast:
         finally:
             self._cache.clear()
 
-    def _lower(self, func: Any) -> Callable[..., Any]:
-        def cast_and_run(*args: Any, **kwargs: Any) -> Any:
-            dtype = torch.get_autocast_dtype("cuda")
-            return _without_autocast(func, *self._cast(args, kwargs, dtype))
+    def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return _without_autocast(func, *self._cast(args, kwargs, torch.get_autocast_dtype("cuda")))
 
-        return cast_and_run
+    def _single(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return _without_autocast(func, *self._cast(args, kwargs, torch.float32))
 
-    def _single(self, func: Any) -> Callable[..., Any]:
-        def cast_and_run(*args: Any, **kwargs: Any) -> Any:
-            return _without_autocast(func, *self._cast(args, kwargs, torch.float32))
-
-        return cast_and_run
-
-    def _single_by_dtype(self, func: Any) -> Callable[..., Any]:
+    def _single_by_dtype(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """`fp32_set_opt_dtype`: no cast, but the accumulation and the result are single precision."""
-        position = [argument.name for argument in func._schema.arguments].index("dtype")
+        arguments = func._schema.arguments
+        position = [argument.name for argument in arguments].index("dtype")
+        given = args[position] if position < len(args) else kwargs.get("dtype")
+        if given is None and is_gpu(args[0]) and args[0].is_floating_point():
+            args, kwargs = args[:position], {**kwargs, "dtype": torch.float32}
+            if not arguments[position].kwarg_only:
+                defaults = (argument.default_value for argument in arguments[len(args) : position])
+                args = (*args, *defaults, kwargs.pop("dtype"))
+        return _without_autocast(func, args, kwargs)
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            given = args[position] if position < len(args) else kwargs.get("dtype")
-            first = args[0]
-            if given is None and is_gpu(first) and first.is_floating_point():
-                args = args[:position]
-                kwargs = {**kwargs, "dtype": torch.float32}
-                if not func._schema.arguments[position].kwarg_only:
-                    kwargs.pop("dtype")
-                    filled = [
-                        *args,
-                        *(
-                            argument.default_value
-                            for argument in func._schema.arguments[len(args) : position]
-                        ),
-                    ]
-                    args = (*filled, torch.float32)
+    def _single_norm(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        first = args[0]
+        if not first.is_floating_point():
             return _without_autocast(func, args, kwargs)
+        with _autocast_off():
+            return torch.linalg.vector_norm(
+                first,
+                2.0 if len(args) < 2 or args[1] is None else args[1],
+                *(args[2:4] if len(args) > 2 else ()),
+                dtype=torch.float32,
+            )
 
-        return run
-
-    def _single_norm(self, func: Any) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            first = args[0]
-            if not first.is_floating_point():
-                return _without_autocast(func, args, kwargs)
-            with _autocast_off():
-                return torch.linalg.vector_norm(
-                    first,
-                    2.0 if len(args) < 2 or args[1] is None else args[1],
-                    *(args[2:4] if len(args) > 2 else ()),
-                    dtype=torch.float32,
-                )
-
-        return run
-
-    def _widest(self, func: Any) -> Callable[..., Any]:
-        def cast_and_run(*args: Any, **kwargs: Any) -> Any:
-            widest = torch.get_autocast_dtype("cuda")
-            for tensor in tensors_in(args, kwargs):
-                if _eligible(tensor) and tensor.dtype is torch.float32:
-                    widest = torch.float32
-            return _without_autocast(func, *self._cast(args, kwargs, widest))
-
-        return cast_and_run
+    def _widest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        widest = torch.get_autocast_dtype("cuda")
+        for tensor in tensors_in(args, kwargs):
+            if _eligible(tensor) and tensor.dtype is torch.float32:
+                widest = torch.float32
+        return _without_autocast(func, *self._cast(args, kwargs, widest))
 
     def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
         """The arguments in the other type, cast from the last to the first, as GCC evaluates a call's."""

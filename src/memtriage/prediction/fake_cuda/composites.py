@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from memtriage.prediction.fake_cuda import attention
 from memtriage.prediction.fake_cuda.attention import AttentionCall, Backend, Switches
 from memtriage.prediction.fake_cuda.overrides import Overrides
+from memtriage.prediction.fake_cuda.stand_ins import around
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.notes import Notes
@@ -43,15 +45,11 @@ KEY_OF_SHARDS: Final = "AutogradMeta"
 """Where DTensors come: they have the keys of the true device."""
 
 
-def _of_shards(overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _of_shards(kernel: Callable[..., Any], overload: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
     """The kernel for a DTensor of the GPU, whose keys are those of the true device of its parts."""
-
-    def call(source: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(source) is not torch.Tensor and any(map(is_gpu, parts(source))):
-            return kernel(source, *args, **kwargs)
-        return overload.decompose(source, *args, **kwargs)
-
-    return call
+    if type(source) is not torch.Tensor and any(map(is_gpu, parts(source))):
+        return kernel(source, *args, **kwargs)
+    return overload.decompose(source, *args, **kwargs)
 
 
 class Composites:
@@ -80,13 +78,13 @@ class Composites:
         # Not at the key of shards: C++ adds out of place to a DTensor on a GPU, too.
         self.kernels[overrides.put("linear", KEY, lambda overload: linear)] = linear
         for name in (*KERNELS_OF_CUDA, *WHOLE):
-            self.kernels[overrides.put(name, KEY, _below_autograd)] = None
+            self.kernels[overrides.put(name, KEY, partial(around, function=_below_autograd))] = None
         for name in RECURRENT:
-            overrides.put(name, KEY, self._cell_by_cell)
+            overrides.put(name, KEY, partial(around, function=self._cell_by_cell))
 
     def _put(self, overrides: Overrides, name: str, kernel: Callable[..., Any]) -> None:
         self.kernels[overrides.put(name, KEY, lambda overload: kernel)] = kernel
-        overrides.put(name, KEY_OF_SHARDS, lambda overload: _of_shards(overload, kernel))
+        overrides.put(name, KEY_OF_SHARDS, lambda overload: around(overload, _of_shards, kernel))
 
     def attention(
         self,
@@ -157,18 +155,15 @@ class Composites:
             return _FusedRmsNorm.apply(input, normalized_shape, weight, eps)
         return aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
 
-    def _cell_by_cell(self, overload: Any) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._notes.add(
-                "recurrent",
-                "recurrent layers are traced cell by cell: what cuDNN keeps for backward is not known",
-            )
-            output, *last = overload.decompose(*args, **kwargs)
-            # Some versions of PyTorch give the last states of an LSTM a dimension too many.
-            first = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
-            return output, *(state.view(given.shape) for state, given in zip(last, first, strict=True))
-
-        return run
+    def _cell_by_cell(self, overload: Any, *args: Any, **kwargs: Any) -> Any:
+        self._notes.add(
+            "recurrent",
+            "recurrent layers are traced cell by cell: what cuDNN keeps for backward is not known",
+        )
+        output, *last = overload.decompose(*args, **kwargs)
+        # Some versions of PyTorch give the last states of an LSTM a dimension too many.
+        first = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+        return output, *(state.view(given.shape) for state, given in zip(last, first, strict=True))
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -222,12 +217,9 @@ def batch_norm(
     return aten.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
-def _below_autograd(overload: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return overload(*args, **kwargs)
-
-    return run
+def _below_autograd(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return overload(*args, **kwargs)
 
 
 def _switches() -> Switches:

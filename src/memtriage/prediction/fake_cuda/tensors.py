@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 import torch._meta_registrations  # registers the meta kernels that are written in Python
 
-from memtriage.prediction.fake_cuda.stand_ins import replaced
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 
 META: Final = torch.device("meta")
 CUDA: Final = torch.device("cuda", 0)
@@ -145,13 +145,10 @@ def addresses_refused() -> Iterator[None]:
         _thread.addresses_refused = before
 
 
-def _addressed(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
-    def data_ptr(self: torch.Tensor) -> int:
-        if _thread.addresses_refused and true_device(self).type == "meta":
-            raise AddressRefusedError("a tensor without data has no address")
-        return original(self)
-
-    return data_ptr
+def _addressed(original: Callable[[torch.Tensor], int], self: torch.Tensor) -> int:
+    if _thread.addresses_refused and true_device(self).type == "meta":
+        raise AddressRefusedError("a tensor without data has no address")
+    return original(self)
 
 
 def meta_is_meant() -> bool:
@@ -191,10 +188,10 @@ def fake_devices(index: int) -> Iterator[None]:
         "to": _wrapped_to(torch.Tensor.to),
         "cuda": _moved_to("cuda"),
         "cpu": _moved_to("cpu"),
-        "data_ptr": _addressed(torch.Tensor.data_ptr),
-        "tolist": _valued(torch.Tensor.tolist),
-        "new_tensor": _like_self(torch.Tensor.new_tensor),
-        "__repr__": _described(torch.Tensor.__repr__),
+        "data_ptr": around(torch.Tensor.data_ptr, _addressed),
+        "tolist": around(torch.Tensor.tolist, _valued),
+        "new_tensor": around(torch.Tensor.new_tensor, _like_self),
+        "__repr__": around(torch.Tensor.__repr__, _described),
         "pin_memory": lambda self, device=None: self,
         "is_pinned": lambda self, device=None: False,
     }
@@ -248,37 +245,27 @@ def _wrapped_to(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     return to
 
 
-def _valued(original: Callable[..., Any]) -> Callable[..., Any]:
+def _valued(original: Callable[..., Any], self: torch.Tensor) -> Any:
     """`Tensor.tolist`, which copies from the device first; of a host tensor without data as `numpy`."""
-
-    def tolist(self: torch.Tensor) -> Any:
-        if is_host_fake(self):
-            return self.numpy().tolist()
-        return original(self.cpu() if fake_device(self).type == "cuda" else self)
-
-    return tolist
+    if is_host_fake(self):
+        return self.numpy().tolist()
+    return original(self.cpu() if fake_device(self).type == "cuda" else self)
 
 
-def _like_self(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _like_self(
+    original: Callable[..., torch.Tensor], self: torch.Tensor, data: Any, **kwargs: Any
+) -> torch.Tensor:
     """`Tensor.new_tensor`, on the device that the tensor plays."""
-
-    def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
-        if fake_device(self).type != "cuda":
-            return original(self, data, **kwargs)
-        return torch.tensor(data, **{"dtype": self.dtype, "device": fake_device(self), **kwargs})
-
-    return new_tensor
+    if fake_device(self).type != "cuda":
+        return original(self, data, **kwargs)
+    return torch.tensor(data, **{"dtype": self.dtype, "device": fake_device(self), **kwargs})
 
 
-def _described(original: Callable[..., str]) -> Callable[..., str]:
+def _described(original: Callable[..., str], self: torch.Tensor, *args: Any, **kwargs: Any) -> str:
     """`repr` of a tensor without values, and of any inside a kernel: torch's would compute there."""
-
-    def represent(self: torch.Tensor, *args: Any, **kwargs: Any) -> str:
-        if true_device(self).type != "meta" and not _thread.in_kernel:
-            return original(self, *args, **kwargs)
-        return f"tensor(..., device={str(fake_device(self))!r}, size={tuple(self.shape)}, dtype={self.dtype})"
-
-    return represent
+    if true_device(self).type != "meta" and not _thread.in_kernel:
+        return original(self, *args, **kwargs)
+    return f"tensor(..., device={str(fake_device(self))!r}, size={tuple(self.shape)}, dtype={self.dtype})"
 
 
 def _moved_to(kind: str) -> Callable[..., torch.Tensor]:

@@ -59,7 +59,7 @@ def fake_cuda(
     allocator: LiveReplay,
     conf: AllocatorConf,
     notes: Notes,
-    stand_in: Callable[[Any], Any],
+    compile: Callable[..., Any],
     generator: torch.Generator,
     devices: int,
 ) -> Iterator[None]:
@@ -90,7 +90,7 @@ def fake_cuda(
             (torch, "Event", streams.event_type),
             *transfers.replacements(lifetimes),
             *legacy.replacements(),
-            *_of_torch(notes, conf, stand_in),
+            *_of_torch(notes, conf, compile),
         ]
         made: dict[tuple[int, int], Any] = {}  # one function is known by several names
         for owner, name, value in attributes:
@@ -253,21 +253,17 @@ def _of_accelerator(
     }
 
 
-def _readable(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+def _readable(
+    notes: Notes, original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """`Tensor.numpy`: a host tensor without data gets some, ones, when the program reads it."""
-
-    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if is_host_fake(self):
-            notes.assume("large tensors of the host are taken as ones where they are read")
-            return np.ones(self.shape, original(torch.empty(0, dtype=self.dtype)).dtype)
-        return original(self, *args, **kwargs)
-
-    return numpy
+    if is_host_fake(self):
+        notes.assume("large tensors of the host are taken as ones where they are read")
+        return np.ones(self.shape, original(torch.empty(0, dtype=self.dtype)).dtype)
+    return original(self, *args, **kwargs)
 
 
-def _of_torch(
-    notes: Notes, conf: AllocatorConf, stand_in: Callable[[Any], Any]
-) -> list[tuple[Any, str, Any]]:
+def _of_torch(notes: Notes, conf: AllocatorConf, compile: Callable[..., Any]) -> list[tuple[Any, str, Any]]:
     # Before their members are replaced: these sets are made once and kept for good.
     _device._device_constructors()
     torch.overrides.get_overridable_functions()
@@ -291,11 +287,11 @@ def _of_torch(
             else passing_for(torch.device, _first_numbered(torch.device)),
         ),
         (context, "__torch_function__", asked_by_context),
-        (torch, "compile", stand_in(torch.compile)),
+        (torch, "compile", around(torch.compile, compile)),
         # Compares values, which are not known.
         (torch.distributions.Distribution, "_validate_args", False),
         (torch, "Generator", passing_for(torch.Generator, _host_generator(torch.Generator))),
-        (torch.Tensor, "numpy", _readable(torch.Tensor.numpy, notes)),
+        (torch.Tensor, "numpy", around(torch.Tensor.numpy, _readable, notes)),
         (torch, "tensor", _made_on_host(torch.tensor)),
         (torch, "as_tensor", _made_on_host(torch.as_tensor)),
         (torch, "asarray", _made_on_host(torch.asarray)),

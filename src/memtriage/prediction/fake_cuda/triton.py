@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from memtriage.prediction.fake_cuda.stand_ins import replaced
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import CUDA
 from memtriage.prediction.gpu_kinds import GpuKind
 
@@ -53,7 +53,7 @@ def fake_triton(machine: GpuKind, timer: KernelTimer) -> Iterator[None]:
         for owner, name, value in (
             (runtime.driver, "_active", driver),
             (runtime.driver, "_default", driver),
-            (runtime.JITFunction, "run", _launch(runtime.JITFunction.run)),
+            (runtime.JITFunction, "run", around(runtime.JITFunction.run, _launch)),
             (testing, "do_bench", bench),
             (testing, "do_bench_cudagraph", bench),
         ):
@@ -61,16 +61,15 @@ def fake_triton(machine: GpuKind, timer: KernelTimer) -> Iterator[None]:
         yield
 
 
-def _launch(compiled_and_launched: Callable[..., Any]) -> Callable[..., Any]:
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        """Launch a kernel, which does nothing; `warmup` only compiles, which needs no GPU."""
-        if warmup:
-            return compiled_and_launched(self, *args, grid=grid, warmup=warmup, **kwargs)
-        for hook in self.pre_run_hooks:
-            hook(*args, **kwargs)
-        return None
-
-    return run
+def _launch(
+    original: Callable[..., Any], self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any
+) -> Any:
+    """Launch a kernel, which does nothing; `warmup` only compiles, which needs no GPU."""
+    if warmup:
+        return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+    for hook in self.pre_run_hooks:
+        hook(*args, **kwargs)
+    return None
 
 
 def _bench(timer: KernelTimer) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memtriage.prediction.distributed.collectives import WAITED_FOR_LATER
-from memtriage.prediction.fake_cuda.stand_ins import replaced
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import CPU, META, as_device, kernel, parts, true_device
 from memtriage.prediction.host import checkpoints, loaders
 from memtriage.prediction.host.memory import COMMUNICATION, HostMemory
@@ -125,10 +125,10 @@ def host_followed(memory: HostMemory, lifetimes: Lifetimes, notes: Notes) -> Ite
             *files.replacements(),
             *checkpoints.replacements(memory, files),
             *loaders.replacements(memory, notes),
-            (nn.Parameter, "__new__", _parameter_made(memory)),
-            (nn.Module, "_apply", _applied(memory)),
+            (nn.Parameter, "__new__", staticmethod(around(nn.Parameter.__new__, _parameter_made, memory))),
+            (nn.Module, "_apply", around(nn.Module._apply, _applied, memory)),
             (torch.Tensor, "is_pinned", _pinned(memory)),
-            (torch.Tensor, "pin_memory", _pin(memory)),
+            (torch.Tensor, "pin_memory", around(torch.Tensor.pin_memory, _pin, memory)),
         ]:
             stack.enter_context(replaced(owner, name, value))
         stack.enter_context(safetensors_followed(memory, files))
@@ -140,49 +140,37 @@ def _pinned(memory: HostMemory) -> Any:
     return lambda self, device=None: memory.pins(self.untyped_storage())
 
 
-def _pin(memory: HostMemory) -> Any:
+def _pin(memory: HostMemory, original: Any, self: torch.Tensor, device: Any = None) -> torch.Tensor:
     """`Tensor.pin_memory`, which copies what is not pinned."""
-
-    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-        if not torch.cuda.is_available() or memory.pins(self.untyped_storage()):
-            return self
-        with memory.pinning():
-            return self.clone()
-
-    return pin_memory
+    if not torch.cuda.is_available() or memory.pins(self.untyped_storage()):
+        return self
+    with memory.pinning():
+        return self.clone()
 
 
-def _parameter_made(memory: HostMemory) -> Any:
+def _parameter_made(
+    memory: HostMemory, original: Any, cls: type, data: Any = None, requires_grad: bool = True
+) -> Any:
     """`nn.Parameter`: of the host it has no data, like all that is computed from it.
 
     Autograd refuses a gradient without data for a parameter with data.
     """
-    original = nn.Parameter.__new__
-
-    def new(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) in (torch.Tensor, nn.Parameter) and (
-            true_device(data).type == "cpu" and data.is_floating_point() and bool(data.numel())
-        ):
-            data = _without_data(memory, data)
-        made = original(cls, data, requires_grad)
-        _name(memory, made)
-        return made
-
-    return staticmethod(new)
+    if type(data) in (torch.Tensor, nn.Parameter) and (
+        true_device(data).type == "cpu" and data.is_floating_point() and bool(data.numel())
+    ):
+        data = _without_data(memory, data)
+    made = original(cls, data, requires_grad)
+    _name(memory, made)
+    return made
 
 
-def _applied(memory: HostMemory) -> Any:
+def _applied(memory: HostMemory, original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """`nn.Module._apply`, by which `to` gives parameters other storages."""
-    original = nn.Module._apply
-
-    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        for parameter in self._parameters.values():
-            if parameter is not None:
-                _name(memory, parameter)
-        return result
-
-    return apply
+    result = original(self, *args, **kwargs)
+    for parameter in self._parameters.values():
+        if parameter is not None:
+            _name(memory, parameter)
+    return result
 
 
 def _name(memory: HostMemory, parameter: torch.Tensor) -> None:
