@@ -12,10 +12,10 @@ import importlib
 import math
 import os
 import tempfile
-from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 
@@ -65,10 +65,8 @@ class Finetuning(Script):
         self._ranks = arguments.ddp or arguments.fsdp or 1
 
     def execute(self, steps: int) -> None:
-        environment = dict(os.environ)  # where the Trainer says to Accelerate that it shards
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            stack.callback(os.environ.update, environment)
-            stack.callback(os.environ.clear)
+        # The Trainer says in the environment to Accelerate that it shards.
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ):
             try:
                 trainer = self.trainer(folder, steps + 1)
             except (ImportError, ValueError) as error:

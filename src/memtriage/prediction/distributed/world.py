@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -62,7 +63,7 @@ def fake_world(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
         "MASTER_PORT": "29500",
     }
     with ExitStack() as stack:
-        stack.enter_context(_environment(environment))
+        stack.enter_context(patch.dict(os.environ, environment))
         # The group puts its rank before errors.
         stack.enter_context(replaced(sys, "excepthook", sys.excepthook))
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
@@ -80,20 +81,6 @@ def fake_world(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
 def _launched_alone() -> bool:
     """Whether a launcher such as `torchrun` starts the program as the only rank, without a group so far."""
     return os.environ.get("WORLD_SIZE") == "1" and dist.is_available() and not dist.is_initialized()
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _replacements(size: int) -> list[tuple[Any, str, Any]]:
@@ -118,7 +105,7 @@ def _replacements(size: int) -> list[tuple[Any, str, Any]]:
     ]
     for owner in (dist, core):
         replacements += [
-            (owner, "init_process_group", _made_already(size)),
+            (owner, "init_process_group", around(core.init_process_group, _made_already, size)),
             (owner, "destroy_process_group", lambda group=None: None),
             (owner, "new_group", around(core.new_group, _without_backend)),
             (owner, "is_nccl_available", lambda: True),
@@ -148,25 +135,22 @@ def _unwatched(original: Callable[..., Any], *args: Any) -> Any:
         return original(*args)
 
 
-def _made_already(size: int) -> Callable[..., None]:
+def _made_already(
+    size: int,
+    original: Callable[..., None],
+    backend: Any = None,
+    init_method: Any = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """`init_process_group`: the group is there, and must be the one that the program means."""
-
-    def init_process_group(
-        backend: Any = None,
-        init_method: Any = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        if world_size not in (-1, None, size):
-            raise BuildError(
-                f"the program makes a process group of {world_size} ranks; "
-                f"expected {size}, the world_size that was asked for"
-            )
-
-    return init_process_group
+    if world_size not in (-1, None, size):
+        raise BuildError(
+            f"the program makes a process group of {world_size} ranks; "
+            f"expected {size}, the world_size that was asked for"
+        )
 
 
 def _without_backend(
