@@ -44,6 +44,16 @@ FACTORIES: Final = (
 """Functions of `torch` that make tensors, each replaced by one that calls it."""
 _NEW_FACTORIES: Final = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
 
+_SILENT: Final = (
+    *("_lazy_init", "init", "check_error", "set_device", "set_device_index", "set_device_idx"),
+    *("set_sync_debug_mode", "ipc_collect", "empty_host_cache", "set_per_process_memory_fraction"),
+    *("reset_accumulated_memory_stats", "reset_accumulated_host_memory_stats"),
+    *("reset_peak_host_memory_stats", "_record_memory_history", "_dump_snapshot"),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all"),
+)
+"""Functions of `torch.cuda` and `torch.accelerator` that do nothing. A seed is not taken: programs that set
+one in each step have other data, and other routes, in each."""
+
 
 class _Quiet:
     """A library of C functions that do nothing."""
@@ -73,7 +83,9 @@ def fake_cuda(
         if not _numbers_are_devices():
             stack.enter_context(_device_pickled(torch.device))
         streams = Streams(lifetimes)
+        silent = dict.fromkeys(_SILENT, _always(None))
         of_cuda = {
+            **silent,
             **_of_device(machine, devices),
             **_of_memory(machine, lifetimes, allocator),
             "_set_allocator_settings": conf.change,
@@ -81,7 +93,7 @@ def fake_cuda(
             **_of_random(generator),
         }
         parts = [getattr(torch.cuda, part) for part in ("memory", "random", "streams", "graphs")]
-        of_accelerator = _of_accelerator(machine, lifetimes, allocator, streams, devices)
+        of_accelerator = silent | _of_accelerator(machine, lifetimes, allocator, streams, devices)
         memory = getattr(torch.accelerator, "memory", torch.accelerator)
         attributes = [
             *_answering([torch.cuda, *parts], of_cuda),
@@ -134,14 +146,11 @@ def _of_device(machine: GpuKind, devices: int) -> dict[str, Any]:
         gcnArchName="",
     )
     return {
-        "_lazy_init": _always(None),
-        "init": _always(None),
         "is_available": _always(True),
         "is_initialized": _always(True),
         "_initialized": True,  # read by checkpointing
         "device_count": _always(devices),
         "current_device": _index,
-        "set_device": _always(None),
         "_exchange_device": _index,
         "_maybe_exchange_device": _index,
         "can_device_access_peer": _always(True),
@@ -154,9 +163,7 @@ def _of_device(machine: GpuKind, devices: int) -> dict[str, Any]:
         "is_tf32_supported": _always(machine.bfloat16),
         "is_current_stream_capturing": _always(False),
         "cudart": _always(_Quiet()),
-        "check_error": _always(None),
         "get_sync_debug_mode": _always(0),
-        "set_sync_debug_mode": _always(None),
         **dict.fromkeys(
             ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), _always(0)
         ),
@@ -176,19 +183,12 @@ def _of_memory(machine: GpuKind, lifetimes: Lifetimes, allocator: LiveReplay) ->
         "memory_stats": lambda *args: allocator.stats(),
         "host_memory_stats": lambda: defaultdict(int),
         "reset_peak_memory_stats": lambda *args: allocator.reset_peaks(),
-        "reset_accumulated_memory_stats": _always(None),
-        "reset_peak_host_memory_stats": _always(None),
-        "reset_accumulated_host_memory_stats": _always(None),
         "empty_cache": lifetimes.cache_emptied,
-        "ipc_collect": _always(None),
-        "set_per_process_memory_fraction": _always(None),
         "get_per_process_memory_fraction": _always(1.0),
         "device_memory_used": lambda *args: allocator.reserved() + machine.outside,
         "list_gpu_processes": _always(""),
         "memory_snapshot": _always([]),
-        "_record_memory_history": _always(None),
         "_snapshot": _always({"segments": [], "device_traces": []}),
-        "_dump_snapshot": _always(None),
     }
 
 
@@ -210,17 +210,11 @@ def _of_streams(streams: Streams) -> dict[str, Any]:
 
 
 def _of_random(generator: torch.Generator) -> dict[str, Any]:
-    """A seed is not taken: programs that set one in each step have other data, and other routes, in each."""
-
     def restore(state: torch.Tensor, *args: Any) -> None:
         if state.shape == generator.get_state().shape:  # a file has one of a GPU
             generator.set_state(state)
 
     return {
-        "manual_seed": _always(None),
-        "manual_seed_all": _always(None),
-        "seed": _always(None),
-        "seed_all": _always(None),
         "initial_seed": _always(0),
         "get_rng_state": lambda *args: generator.get_state(),
         "get_rng_state_all": lambda: [generator.get_state()],
@@ -238,18 +232,14 @@ def _of_accelerator(
         "device_count": _always(devices),
         "current_device_index": _index,
         "current_device_idx": _index,
-        "set_device_index": _always(None),
-        "set_device_idx": _always(None),
         "get_device_capability": _always({"supported_dtypes": set()}),
         "synchronize": streams.synchronize,
         "current_stream": lambda *args: streams.current,
         "set_stream": streams.set,
         "empty_cache": lifetimes.cache_emptied,
-        "empty_host_cache": _always(None),
         "memory_stats": lambda *args: allocator.stats(),
         "get_memory_info": _free_and_total(machine, allocator),
         "reset_peak_memory_stats": lambda *args: allocator.reset_peaks(),
-        "reset_accumulated_memory_stats": _always(None),
     }
 
 
