@@ -42,6 +42,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from itertools import groupby
 
 from memtriage.allocator.backing import Backing
 from memtriage.allocator.blocks import (
@@ -50,17 +51,20 @@ from memtriage.allocator.blocks import (
     FREE,
     GONE,
     SIZE_SHIFT,
+    UNMAPPED,
     Arena,
     SimBlock,
     SimPool,
+    SimSegment,
     expandable_size,
     whole_pages,
 )
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import Hook, OutOfMemory
-from memtriage.allocator.segments import segments_of
 from memtriage.allocator.settings import MIN_BLOCK, SMALL_LIMIT, USER_POOLS_PROCESS_EVENTS, AllocatorSettings
-from memtriage.model.blocks import DEFAULT_POOL, Segment
+from memtriage.model.blocks import DEFAULT_POOL, Block, BlockState, Segment
+
+_STATES: dict[int, BlockState] = {ALLOCATED: "active", AWAITING: "awaiting", FREE: "free"}
 
 
 class Simulator:
@@ -423,7 +427,8 @@ class Simulator:
     def snapshot(self) -> tuple[Segment, ...]:
         """The segments by address, as `torch.cuda.memory_snapshot()` tells them: of an expandable segment one
         for each contiguous mapped range."""
-        return segments_of(self.backing.segments, self._device)
+        parts = (part for segment in self.backing.segments for part in _parts(segment, self._device))
+        return tuple(sorted(parts, key=lambda part: part.address))
 
     # When no cached block simply fits.
 
@@ -466,3 +471,29 @@ class Simulator:
             backing.note("oom", 0, rounded, arena)
             raise OutOfMemory(size, needed, self.allocated, self.reserved)
         return block
+
+
+def _parts(segment: SimSegment, device: int) -> Iterator[Segment]:
+    for unmapped, run in groupby(segment, key=lambda block: block.state == UNMAPPED):
+        if unmapped:
+            continue
+        blocks = tuple(_plain(block) for block in run)
+        yield Segment(
+            device=device,
+            address=blocks[0].address,
+            size=blocks[-1].end - blocks[0].address,
+            stream=segment.arena.stream,
+            pool=segment.arena.pool.id,
+            expandable=segment.page is not None,
+            page=segment.page,
+            blocks=blocks,
+        )
+
+
+def _plain(block: SimBlock) -> Block:
+    return Block(
+        address=block.address,
+        size=block.size,
+        requested=block.requested if block.state != FREE else 0,
+        state=_STATES[block.state],
+    )

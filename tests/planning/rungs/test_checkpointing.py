@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.blocks import RepeatedBlocks, levels_of
-from memtriage.planning.facts import UNKNOWN, Facts, HuggingFace, huggingface_in
+from memtriage.planning.facts import UNKNOWN, Facts, HuggingFace, RepeatedBlocks, huggingface_in, levels_of
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING, CHOICES, in_python
 from support.training_jobs import Job, facts_of, language_job, last, weights
 

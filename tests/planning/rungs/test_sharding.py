@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memtriage.planning.blocks import RepeatedBlocks
-from memtriage.planning.facts import UNKNOWN
+from memtriage.planning.facts import UNKNOWN, RepeatedBlocks
 from memtriage.planning.rungs.sharding import rung
 from memtriage.prediction.build import Built
 from support.training_jobs import last

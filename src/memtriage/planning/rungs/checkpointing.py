@@ -9,9 +9,8 @@ from typing import Final
 
 from torch.utils.checkpoint import checkpoint
 
-from memtriage.planning.blocks import RepeatedBlocks
 from memtriage.planning.changes import Change, Changes, Offer, Rung
-from memtriage.planning.facts import Facts, HuggingFace, huggingface_in
+from memtriage.planning.facts import Facts, HuggingFace, RepeatedBlocks, huggingface_in
 from memtriage.prediction.build import Built
 
 

@@ -1,6 +1,6 @@
 from torch import nn
 
-from memtriage.planning.blocks import levels_of
+from memtriage.planning.facts import levels_of
 
 
 def block():
