@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,20 +45,17 @@ class Built:
     optimizers: tuple[torch.optim.Optimizer, ...]
     step: Callable[[], Any]
 
-    def parameters(self) -> Iterator[torch.Tensor]:
+    def parameters(self) -> Iterable[torch.Tensor]:
         """The parameters of the model and of the optimizers, each once."""
-        seen: set[int] = set()
-        groups = (group["params"] for optimizer in self.optimizers for group in optimizer.param_groups)
-        for group in (self.model.parameters(), *groups):
-            for parameter in group:
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield parameter
+        all_of_them = (*self.model.parameters(), *parameters_of(*self.optimizers))
+        return {id(parameter): parameter for parameter in all_of_them}.values()
 
 
-def _offloads(module: torch.nn.Module) -> bool:
-    """Whether a module is an FSDP1 module whose parameters are on the host between steps."""
-    return bool(getattr(getattr(module, "cpu_offload", None), "offload_params", False))
+def parameters_of(*optimizers: Any) -> Iterator[torch.Tensor]:
+    """The parameters that optimizers were given."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
 
 
 def check_built(result: Any) -> Built:
@@ -90,7 +87,9 @@ def check_built(result: Any) -> Built:
         parameter.device.type == "cpu" and parts(parameter)[0] is parameter
         for parameter in model.parameters()
     )
-    if on_host and not any(map(_offloads, model.modules())):
+    # Parameters of FSDP1 modules may be on the host between steps.
+    wrapped = (getattr(module, "cpu_offload", None) for module in model.modules())
+    if on_host and not any(getattr(offload, "offload_params", False) for offload in wrapped):
         raise BuildError(
             "all parameters of the model are on the CPU: use the `device` that `build` is given, "
             "as in `model.to(device)`"

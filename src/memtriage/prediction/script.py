@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 from memtriage.observe.objects import instances
 from memtriage.observe.origin import package_folder
-from memtriage.prediction.build import BuildError, of_the_trace
+from memtriage.prediction.build import BuildError, of_the_trace, parameters_of
 from memtriage.prediction.fake_cuda.stand_ins import replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker
@@ -358,7 +358,7 @@ class ScriptWatch(TraceWatch):
         """Whether there is a `torch.optim.Optimizer`, which may be about to step."""
         if not self.optimizers():
             self._look()
-        return any(self._is_traced(optimizer) for optimizer in self._given_to_optimizers())
+        return any(map(self._is_traced, parameters_of(*self.optimizers())))
 
     def models(self) -> tuple[nn.Module, ...]:
         """Modules that are part of no other, as of the last look."""
@@ -368,16 +368,9 @@ class ScriptWatch(TraceWatch):
         return tuple(each for reference in self._optimizers if (each := reference()) is not None)
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        by_identity = {
-            id(parameter): parameter for model in self.models() for parameter in model.parameters()
-        }
-        by_identity.update((id(optimizer), optimizer) for optimizer in self._given_to_optimizers())
-        return by_identity.values()
-
-    def _given_to_optimizers(self) -> Iterator[torch.Tensor]:
-        for optimizer in self.optimizers():
-            for group in optimizer.param_groups:
-                yield from group["params"]
+        of_models = (parameter for model in self.models() for parameter in model.parameters())
+        all_of_them = (*of_models, *parameters_of(*self.optimizers()))
+        return {id(parameter): parameter for parameter in all_of_them}.values()
 
     def _look(self) -> None:
         """Finds what the script has made; references are weak, as it may drop it."""
@@ -583,18 +576,12 @@ class ScriptWatch(TraceWatch):
         self.instants = [replace(instant, step=min(instant.step, self.step)) for instant in self.instants]
 
     def _note_left_out(self) -> None:
-        stepped = {
-            id(parameter)
-            for optimizer in self.optimizers()
-            if id(optimizer) in self._ever_stepped
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        ever = (optimizer for optimizer in self.optimizers() if id(optimizer) in self._ever_stepped)
+        stepped = set(map(id, parameters_of(*ever)))
         self._left_out = sum(
             any(
                 id(parameter) not in stepped and self._is_traced(parameter)
-                for group in optimizer.param_groups
-                for parameter in group["params"]
+                for parameter in parameters_of(optimizer)
             )
             for optimizer in self.optimizers()
         )

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
-from memtriage.prediction.build import Built
+from memtriage.prediction.build import Built, parameters_of
 from memtriage.prediction.drawn import Draws
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.host.memory import HostMemory
@@ -152,12 +152,7 @@ class TraceWatch:
     def _note_updated(self) -> None:
         """Names what optimizers update and no model has: where models have parameters that no optimizer
         has, these are master weights, kept for the optimizer's sake."""
-        given = {
-            id(parameter): parameter
-            for optimizer in self.optimizers()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        given = {id(parameter): parameter for parameter in parameters_of(*self.optimizers())}
         own = given.keys() - self._home_of.keys()
         if not own:
             return

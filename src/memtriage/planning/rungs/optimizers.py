@@ -6,7 +6,7 @@ allocate what the real ones do, because the libraries' steps run their own kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from memtriage.model.units import size
 from memtriage.planning.changes import Change, Offer, Rung
 from memtriage.planning.facts import Facts, inner_optimizer
-from memtriage.prediction.build import Built
+from memtriage.prediction.build import Built, parameters_of
 
 # bitsandbytes/optim/optimizer.py (Optimizer2State): `min_8bit_size`, and the block size of blockwise states.
 SMALLEST_8BIT: Final = 4096
@@ -46,8 +46,8 @@ def _with_states(states_of: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            for parameter in _with_gradients(self):
-                if not self.state[parameter]:
+            for parameter in parameters_of(self):
+                if parameter.grad is not None and not self.state[parameter]:
                     self.state[parameter].update(states_of(parameter))
         return loss
 
@@ -61,13 +61,6 @@ def _with_states(states_of: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -
         return built
 
     return edit
-
-
-def _with_gradients(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield parameter
 
 
 def _only_adam(facts: Facts) -> str:
