@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,58 +45,51 @@ class Runner:
         return end
 
 
-def test_all_trials_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = trials_of(tmp_path, "a", "b", "c")
-    state = ComparisonState(tmp_path / "out", trials)
-    runner, said = Runner(state), []
-    monkeypatch.setattr(module, "run_trial", runner)
-    Campaign(trials, state, said.append).run()
-    assert runner.ran == schedule(["a", "b", "c"], 3)
+@pytest.fixture
+def ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[list[tuple[int, str]], list[str]]]:
+    """Runs the trials of variants in one directory; returns which ran, and the lines of progress."""
+
+    def run(*names: str, failing: str = "", stop_after: int = 99) -> tuple[list[tuple[int, str]], list[str]]:
+        trials = trials_of(tmp_path, *names)
+        state = ComparisonState(tmp_path / "out", trials)
+        runner, said = Runner(state, failing=failing, stop_after=stop_after), list[str]()
+        monkeypatch.setattr(module, "run_trial", runner)
+        with suppress(KeyboardInterrupt):
+            Campaign(trials, state, said.append).run()
+            assert len(runner.ran) < stop_after
+        return runner.ran, said
+
+    return run
+
+
+def test_all_trials_run_in_order(ran: Callable[..., Any]) -> None:
+    trials, said = ran("a", "b", "c")
+    assert trials == schedule(["a", "b", "c"], 3)
     assert said[0] == "trial 1 of 9: a (round 1)"
     assert said[1] == "  a (round 1): 2 steps of 1.000 s; took 10 s"
     assert said[2] == "trial 2 of 9: c (round 1), about 1 min 20 s for the 8 left"
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = trials_of(tmp_path, "a", "b")
-    state = ComparisonState(tmp_path / "out", trials)
-    first = Runner(state, stop_after=2)
-    monkeypatch.setattr(module, "run_trial", first)
-    with pytest.raises(KeyboardInterrupt):
-        Campaign(trials, state, print).run()
-    second = Runner(state)
-    monkeypatch.setattr(module, "run_trial", second)
-    again = Campaign(trials, state, print)
-    assert again.ended == 2
-    again.run()
-    assert first.ran + second.ran == schedule(["a", "b"], 3)
-    third = Runner(state)
-    monkeypatch.setattr(module, "run_trial", third)
-    Campaign(trials, state, print).run()
-    assert third.ran == []
+def test_an_interrupted_run_goes_on(ran: Callable[..., Any]) -> None:
+    first, _ = ran("a", "b", stop_after=2)
+    second, said = ran("a", "b")
+    assert said[0].startswith("trial 3 of 6: ")
+    assert (len(first), first + second) == (2, schedule(["a", "b"], 3))
+    assert ran("a", "b") == ([], [])
 
 
-def test_a_variant_that_keeps_failing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = trials_of(tmp_path, "a", "b")
-    state = ComparisonState(tmp_path / "out", trials)
-    runner, said = Runner(state, failing="b"), []
-    monkeypatch.setattr(module, "run_trial", runner)
-    Campaign(trials, state, said.append).run()
-    assert [name for _, name in runner.ran].count("b") == 2
-    assert [name for _, name in runner.ran].count("a") == 3
+def test_a_variant_that_keeps_failing_is_given_up(ran: Callable[..., Any]) -> None:
+    trials, said = ran("a", "b", failing="b")
+    assert sorted(name for _, name in trials) == ["a", "a", "a", "b", "b"]
     assert "  b (round 1): crashed: it broke; took 10 s" in said
     assert "  b failed 2 times in a row: not tried again" in said
 
 
-def test_a_script_that_fails_in_every_variant_is_tried_once_in_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trials = trials_of(tmp_path, "a", "b")
-    state = ComparisonState(tmp_path / "out", trials)
-    runner, said = Runner(state, failing="ab"), []
-    monkeypatch.setattr(module, "run_trial", runner)
-    Campaign(trials, state, said.append).run()
-    assert sorted(name for _, name in runner.ran) == ["a", "b"]
+def test_a_script_that_fails_in_every_variant_is_tried_once_in_each(ran: Callable[..., Any]) -> None:
+    trials, said = ran("a", "b", failing="ab")
+    assert sorted(name for _, name in trials) == ["a", "b"]
     assert said[-1] == "  every variant failed: no more trials are run"
 
 

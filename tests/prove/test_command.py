@@ -9,15 +9,13 @@ import pytest
 
 from memtriage.prove.command import command, environment, torch_version
 from memtriage.prove.table import TrialsError
-from memtriage.prove.trials import Variant, VariantPolicy
+from memtriage.prove.trials import Variant
 from support.trials import parsed, trials_of
 
 
 def test_one_process(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a")
-    made = command(
-        trials, Variant("a", args=("--x", "1"), policy=VariantPolicy(host_tuning=True)), tmp_path / "t"
-    )
+    made = command(trials, Variant("a", args=("--x", "1"), host_tuning=True), tmp_path / "t")
     record = str(tmp_path / "t" / "record")
     options = ["-m", "memtriage", "run", "-o", record, "--host-tuning", "-m", "job", "--x", "1"]
     assert made == [sys.executable, *options]
@@ -55,12 +53,12 @@ def test_the_allocators_settings_by_version(
 
 def test_what_a_variant_sets_and_takes_out(tmp_path: Path) -> None:
     base = {"KEEP": "1", "DROP": "1", "RANK": "3", "WORLD_SIZE": "8", "MEMTRIAGE_DIR": "elsewhere"}
-    variant = Variant("a", env={"DROP": None, "NEW": "2", "GONE": None}, policy=VariantPolicy(phase=False))
+    variant = Variant("a", env={"DROP": None, "NEW": "2", "GONE": None}, phase=False)
     made = environment(variant, base, tmp_path, None)
     assert (made["KEEP"], made["NEW"], made["MEMTRIAGE_PHASE"]) == ("1", "2", "off")
     assert made["MEMTRIAGE_TRIAL"] == str(tmp_path)
     assert not {"DROP", "GONE", "RANK", "WORLD_SIZE", "MEMTRIAGE_DIR"} & set(made)
-    on = environment(Variant("a", policy=VariantPolicy(phase=True)), base, tmp_path, None)
+    on = environment(Variant("a", phase=True), base, tmp_path, None)
     assert on["MEMTRIAGE_PHASE"] == "on"
     assert "MEMTRIAGE_PHASE" not in environment(Variant("a"), base, tmp_path, None)
 

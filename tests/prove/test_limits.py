@@ -42,9 +42,9 @@ def test_what_limits_say(text: str, metric: str, terms: list[Term]) -> None:
 @pytest.mark.parametrize(
     ("text", "metric", "said"),
     [
-        ("", "reserved", "it ends where a name or an amount"),
-        ("1.1 x", "reserved", "it ends where a name"),
-        ("1.1 x allocated +", "reserved", "it ends"),
+        ("", "reserved", "'' is not understood"),
+        ("1.1 x", "reserved", "'1.1 x' is not a size"),
+        ("1.1 x allocated +", "reserved", r"'\+' is not understood"),
         ("fp9", "reserved", "'fp9' is neither a variant .*'fp8'.* nor a metric"),
         ("allocated of fp9", "reserved", "no variant 'fp9'"),
         ("speed of fp8", "reserved", "'speed' is neither"),
@@ -54,8 +54,8 @@ def test_what_limits_say(text: str, metric: str, terms: list[Term]) -> None:
         ("100 MB", "time_per_step", "'100 MB' is not a time"),
         ("5 s", "loss", "plain number"),
         ("1.1 x allocated", "time_per_step", "'allocated' is in bytes, 'time_per_step' in seconds"),
-        ("fp8 fp8", "reserved", r"where '\+' or '-' is expected"),
-        ("+ fp8", "reserved", "where a name is expected"),
+        ("fp8 fp8", "reserved", "limit 'fp8 fp8': 'fp8' is not understood"),
+        ("+ fp8", "reserved", r"'\+ fp8' is not understood"),
         ("fp8 # bf16", "reserved", "'# bf16' is not understood"),
     ],
 )

@@ -89,29 +89,6 @@ def test_nothing_has_run(tmp_path: Path) -> None:
     assert all(row.figures == {} and row.pending == 3 for row in report.variants)
 
 
-def test_a_rank_that_differs_is_pointed_out(tmp_path: Path) -> None:
-    trials = trials_of(tmp_path, "a", head=HEAD + "ranks = 4\n")
-    state = ComparisonState(tmp_path / "out", trials)
-    usual, more = [(500 * MIB, 600 * MIB)] * 3, [(900 * MIB, 600 * MIB)] * 3
-    ranks = {0: usual, 1: usual, 2: more, 3: usual}
-    write_trial(state, "a", 0, [1.0] * 3, ranks=ranks)
-    figures = make_report(trials, state).variants[0].figures
-    assert figures["allocated"].differing_ranks == [2]
-    assert figures["allocated"].by_rank == {0: 500 * MIB, 1: 500 * MIB, 2: 900 * MIB, 3: 500 * MIB}
-    assert figures["reserved"].differing_ranks == []
-
-
-def test_two_halves_are_two_groups_and_of_two_the_higher_is_named(tmp_path: Path) -> None:
-    low, high = [(500 * MIB, 600 * MIB)] * 3, [(900 * MIB, 1000 * MIB)] * 3
-    trials = trials_of(tmp_path, "a", head=HEAD + "ranks = 4\n")
-    state = ComparisonState(tmp_path / "four", trials)
-    write_trial(state, "a", 0, [1.0] * 3, ranks={0: low, 1: low, 2: high, 3: high})
-    assert make_report(trials, state).variants[0].figures["allocated"].differing_ranks == []
-    state = ComparisonState(tmp_path / "two", trials)
-    write_trial(state, "a", 0, [1.0] * 3, ranks={0: high, 1: low})
-    assert make_report(trials, state).variants[0].figures["allocated"].differing_ranks == [0]
-
-
 def test_trials_under_other_conditions_are_noted(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b")
     state = ComparisonState(tmp_path / "out", trials)
@@ -183,37 +160,34 @@ def test_six_trials_are_enough_for_the_confidence(tmp_path: Path, rounds: int) -
 
 @pytest.mark.parametrize(
     ("sizes", "differing"),
-    [((500, 500, 900, 500, 100), [2, 4]), ((500, 500, 900, 100), []), ((500,), []), ((500, 900), [1])],
+    [
+        ((500, 500, 900, 500), [2]),
+        ((500, 500, 900, 500, 100), [2, 4]),
+        ((500, 500, 900, 900), []),  # two groups
+        ((500, 500, 900, 100), []),
+        ((500,), []),
+        ((500, 900), [1]),
+        ((900, 500), [0]),
+        # Alike up to 64 MiB, or a tenth.
+        ((100, 164, 100), []),
+        ((100, 164 + 1 / MIB, 100), [1]),
+        ((100, 36 - 1 / MIB, 100), [1]),
+        ((1000, 1100, 1000), []),
+        ((1000, 1100 + 1 / MIB, 1000), [1]),
+    ],
 )
 def test_ranks_stand_out_while_they_are_fewer_than_half(
-    tmp_path: Path, sizes: tuple[int, ...], differing: list[int]
+    tmp_path: Path, sizes: tuple[float, ...], differing: list[int]
 ) -> None:
     trials = trials_of(tmp_path, "a", head=HEAD + f"ranks = {len(sizes)}\n")
     state = ComparisonState(tmp_path / "out", trials)
-    ranks = {rank: [(size * MIB, 2000 * MIB)] * 3 for rank, size in enumerate(sizes)}
+    nbytes = {rank: int(size * MIB) for rank, size in enumerate(sizes)}
+    ranks = {rank: [(size, 2000 * MIB)] * 3 for rank, size in nbytes.items()}
     write_trial(state, "a", 0, [1.0] * 3, ranks=ranks)
-    assert make_report(trials, state).variants[0].figures["allocated"].differing_ranks == differing
-
-
-@pytest.mark.parametrize(
-    ("usual", "other", "differs"),
-    [
-        (100 * MIB, 164 * MIB, False),
-        (100 * MIB, 164 * MIB + 1, True),
-        (100 * MIB, 36 * MIB - 1, True),
-        (1000 * MIB, 1100 * MIB, False),
-        (1000 * MIB, 1100 * MIB + 1, True),
-    ],
-)
-def test_ranks_are_alike_up_to_64_mib_or_a_tenth(
-    tmp_path: Path, usual: int, other: int, differs: bool
-) -> None:
-    trials = trials_of(tmp_path, "a", head=HEAD + "ranks = 3\n")
-    state = ComparisonState(tmp_path / "out", trials)
-    memory = {rank: [(other if rank == 1 else usual, 2000 * MIB)] * 3 for rank in range(3)}
-    write_trial(state, "a", 0, [1.0] * 3, ranks=memory)
-    figure = make_report(trials, state).variants[0].figures["allocated"]
-    assert figure.differing_ranks == ([1] if differs else [])
+    figures = make_report(trials, state).variants[0].figures
+    assert figures["allocated"].by_rank == nbytes
+    assert figures["allocated"].differing_ranks == differing
+    assert figures["reserved"].differing_ranks == []
 
 
 def test_what_makes_the_difference_is_read_from_the_first_round_that_both_finished(tmp_path: Path) -> None:

@@ -66,12 +66,3 @@ def test_remaining_time() -> None:
     assert remaining_s(["a", "a", "b"], {"a": [2.0, 4.0]}) == pytest.approx(9.0)
     assert remaining_s(["a", "b"], {"a": [2.0], "b": [10.0], "c": []}) == pytest.approx(12.0)
     assert remaining_s([], {"a": [1.0]}) == 0
-
-
-def test_the_order_of_rounds_is_the_same_each_time() -> None:
-    assert [round_order(3, number) for number in range(6)] == [
-        [0, 2, 1], [1, 0, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1], [0, 1, 2]
-    ]  # fmt: skip
-    assert [round_order(4, number) for number in range(4)] == [
-        [0, 3, 1, 2], [1, 0, 2, 3], [2, 1, 3, 0], [3, 2, 0, 1]
-    ]  # fmt: skip

@@ -17,7 +17,7 @@ def test_absent_keys_have_their_defaults() -> None:
     )
     trials = file.trials
     assert trials is not None
-    assert (trials.directory, trials.ranks, trials.repeats, trials.args) == (".", 1, None, [])
+    assert (trials.directory, trials.ranks, trials.repeats, trials.args) == (".", 1, 5, [])
     assert trials.memtriage.phase is None
     assert [(one.name, one.args) for one in file.variant] == [("a", []), ("b", [1, "x"])]
 
@@ -58,6 +58,9 @@ def test_absent_keys_have_their_defaults() -> None:
             "variant = {'name': 'a'} in the file; expected tables, each below its own [[variant]]",
         ),
         ({"target": [{"metric": "a"}, 5]}, "expected tables, each below its own [[target]]"),
+        ({"trials": {"args": "x"}}, "args = 'x' in [trials]; expected a list of texts"),
+        ({"variant": [{"name": "a"}, {"args": [True]}]}, "args = [True] in [[variant]] 2;"),
+        ({"target": [{"at_most": []}]}, "at_most = [] in [[target]] 1; expected a text or a number"),
         ({"target": [{"variant": 5}]}, "variant = 5 in [[target]] 1; expected a name or a list of names"),
         ({"values": []}, "values = [] in the file; expected a table"),
     ],

@@ -34,7 +34,7 @@ def command(trials: Trials, variant: Variant, folder: Path) -> list[str]:
     """Return a trial's command line; its records go below `folder`."""
     python = trials.python or sys.executable
     watched = ["-m", "memtriage", "run", "-o", str(record_directory(folder))]
-    if variant.policy.host_tuning:
+    if variant.host_tuning:
         watched.append("--host-tuning")
     watched += [str(trials.script)] if trials.script is not None else ["-m", trials.module or ""]
     watched += variant.args
@@ -69,8 +69,8 @@ def environment(
         if variant.allocator:
             new = torch is not None and torch >= _NEW_CONF_SINCE
             made[_NEW_CONF if new else _OLD_CONF] = variant.allocator
-    if variant.policy.phase is not None:
-        made[PHASE_VARIABLE] = "on" if variant.policy.phase else "off"
+    if variant.phase is not None:
+        made[PHASE_VARIABLE] = "on" if variant.phase else "off"
     for name, value in variant.env.items():
         if value is None:
             made.pop(name, None)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
+
+from msgspec.structs import replace
 
 from memtriage.model.trials import Spread, TargetRow, TargetVerdict
 from memtriage.model.units import count, size
 from memtriage.prove.limits import AT_MARK, Dimension, Limit, Term
 from memtriage.prove.reading import RankReading, TrialReading
-from memtriage.prove.statistics import LEAST_TRIALS, Interval, paired
+from memtriage.prove.statistics import LEAST_TRIALS, paired
 from memtriage.prove.trials import Target
 
 Readings = Mapping[str, Mapping[int, TrialReading]]
@@ -99,7 +101,7 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
     middle, interval = estimate
     if dimension == "number" and len(rounds) < LEAST_TRIALS:  # a value is what it is: nothing is drawn
         each = [over(pair) for pair in pairs]
-        interval = Interval(min(each), max(each), 0.0, "trials")
+        interval = Spread(low=min(each), high=max(each), confidence=0.0, basis="trials")
     verdict, why = _by_interval(interval, sign, middle, len(rounds))
     around = None if interval is None or not relative or interval.confidence == 0 else interval
     return _row(
@@ -108,7 +110,7 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
         why,
         value=median(median(pair.value for pair in round_pairs) for round_pairs in rounds if round_pairs),
         limit=median(median(pair.limit for pair in round_pairs) for round_pairs in rounds if round_pairs),
-        spread=None if around is None else spread(replace(around, low=1 + around.low, high=1 + around.high)),
+        spread=None if around is None else replace(around, low=1 + around.low, high=1 + around.high),
     )
 
 
@@ -150,7 +152,7 @@ def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_
 
 
 def _by_interval(
-    interval: Interval | None, sign: float, middle: float, rounds: int
+    interval: Spread | None, sign: float, middle: float, rounds: int
 ) -> tuple[TargetVerdict, str]:
     if interval is None:
         return "undecided", "too few steps for an interval"
@@ -258,13 +260,6 @@ def _judge_equality(target: Target, readings: Readings, other: str) -> TargetRow
             return _row(target, "missed", why)
     trials = count(len(readings[target.variant]), "trial")
     return _row(target, "met", f"all values are the same in {trials}, {len(expected[0])} in each")
-
-
-def spread(interval: Interval | None) -> Spread | None:
-    """Return an interval in the form of the report."""
-    if interval is None:
-        return None
-    return Spread(low=interval.low, high=interval.high, confidence=interval.confidence, basis=interval.basis)
 
 
 def _row(

@@ -22,8 +22,12 @@ METRICS: Final[Mapping[str, Dimension]] = {
 }
 """What can be compared, besides the figures that `[values]` reads from the output."""
 
-_TOKEN: Final = re.compile(
-    r"\s*(?:(?P<quoted>'[^']*')|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>[A-Za-z_][\w.-]*)|(?P<sign>[-+*]))"
+_NUMBER: Final = r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_NAME: Final = r"'[^']*'|[A-Za-z_][\w.-]*"
+_TERM: Final = re.compile(
+    rf"\s*(?P<sign>[-+]?)\s*(?:"
+    rf"(?:(?P<factor>{_NUMBER})\s*(?:x(?![\w.-])|\*)\s*)?(?P<name>{_NAME})(?:\s+of\s+(?P<variant>{_NAME}))?"
+    rf"|(?P<amount>{_NUMBER})\s*(?P<unit>[A-Za-z_][\w.-]*)?)\s*"
 )
 _EXAMPLES: Final = "e.g. 'fp8', '1.01 x fp8', '1.1 x allocated + 100 MB', \"allocated of 'fp8 + clear'\""
 
@@ -79,111 +83,61 @@ def parse_limit(
     Raises:
         TrialsError: the text is no limit, names what there is not, or adds seconds to bytes.
     """
-    reader = _LimitReader(text, metric, variants, dimensions)
-    return Limit(text, reader.terms())
-
-
-class _LimitReader:
-    def __init__(
-        self, text: str, metric: str, variants: Collection[str], dimensions: Mapping[str, Dimension]
-    ) -> None:
-        self._text = text
-        self._metric = metric
-        self._variants = variants
-        self._dimensions = dimensions
-        self._tokens = _tokens(text)
-
-    def terms(self) -> tuple[Term, ...]:
-        terms = [self._term(1.0)]
-        while self._tokens:
-            kind, sign = self._tokens.pop(0)
-            if kind != "sign" or sign not in "+-":
-                raise self._error(f"{sign!r} found where '+' or '-' is expected")
-            terms.append(self._term(-1.0 if sign == "-" else 1.0))
-        return tuple(terms)
-
-    def _term(self, sign: float) -> Term:
-        kind, value = self._next("a name or an amount")
-        if kind != "number":
-            return self._quantity(sign, kind, value)
-        kind, word = self._tokens[0] if self._tokens else ("end", "")
-        if (kind, word) in (("word", "x"), ("sign", "*")):
-            self._tokens.pop(0)
-            return self._quantity(sign * float(value), *self._next("a name"))
-        if kind == "word":
-            self._tokens.pop(0)
-        return Term(sign * self._amount(value, word if kind == "word" else ""))
-
-    def _quantity(self, factor: float, kind: str, name: str) -> Term:
-        if kind not in ("word", "quoted"):
-            raise self._error(f"{name!r} found where a name is expected")
-        if self._tokens[:1] == [("word", "of")]:
-            self._tokens.pop(0)
-            _, variant = self._next("a variant")
-            return self._checked(Term(factor, name, variant))
-        if name in self._variants:
-            return Term(factor, self._metric, name)
-        return self._checked(Term(factor, name))
-
-    def _checked(self, term: Term) -> Term:
-        if term.variant is not None and term.variant not in self._variants:
-            raise self._error(f"there is no variant {term.variant!r}, only {_names(self._variants)}")
-        dimension = self._dimensions.get(term.metric or "")
-        if dimension is None:
-            raise self._error(
-                f"{term.metric!r} is neither a variant ({_names(self._variants)}) nor a metric "
-                f"({_names(self._dimensions)})"
-            )
-        wanted = self._dimensions[self._metric]
-        if dimension != wanted:
-            raise self._error(f"{term.metric!r} is in {dimension}, {self._metric!r} in {wanted}")
-        return term
-
-    def _amount(self, number: str, unit: str) -> float:
-        dimension = self._dimensions[self._metric]
-        if dimension == "number":
-            if unit:
-                raise self._error(f"{self._metric!r} is a plain number, without the unit {unit!r}")
-            return float(number)
-        if dimension == "seconds":
-            seconds = parse_seconds(f"{number} {unit}")
-            if seconds is None:
-                raise self._error(f"'{number} {unit}' is not a time; use '1.5 s', '20 ms' or '2 min'")
-            return seconds
-        if float(number) == 0:
-            return 0.0
-        if not unit.lower().endswith("b"):
-            raise self._error(f"'{number}{unit and ' ' + unit}' is not a size; use '100 MB' or '1.5 GiB'")
-        try:
-            return float(parse_size(f"{number} {unit}", "amount"))
-        except ValueError:
-            raise self._error(f"'{number} {unit}' is not a size; use '100 MB' or '1.5 GiB'") from None
-
-    def _next(self, expected: str) -> tuple[str, str]:
-        if not self._tokens:
-            raise self._error(f"it ends where {expected} is expected")
-        return self._tokens.pop(0)
-
-    def _error(self, what: str) -> TrialsError:
-        return TrialsError(f"limit {self._text!r}: {what}; expected a sum, {_EXAMPLES}")
-
-
-def _tokens(text: str) -> list[tuple[str, str]]:
-    tokens: list[tuple[str, str]] = []
+    terms: list[Term] = []
     position = 0
-    stripped = text.rstrip()
-    while position < len(stripped):
-        match = _TOKEN.match(stripped, position)
-        if match is None:
-            raise TrialsError(
-                f"limit {text!r}: {stripped[position:].strip()!r} is not understood; "
-                f"expected a sum, {_EXAMPLES}"
-            )
-        kind = match.lastgroup or ""
-        value = match[kind]
-        tokens.append((kind, value[1:-1] if kind == "quoted" else value))
-        position = match.end()
-    return tokens
+    try:
+        while position < len(text) or not terms:
+            match = _TERM.match(text, position)
+            if match is None or bool(match["sign"]) != bool(terms):
+                raise TrialsError(f"{text[position:].strip()!r} is not understood")
+            terms.append(_term(match, metric, variants, dimensions))
+            position = match.end()
+    except TrialsError as error:
+        raise TrialsError(f"limit {text!r}: {error}; expected a sum, {_EXAMPLES}") from None
+    return Limit(text, tuple(terms))
+
+
+def _term(
+    match: re.Match[str], metric: str, variants: Collection[str], dimensions: Mapping[str, Dimension]
+) -> Term:
+    sign, wanted = -1.0 if match["sign"] == "-" else 1.0, dimensions[metric]
+    if match["amount"] is not None:
+        return Term(sign * _amount(match["amount"], match["unit"] or "", metric, wanted))
+    factor, name = sign * float(match["factor"] or 1), match["name"].strip("'")
+    variant = match["variant"] and match["variant"].strip("'")
+    if variant is None and name in variants:
+        return Term(factor, metric, name)
+    if variant is not None and variant not in variants:
+        raise TrialsError(f"there is no variant {variant!r}, only {_names(variants)}")
+    dimension = dimensions.get(name)
+    if dimension is None:
+        raise TrialsError(
+            f"{name!r} is neither a variant ({_names(variants)}) nor a metric ({_names(dimensions)})"
+        )
+    if dimension != wanted:
+        raise TrialsError(f"{name!r} is in {dimension}, {metric!r} in {wanted}")
+    return Term(factor, name, variant)
+
+
+def _amount(number: str, unit: str, metric: str, dimension: Dimension) -> float:
+    text = f"{number} {unit}".strip()
+    if dimension == "number":
+        if unit:
+            raise TrialsError(f"{metric!r} is a plain number, without the unit {unit!r}")
+        return float(number)
+    if dimension == "seconds":
+        seconds = parse_seconds(text)
+        if seconds is None:
+            raise TrialsError(f"{text!r} is not a time; use '1.5 s', '20 ms' or '2 min'")
+        return seconds
+    if float(number) == 0:
+        return 0.0
+    try:
+        if unit.lower().endswith("b"):
+            return float(parse_size(text, "amount"))
+    except ValueError:
+        pass
+    raise TrialsError(f"{text!r} is not a size; use '100 MB' or '1.5 GiB'")
 
 
 def _names(names: Collection[str]) -> str:

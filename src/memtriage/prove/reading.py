@@ -16,8 +16,9 @@ from memtriage.model.marks import Mark
 from memtriage.model.units import count
 from memtriage.prove.command import record_directory
 from memtriage.prove.limits import AT_MARK, TIME
+from memtriage.prove.table import STEP_MARK
 from memtriage.prove.trial import LOG
-from memtriage.prove.trials import STEP_MARK, Trials
+from memtriage.prove.trials import Trials
 from memtriage.store.locate import RecordError
 from memtriage.store.reader import RankRecord, read_run
 

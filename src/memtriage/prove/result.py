@@ -25,7 +25,7 @@ from memtriage.model.trials import (
 )
 from memtriage.model.units import size
 from memtriage.prove.command import record_directory
-from memtriage.prove.judge import Readings, first_difference, judge, spread
+from memtriage.prove.judge import Readings, first_difference, judge
 from memtriage.prove.limits import METRICS, TIME
 from memtriage.prove.reading import TrialReading, read_trial
 from memtriage.prove.schedule import given_up, schedule
@@ -57,7 +57,11 @@ def make_report(trials: Trials, state: ComparisonState) -> TrialsReport:
         name: {number: trial for number, trial in by_number.items() if trial.problem is None}
         for name, by_number in read.items()
     }
-    to_come = pending(trials, failures(ends, read))
+    failed = {
+        (number, name): end.outcome != "finished" or read[name][number].problem is not None
+        for (number, name), end in ends.items()
+    }
+    to_come = pending(trials, failed)
     rows = [_variant_row(trials, state, name, ends, read[name], readings, to_come) for name in trials.names]
     unknown = {
         name: _why_unknown(read[name], [variant for _, variant in to_come], name) for name in trials.names
@@ -84,16 +88,6 @@ def make_report(trials: Trials, state: ComparisonState) -> TrialsReport:
         targets=targets,
         notes=_notes(trials, readings, ends, len(to_come)),
     )
-
-
-def failures(
-    ends: Mapping[Trial, TrialEnd], read: Mapping[str, Mapping[int, TrialReading]]
-) -> dict[Trial, bool]:
-    """Return for each trial that ended whether it brought no figures."""
-    return {
-        (number, name): end.outcome != "finished" or read[name][number].problem is not None
-        for (number, name), end in ends.items()
-    }
 
 
 def pending(trials: Trials, ended: Mapping[Trial, bool]) -> list[Trial]:
@@ -182,7 +176,7 @@ def _figure(metric: str, name: str, baseline: str, readings: Readings) -> Figure
         value=median(values),
         lowest=min(values),
         highest=max(values),
-        spread=spread(median_interval(values)),
+        spread=median_interval(values),
         by_rank=by_rank,
         differing_ranks=_differing(by_rank),
         against_baseline=None if name == baseline else _against(metric, name, baseline, readings),
@@ -227,7 +221,7 @@ def _against(metric: str, name: str, baseline: str, readings: Readings) -> Again
         return None
     value, interval = estimate
     within = None if interval is None else interval.low <= 1.0 <= interval.high
-    return AgainstBaseline(ratio=value, spread=spread(interval), within_noise=within)
+    return AgainstBaseline(ratio=value, spread=interval, within_noise=within)
 
 
 def _measurements(metric: str, trial: TrialReading) -> list[float]:

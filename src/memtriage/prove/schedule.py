@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 
 def round_order(count: int, number: int) -> list[int]:
@@ -17,7 +18,8 @@ def round_order(count: int, number: int) -> list[int]:
         number: of the round, from 0.
     """
     mirrored = count % 2 == 1 and (number // count) % 2 == 1
-    first = _zigzag(count)
+    # 0, count - 1, 1, count - 2, 2 ...: neighbors differ by every amount.
+    first = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
     order = [(place + number) % count for place in first]
     return order[::-1] if mirrored else order
 
@@ -48,14 +50,5 @@ def remaining_s(pending: Sequence[str], took: Mapping[str, Sequence[float]]) -> 
     everything = [seconds for durations in took.values() for seconds in durations]
     if not everything:
         return None
-    means = {name: _mean(durations) for name, durations in took.items() if durations}
-    return sum(means.get(name, _mean(everything)) for name in pending)
-
-
-def _zigzag(count: int) -> list[int]:
-    """Return 0, count - 1, 1, count - 2, 2 ...: neighbors differ by every amount."""
-    return [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    means = {name: fmean(durations) for name, durations in took.items() if durations}
+    return sum(means.get(name, fmean(everything)) for name in pending)

@@ -14,7 +14,7 @@ from typing import Final
 
 from memtriage.prove.table import TrialsError
 from memtriage.prove.trial import TrialEnd, read_end
-from memtriage.prove.trials import Trials, Variant
+from memtriage.prove.trials import Trials
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LOCK: Final = "lock"
@@ -36,8 +36,23 @@ class ComparisonState:
         self._variants = {variant.name: variant for variant in trials.variants}
 
     def settings(self, name: str) -> dict[str, str]:
-        """Return what decides how a variant's trials run, read now: the script may have been edited."""
-        return settings(self._trials, self._variants[name])
+        """Return what decides how a variant's trials run, read now: the script may have been edited.
+
+        Its script counts by content, what that imports does not.
+        """
+        trials, variant = self._trials, self._variants[name]
+        own = {
+            "program": str(trials.script or trials.module),
+            "script's content": _digest(trials.script),
+            "args": repr(list(variant.args)),
+            "allocator": repr(variant.allocator),
+            "phase": repr(variant.phase),
+            "host_tuning": repr(variant.host_tuning),
+            "ranks": str(trials.ranks),
+            "directory": str(trials.directory),
+            "python": trials.python or sys.executable,
+        }
+        return own | {f"env {name}": repr(value) for name, value in sorted(variant.env.items())}
 
     def folder(self, name: str, number: int) -> Path:
         """Return the folder of a variant's trial in a round."""
@@ -98,22 +113,6 @@ class ComparisonState:
                     f"wait for it, or give another directory with -o"
                 ) from None
             yield
-
-
-def settings(trials: Trials, variant: Variant) -> dict[str, str]:
-    """Return what decides how a variant runs. Its script counts by content, what that imports does not."""
-    own = {
-        "program": str(trials.script or trials.module),
-        "script's content": _digest(trials.script),
-        "args": repr(list(variant.args)),
-        "allocator": repr(variant.allocator),
-        "phase": repr(variant.policy.phase),
-        "host_tuning": repr(variant.policy.host_tuning),
-        "ranks": str(trials.ranks),
-        "directory": str(trials.directory),
-        "python": trials.python or sys.executable,
-    }
-    return own | {f"env {name}": repr(value) for name, value in sorted(variant.env.items())}
 
 
 def slug(name: str) -> str:

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import comb
 from statistics import median
-from typing import Final, Literal
+from typing import Final
+
+from msgspec.structs import replace
+
+from memtriage.model.trials import Spread
 
 CONFIDENCE: Final = 0.95
 LEAST_TRIALS: Final = 3
 """Fewer trials than these say next to nothing of the median (two enclose it in half of all cases): then the
 interval is over their steps."""
 
-Basis = Literal["trials", "steps"]
 
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Where the median lies.
-
-    Attributes:
-        low, high: the interval.
-        confidence: how often such an interval encloses the true median.
-        basis: `trials` counts differences between processes; `steps` does not, for lack of trials.
-    """
-
-    low: float
-    high: float
-    confidence: float
-    basis: Basis
-
-
-def median_interval(values: Sequence[float]) -> Interval | None:
+def median_interval(values: Sequence[float]) -> Spread | None:
     """Return the narrowest pair of values, equally far from both ends, that encloses the median so surely.
 
     A median lies outside the k-th lowest and the k-th highest of n independent values with the probability
@@ -53,10 +38,10 @@ def median_interval(values: Sequence[float]) -> Interval | None:
         if place > 0 and 1 - more < CONFIDENCE:
             break
         outside, rank = more, place
-    return Interval(ordered[rank], ordered[count - 1 - rank], 1 - outside, "trials")
+    return Spread(low=ordered[rank], high=ordered[count - 1 - rank], confidence=1 - outside, basis="trials")
 
 
-def paired(rounds: Sequence[Sequence[float]]) -> tuple[float, Interval | None] | None:
+def paired(rounds: Sequence[Sequence[float]]) -> tuple[float, Spread | None] | None:
     """Return the median of quantities that compare two variants, and the interval of that median.
 
     Each round counts as one, by the median of its quantities: steps of one process are no independent
@@ -83,7 +68,7 @@ def paired(rounds: Sequence[Sequence[float]]) -> tuple[float, Interval | None] |
 
 def ratio(
     own: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
-) -> tuple[float, Interval | None] | None:
+) -> tuple[float, Spread | None] | None:
     """Return how many times the other's measurements the own are, with the interval of that; see `paired`.
 
     Measurements of the same number in the same round make a pair: they were taken close in time, and a job

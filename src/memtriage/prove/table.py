@@ -15,6 +15,8 @@ _SECONDS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONGEST_VALUE: Final = 60
 """Characters of a wrong value that an error shows: it stays one line of a terminal."""
 
+STEP_MARK: Final = "step"
+"""The mark at the end of an optimizer's step."""
 TIME_SPAN: Final = "a time span such as '90 s', '30 min' or '2 h'"
 
 # The description of a type is what an error says was expected.
@@ -67,13 +69,15 @@ class TrialsTable(CommonTable, frozen=True):
     python: Text | None = None
     directory: Text = "."
     ranks: Count = 1
-    repeats: Count | None = None
-    warmup: Count | None = None
+    repeats: Count = 5
+    """The fewest whose lowest and highest enclose the median with a confidence above 90 % (1 - 2 x 0.5^5)."""
+    warmup: Count = 4
+    """The first steps make optimizer state and compile."""
     timeout: TimeSpan | None = None
     mark: Text | None = None
-    step: Text | None = None
+    step: Text = STEP_MARK
     baseline: Text | None = None
-    give_up_after: Count | None = None
+    give_up_after: Count = 2
 
 
 class TargetTable(_Table, frozen=True):

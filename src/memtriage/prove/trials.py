@@ -14,7 +14,6 @@ from memtriage.prove.limits import METRICS, Dimension, Limit, parse_limit
 from memtriage.prove.table import (
     TIME_SPAN,
     CommonTable,
-    PolicyTable,
     TargetTable,
     TrialsError,
     TrialsTable,
@@ -24,33 +23,11 @@ from memtriage.prove.table import (
     wrong_value,
 )
 
-REPEATS: Final = 5
-"""Default number of processes per variant: the fewest whose lowest and highest enclose the median with a
-confidence above 90 % (1 - 2 x 0.5^5 = 94 %)."""
-WARMUP: Final = 4
-"""Default number of steps left out: the first make optimizer state and compile."""
-GIVE_UP_AFTER: Final = 2
-"""Default number of failures in a row after which a variant is not tried again."""
-STEP_MARK: Final = "step"
-
 _LONGEST_NAME: Final = 60
 _VALUE_NAME: Final = re.compile(r"[A-Za-z_]\w*")
 
 Sense = Literal["at_most", "at_least", "equals"]
 _SENSES: Final[tuple[Sense, ...]] = ("at_most", "at_least", "equals")
-
-
-@dataclass(frozen=True, slots=True)
-class VariantPolicy:
-    """What memtriage itself does in a variant.
-
-    Attributes:
-        phase: whether `memtriage.phase` frees memory at the end of a phase; None leaves it to the script.
-        host_tuning: run with malloc's settings, as `memtriage run --host-tuning`.
-    """
-
-    phase: bool | None = None
-    host_tuning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +40,16 @@ class Variant:
         env: variables to set; None for one that is to be absent.
         allocator: settings of the CUDA caching allocator, empty for its defaults; None leaves what the
             environment says.
-        policy: what memtriage does.
+        phase: whether `memtriage.phase` frees memory at the end of a phase; None leaves it to the script.
+        host_tuning: run with malloc's settings, as `memtriage run --host-tuning`.
     """
 
     name: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str | None] = field(default_factory=dict)
     allocator: str | None = None
-    policy: VariantPolicy = field(default_factory=VariantPolicy)
+    phase: bool | None = None
+    host_tuning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +166,6 @@ def parse_trials(document: Mapping[str, Any], path: Path) -> Trials:
     directory = base / trials.directory
     if not directory.is_dir():
         raise wrong_value("directory", trials.directory, "[trials]", f"a directory that exists, from {base}")
-    step = trials.step or STEP_MARK
     targets = [
         target
         for number, table in enumerate(tables.target, 1)
@@ -201,13 +179,13 @@ def parse_trials(document: Mapping[str, Any], path: Path) -> Trials:
         python=trials.python,
         directory=directory.resolve(),
         ranks=trials.ranks,
-        repeats=REPEATS if trials.repeats is None else trials.repeats,
-        warmup=WARMUP if trials.warmup is None else trials.warmup,
+        repeats=trials.repeats,
+        warmup=trials.warmup,
         timeout_s=_timeout(trials.timeout),
-        mark=trials.mark or step,
-        step=step,
+        mark=trials.mark or trials.step,
+        step=trials.step,
         baseline=baseline,
-        give_up_after=GIVE_UP_AFTER if trials.give_up_after is None else trials.give_up_after,
+        give_up_after=trials.give_up_after,
         variants=variants,
         values=values,
         targets=tuple(targets),
@@ -239,7 +217,6 @@ def _variants(tables: list[VariantTable], trials: TrialsTable) -> tuple[Variant,
     if not tables:
         raise TrialsError("there is no [[variant]]; expected at least one, with a name: add it")
     common_env = _environment(trials, "[trials]")
-    common_policy = _policy(trials.memtriage, VariantPolicy())
     variants: list[Variant] = []
     for number, table in enumerate(tables, 1):
         where = f"[[variant]] {number}"
@@ -249,13 +226,15 @@ def _variants(tables: list[VariantTable], trials: TrialsTable) -> tuple[Variant,
             raise wrong_value("name", name, where, expected)
         if name in (other.name for other in variants):
             raise wrong_value("name", name, where, "a name that no other variant has")
+        own, common = table.memtriage, trials.memtriage
         variants.append(
             Variant(
                 name=name,
                 args=tuple(map(str, trials.args + table.args)),
                 env={**common_env, **_environment(table, where)},
                 allocator=_allocator(trials if table.allocator is None else table),
-                policy=_policy(table.memtriage, common_policy),
+                phase=common.phase if own.phase is None else own.phase,
+                host_tuning=bool(common.host_tuning if own.host_tuning is None else own.host_tuning),
             )
         )
     return tuple(variants)
@@ -279,13 +258,6 @@ def _allocator(table: CommonTable) -> str | None:
     if isinstance(options, dict):
         return ",".join(f"{key}:{value}" for key, value in options.items())
     return None if options is None else options.strip()
-
-
-def _policy(table: PolicyTable, default: VariantPolicy) -> VariantPolicy:
-    return VariantPolicy(
-        phase=default.phase if table.phase is None else table.phase,
-        host_tuning=default.host_tuning if table.host_tuning is None else table.host_tuning,
-    )
 
 
 def _values(given: Mapping[str, object]) -> dict[str, re.Pattern[str]]:
