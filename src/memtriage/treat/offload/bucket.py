@@ -57,7 +57,7 @@ class Bucket:
         gradients: the same for the gradients; empty if they are on the host.
         travels_as: type of the gradients in the ring; None if they are on the host.
         reduced: whether this rank's part of `gradients` holds the sum over the ranks.
-        tiles, masters, exp_avgs, exp_avg_sqs, kept_gradients: see `cut`.
+        tiles: see `cut`.
     """
 
     group: int
@@ -68,28 +68,18 @@ class Bucket:
     gradients: list[Tensor] = field(default_factory=list)
     reduced: bool = True
     tiles: list[Tile] = field(default_factory=list)
-    masters: list[Tensor] = field(default_factory=list)
-    exp_avgs: list[Tensor] = field(default_factory=list)
-    exp_avg_sqs: list[Tensor] = field(default_factory=list)
-    kept_gradients: list[Tensor] = field(default_factory=list)
 
     @property
     def weight_dtype(self) -> torch.dtype:
         return self.residents[0].dtype
 
     def cut(self, elements: int) -> None:
-        """Make the tiles for a ring's number of elements, and list what the residents keep, once."""
+        """Make the tiles for a ring's number of elements, once."""
         chunks = [resident.share.chunk for resident in self.residents]
         traveling = (self.weight_dtype, self.travels_as or self.weight_dtype)
         most = capacity(elements, max(dtype.itemsize for dtype in traveling))
         self.tiles = [
             Tile(pieces, tuple(self._parts(pieces)), pieces[-1].end) for pieces in pack(chunks, most)
-        ]
-        self.masters = [resident.master for resident in self.residents]
-        self.exp_avgs = [resident.exp_avg for resident in self.residents]
-        self.exp_avg_sqs = [resident.exp_avg_sq for resident in self.residents]
-        self.kept_gradients = [
-            resident.gradient for resident in self.residents if resident.gradient is not None
         ]
 
     def _parts(self, pieces: Iterable[TilePiece]) -> Iterator[RankPart]:
@@ -110,9 +100,9 @@ def on_device(flats: Sequence[Tensor], tile: Tile) -> list[Tensor]:
     return [flats[part.index][part.device] for part in tile.parts]
 
 
-def on_host(flats: Sequence[Tensor], tile: Tile) -> list[Tensor]:
-    """The parts in the host's tensors, of which there is one per parameter of the bucket."""
-    return [flats[part.index][part.host] for part in tile.parts]
+def on_host(bucket: Bucket, name: str, tile: Tile) -> list[Tensor]:
+    """The parts in the host's tensors of that name (`master`, `exp_avg`, ...), one per parameter."""
+    return [getattr(bucket.residents[part.index], name)[part.host] for part in tile.parts]
 
 
 def in_tile(buffer: Tensor, tile: Tile) -> list[Tensor]:

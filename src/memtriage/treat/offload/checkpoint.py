@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
 from typing import Any, Final
@@ -116,12 +116,3 @@ def _gather(
             if flat is not None:
                 with lane.up():
                     flat[first:last].copy_(row[: last - first])
-
-
-def run_hooks(hooks: Mapping[int, Callable[..., Any]], *arguments: Any) -> Any:
-    """Call an optimizer's hooks in turn; each may replace the last argument by what it returns."""
-    *before, last = arguments
-    for hook in hooks.values():
-        result = hook(*before, last)
-        last = last if result is None else result
-    return last

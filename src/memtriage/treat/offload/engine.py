@@ -49,7 +49,7 @@ class Engine:
         def compare(tile: Tile, slot: TileSlot) -> None:
             arrived = in_tile(slot.down(dtype), tile)
             rounded = in_tile(slot.up(dtype), tile)
-            masters = on_host(bucket.masters, tile)
+            masters = on_host(bucket, "master", tile)
             for part, weight, own, master in zip(tile.parts, arrived, rounded, masters, strict=True):
                 resident = bucket.residents[part.index]
                 if not resident.known or dtype == torch.float32:
@@ -85,7 +85,7 @@ class Engine:
 
         def add(tile: Tile, slot: TileSlot) -> None:
             arrived = _arrived_gradients(bucket, tile, slot)
-            kept = on_host(bucket.kept_gradients, tile)
+            kept = on_host(bucket, "gradient", tile)
             self.changing = True
             for part, target, source in zip(tile.parts, kept, arrived, strict=True):
                 if bucket.residents[part.index].has_gradient:
@@ -120,10 +120,10 @@ class Engine:
 
         def prepare(tile: Tile, slot: TileSlot) -> Job:
             operands = Operands(
-                masters=on_host(bucket.masters, tile),
+                masters=on_host(bucket, "master", tile),
                 gradients=_arrived_gradients(bucket, tile, slot),
-                exp_avgs=on_host(bucket.exp_avgs, tile),
-                exp_avg_sqs=on_host(bucket.exp_avg_sqs, tile),
+                exp_avgs=on_host(bucket, "exp_avg", tile),
+                exp_avg_sqs=on_host(bucket, "exp_avg_sq", tile),
                 steps=[numbers[part.index] for part in tile.parts],
                 rounded=in_tile(slot.up(bucket.weight_dtype), tile) if upload else [],
             )
@@ -147,7 +147,7 @@ class Engine:
             self.changing = True
             rounded = in_tile(slot.up(bucket.weight_dtype), tile)
             if rounded:
-                torch._foreach_copy_(rounded, on_host(bucket.masters, tile))
+                torch._foreach_copy_(rounded, on_host(bucket, "master", tile))
 
         self.ring.run(
             bucket.tiles,
@@ -188,7 +188,7 @@ class Engine:
 def _arrived_gradients(bucket: Bucket, tile: Tile, slot: TileSlot) -> list[Tensor]:
     """The gradients that came down, else those that are kept on the host."""
     if bucket.travels_as is None:
-        return on_host(bucket.kept_gradients, tile)
+        return on_host(bucket, "gradient", tile)
     return in_tile(slot.down(bucket.travels_as), tile)
 
 

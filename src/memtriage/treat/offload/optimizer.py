@@ -319,7 +319,10 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         """
         self._resources.check_open()
         self._overlap.wait()
-        given = checkpoint.run_hooks(self._optimizer_load_state_dict_pre_hooks, self, dict(state_dict))
+        given = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, given)
+            given = given if changed is None else changed
         partitioned = checkpoint.check_partition(given, self._exchange)
         groups, parameters = checkpoint.matched_groups(self.param_groups, given["param_groups"])
         unknown = [key for key in given["state"] if key not in parameters]

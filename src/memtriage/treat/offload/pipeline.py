@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar
 
 import torch
@@ -208,23 +206,6 @@ class TileSlot:
             self._left = None
 
 
-@dataclass(slots=True)
-class Spent:
-    """How the moving thread spent its time, in seconds, summed over tiles.
-
-    Attributes:
-        arriving: waiting until a tile had come down.
-        leaving: waiting until the previous tile in the same slot had gone up.
-        computing: waiting until a tile was computed; nearly all of it if the kernel is the bottleneck.
-        total: all of `Ring.run`.
-    """
-
-    arriving: float = 0.0
-    leaving: float = 0.0
-    computing: float = 0.0
-    total: float = 0.0
-
-
 class Ring:
     """A few slots of pinned memory.
 
@@ -232,7 +213,6 @@ class Ring:
         slots: the room for tiles.
         pin_asked: whether page-locking was wanted.
         pinned: whether the slots are page-locked.
-        spent: since the ring was made, or since it was replaced.
     """
 
     def __init__(self, elements: int, depth: int, *, pin: bool) -> None:
@@ -246,7 +226,6 @@ class Ring:
         self._memory = PinnedMemory(2 * depth * run, pin=pin)
         runs = self._memory.bytes.split(run)
         self.slots = [TileSlot(runs[2 * index], runs[2 * index + 1]) for index in range(depth)]
-        self.spent = Spent()
 
     @property
     def pinned(self) -> bool:
@@ -274,7 +253,6 @@ class Ring:
             prepare: called when they have arrived and the slot's `up` is free; returns the job to compute.
             finish: starts the copies up; called when the job is done.
         """
-        began = perf_counter()
         arriving: deque[tuple[Item, TileSlot]] = deque()
         computing: deque[tuple[Item, TileSlot, Job]] = deque()
         free = deque(self.slots)
@@ -283,17 +261,13 @@ class Ring:
             """Pass jobs on, finish the oldest."""
             while arriving and len(computing) < _JOBS_AHEAD:
                 tile, slot = arriving.popleft()
-                began = perf_counter()
                 slot.arrived()
-                between = perf_counter()
                 slot.vacated()
-                self.spent.arriving += between - began
-                self.spent.leaving += perf_counter() - between
                 job = prepare(tile, slot)
                 computing.append((tile, slot, job))
                 job.start()
             tile, slot, job = computing[0]
-            self._await_job(job)
+            job.wait()
             computing.popleft()
             finish(tile, slot)
             free.append(slot)
@@ -312,12 +286,6 @@ class Ring:
             for *_, job in computing:
                 with suppress(Exception):
                     job.wait()
-            self.spent.total += perf_counter() - began
-
-    def _await_job(self, job: Job) -> None:
-        began = perf_counter()
-        job.wait()
-        self.spent.computing += perf_counter() - began
 
     def close(self) -> None:
         """Wait for all copies, then release the page locks. Repeatable."""
