@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 import pytest
 
 from memtriage.model.units import MIB
@@ -33,3 +36,23 @@ def test_no_wait_outlives_a_thread_that_failed() -> None:
     driver.wait_until_moved()
     with pytest.raises(RuntimeError, match="a device error"):
         driver.finish()
+
+
+def test_an_interrupt_is_raised_only_when_the_work_is_done() -> None:
+    world = make_world()
+    world.free([world.allocate(20 * MIB)])
+    waiting, done = threading.Event(), list[int]()
+
+    def before(operation: str) -> None:
+        if operation == "empty_cache":
+            waiting.wait()
+            signal.raise_signal(signal.SIGINT)
+            done.append(sum(range(3_000_000)))
+
+    world.device.before = before
+    driver = DriverThread(Prepared(world.device))
+    with pytest.raises(KeyboardInterrupt):
+        waiting.set()
+        driver.finish()
+    driver._thread.join()
+    assert done and world.device.use().reserved == 0

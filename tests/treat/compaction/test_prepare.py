@@ -9,7 +9,7 @@ import pytest
 from memtriage.model.units import MIB
 from memtriage.treat.compaction.islands import islands_of
 from memtriage.treat.compaction.plan import CompactionPlan, make_plan
-from memtriage.treat.compaction.prepare import Prepared, give_back, make_bins
+from memtriage.treat.compaction.prepare import Prepared, make_bins
 from memtriage.treat.device.layout import DeviceLayout
 from memtriage.treat.device.protocol import Use
 from support.compaction import World, make_world
@@ -27,17 +27,6 @@ def planned() -> tuple[World, DeviceLayout, CompactionPlan]:
     world.device.empty_cache()
     layout = world.device.layout()
     return world, layout, make_plan(layout, islands_of(layout), None, world.device.use().allocated)
-
-
-def test_what_is_free_is_given_back_first() -> None:
-    world = make_world()
-    world.free([world.allocate(40 * MIB)])
-    world.allocate(MIB * 12)
-    world.free([world.allocate(60 * MIB)])
-    prepared = Prepared(world.device)
-    assert (prepared.reserved, prepared.bins) == (0, {})
-    give_back(prepared)
-    assert prepared.reserved == 40 * MIB == world.device.use().reserved
 
 
 def sizes(plan: CompactionPlan) -> dict[tuple[int, int], int]:

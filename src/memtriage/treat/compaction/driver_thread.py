@@ -7,10 +7,9 @@ from queue import SimpleQueue
 
 from memtriage.treat.compaction.move import SPARE, MoveProgress, Mover
 from memtriage.treat.compaction.plan import CompactionPlan
-from memtriage.treat.compaction.prepare import Prepared, give_back, make_bins
-from memtriage.treat.device.background import BackgroundTask
+from memtriage.treat.compaction.prepare import Prepared, make_bins
 from memtriage.treat.device.layout import DeviceLayout
-from memtriage.treat.device.protocol import is_out_of_memory
+from memtriage.treat.device.protocol import OUT_OF_MEMORY
 
 Draft = tuple[DeviceLayout, CompactionPlan]
 """A layout, and the plan for it if all blocks can move."""
@@ -24,6 +23,10 @@ class DriverThread:
     It starts at once, by returning free memory. Then the caller passes it a draft (`make_bins`) and the plan
     (`move`), and always ends it with `finish`. No `wait_until_...` lasts longer than the thread.
 
+    Python runs signal handlers, and raises `KeyboardInterrupt`, only in the main thread: in this one the work
+    cannot be interrupted between two of its steps. What is local to the calling thread does not apply there:
+    modes, `torch.cuda.use_mem_pool`, the current stream and device.
+
     Args:
         prepared: the bins of the device.
     """
@@ -35,7 +38,11 @@ class DriverThread:
         self._started = threading.Event()
         self._emptying = threading.Event()
         self._moved = threading.Event()
-        self._task = BackgroundTask(self._run)
+        self._moves: MoveProgress = MoveProgress()
+        self._stopped: str | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="memtriage-compact")
+        self._thread.start()
 
     # Called by the thread that searches.
 
@@ -63,11 +70,20 @@ class DriverThread:
         """Wait for the end, even without draft or plan; return what was moved, and why it ended early.
 
         Raises:
-            BaseException: what an operation raised, or a signal handler meanwhile.
+            BaseException: what an operation raised; else what a signal handler raised meanwhile.
         """
         self._drafts.put(None)
         self._jobs.put(None)
-        return self._task.result()
+        interruption: BaseException | None = None
+        while self._thread.is_alive():
+            try:
+                self._thread.join()
+            except BaseException as error:
+                interruption = error
+        failure = self._error or interruption
+        if failure is not None:
+            raise failure
+        return self._moves, self._stopped
 
     # Called in the driver's thread.
 
@@ -75,48 +91,43 @@ class DriverThread:
         """Say that the driver is about to free segments: see `wait_until_emptying`."""
         self._emptying.set()
 
-    def _run(self) -> tuple[MoveProgress, str | None]:
+    def _run(self) -> None:
         try:
-            # Contexts that the caller has entered do not apply to another thread.
             with self._prepared.device.entered():
-                return self._compact()
+                self._compact()
+        except BaseException as error:
+            self._error = error
         finally:
             self._started.set()
             self._emptying.set()
             self._moved.set()
 
-    def _compact(self) -> tuple[MoveProgress, str | None]:
+    def _compact(self) -> None:
         self._started.set()
-        give_back(self._prepared)
+        device = self._prepared.device
+        device.empty_cache()
+        self._prepared.reserved = device.use().reserved
         draft = self._drafts.get()
         if draft is None:
-            return MoveProgress(), None
+            return
         layout, drafted = draft
         make_bins(self._prepared, layout, drafted, SPARE)
         job = self._jobs.get()
         if job is None:
-            return MoveProgress(), None
+            return
         plan, mover = job
         if plan is not drafted:
             self._prepared.drop()
-        stopped, moved, planned = _carry_out(plan, mover), mover.moved, bool(plan.groups)
+        self._moves, planned = mover.moved, bool(plan.groups)
+        try:
+            mover.run(plan)
+        except OUT_OF_MEMORY as error:
+            self._stopped = f"out of memory while moving: {error}"
         # The other thread releases all these while the driver works.
         del draft, layout, drafted, job, plan, mover
         if planned:
             self._prepared.drop()
-            self._prepared.device.synchronize()
+            device.synchronize()
             self._moved.set()
             self._emptying.set()  # last: the thread that waits for it will hold the interpreter
-            self._prepared.device.empty_cache()
-        return moved, stopped
-
-
-def _carry_out(plan: CompactionPlan, mover: Mover) -> str | None:
-    """Carry out a plan; return why that ended early, or None."""
-    try:
-        mover.run(plan)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return f"out of memory while moving: {error}"
-    return None
+            device.empty_cache()

@@ -10,7 +10,7 @@ from typing import Final
 from memtriage.allocator.settings import SMALL_LIMIT, AllocatorSettings
 from memtriage.treat.compaction.islands import Island, holes_of
 from memtriage.treat.device.layout import DeviceLayout, divides
-from memtriage.treat.device.protocol import Device, is_out_of_memory
+from memtriage.treat.device.protocol import OUT_OF_MEMORY, Device
 
 HOLD_TRIES: Final = 4
 """How many free blocks of one size are allocated to get a particular one."""
@@ -64,9 +64,7 @@ class Holds:
             for _ in range(HOLD_TRIES):
                 try:
                     got = self._device.allocate(size, self._stream)
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
+                except OUT_OF_MEMORY:
                     return False
                 if got == address:
                     self._held.append(got)

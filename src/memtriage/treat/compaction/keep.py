@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -10,22 +10,6 @@ import torch
 from memtriage.allocator.settings import OWN_SEGMENT
 from memtriage.model.recording import Int64s
 from memtriage.treat.device.protocol import Device
-
-
-class Keep(Protocol):
-    """A copy of the values of some storages, one after the other at the given offsets."""
-
-    def save(self, addresses: Int64s) -> None:
-        """Copy from the device's addresses; later work on the stream comes after it."""
-        ...
-
-    def load(self, addresses: Int64s) -> None:
-        """Copy to the device's addresses, and wait."""
-        ...
-
-    def drop(self) -> None:
-        """Free the copy."""
-        ...
 
 
 class OnDevice:
@@ -51,11 +35,11 @@ class OnDevice:
         self._address = device.allocate(max(whole, OWN_SEGMENT), stream)
 
     def save(self, addresses: Int64s) -> None:
-        """In one batch."""
+        """Copy from the device's addresses, in one batch; later work on the stream comes after it."""
         self._device.copy(self._address + self._offsets, addresses, self._sizes, self._stream)
 
     def load(self, addresses: Int64s) -> None:
-        """In one batch."""
+        """Copy to the device's addresses, in one batch, and wait."""
         self._device.copy(addresses, self._address + self._offsets, self._sizes, self._stream)
         self._device.synchronize()
 
@@ -82,13 +66,13 @@ class OnHost:
         self._parts = [memory[a:b] for a, b in zip(offsets.tolist(), ends.tolist(), strict=True)]
 
     def save(self, addresses: Int64s) -> None:
-        """One by one."""
+        """Copy from the device's addresses, one by one."""
         self._device.synchronize()
         for part, address in zip(self._parts, addresses.tolist(), strict=True):
             self._device.download(part, address)
 
     def load(self, addresses: Int64s) -> None:
-        """One by one."""
+        """Copy to the device's addresses, one by one, and wait."""
         for part, address in zip(self._parts, addresses.tolist(), strict=True):
             self._device.upload(address, part)
         self._device.synchronize()
@@ -96,3 +80,6 @@ class OnHost:
     def drop(self) -> None:
         """Free it."""
         self._parts = []
+
+
+Keep: TypeAlias = OnDevice | OnHost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,12 +19,10 @@ from memtriage.treat.compaction.plan import Bin, CompactionPlan, Group, bins_for
 from memtriage.treat.compaction.prepare import Prepared
 from memtriage.treat.compaction.relocate import MoveBatch, Relocation
 from memtriage.treat.device.layout import FREE, DeviceLayout
-from memtriage.treat.device.protocol import Device, Storage, is_out_of_memory
+from memtriage.treat.device.protocol import OUT_OF_MEMORY, Device, Storage
 
 SPARE: Final = 64 * MIB
 """Device memory that stays free: libraries take some without the allocator."""
-NO_ROOM: Final = (RuntimeError, MemoryError)
-
 
 Moving = tuple[MoveBatch, int]
 """Storages, and the bytes of their blocks."""
@@ -123,9 +122,8 @@ class Mover:
                 moved += 1
                 # The next block must not be allocated where this one was.
                 holds.take(address, size)
-        except NO_ROOM as error:
-            if not is_out_of_memory(error):
-                raise
+        except OUT_OF_MEMORY:
+            pass
         finally:
             self._count(moved, sum(sizes[:moved]))
         return one.blocks[moved:]
@@ -157,9 +155,7 @@ class Mover:
     def _reserve(self, size: int, stream: int) -> bool:
         try:
             self._device.release(self._device.allocate(size, stream))
-        except NO_ROOM as error:
-            if not is_out_of_memory(error):
-                raise
+        except OUT_OF_MEMORY:
             return False
         return True
 
@@ -239,11 +235,8 @@ class Mover:
     def _relocation(self, group: Group, batch: MoveBatch, on_host: bool) -> Relocation:
         if not on_host:
             page = self._layout.settings.large_segment_size if group.expandable else SEGMENT_STEP
-            try:
+            with suppress(*OUT_OF_MEMORY):
                 return Relocation(self._device, batch, group.stream, on_host=False, page=page)
-            except NO_ROOM as error:
-                if not is_out_of_memory(error):
-                    raise
         return Relocation(self._device, batch, group.stream, on_host=True)
 
     def _room(self, group: Group) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from memtriage.treat.compaction.holds import Holds, release_all
 from memtriage.treat.compaction.plan import CompactionPlan, Group
 from memtriage.treat.device.layout import DeviceLayout
-from memtriage.treat.device.protocol import Device, is_out_of_memory
+from memtriage.treat.device.protocol import OUT_OF_MEMORY, Device
 
 Bins = dict[tuple[int, int], int]
 """Addresses of held bins, by index of the group in the plan and of the bin in the group."""
@@ -41,12 +41,6 @@ class Prepared:
         release_all(self.device, addresses)
 
 
-def give_back(prepared: Prepared) -> None:
-    """Return free memory to the driver."""
-    prepared.device.empty_cache()
-    prepared.reserved = prepared.device.use().reserved
-
-
 def make_bins(prepared: Prepared, layout: DeviceLayout, plan: CompactionPlan, spare: int) -> None:
     """Make all bins if there is memory for all at once.
 
@@ -65,7 +59,7 @@ def make_bins(prepared: Prepared, layout: DeviceLayout, plan: CompactionPlan, sp
             _make_bins(prepared, layout, number, group)
     except BaseException as error:
         prepared.drop()
-        if not is_out_of_memory(error):
+        if not isinstance(error, OUT_OF_MEMORY):
             raise
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -43,9 +43,8 @@ class Use:
     reserved: int
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory is short: torch's, Python's or the simulator's."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError))
+OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError)
+"""What torch, Python and the simulator raise if memory is short."""
 
 
 class Device(Protocol):
