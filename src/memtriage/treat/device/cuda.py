@@ -22,7 +22,7 @@ from memtriage.model.recording import Int64s
 from memtriage.observe import cuda as allocator
 from memtriage.treat.device.copy_kernel import compiled, ranges_of
 from memtriage.treat.device.layout import DeviceLayout, layout_of_raw
-from memtriage.treat.device.protocol import Use
+from memtriage.treat.device.protocol import Device, Use
 
 KERNEL_FROM: Final = 64
 """For this many ranges or more, one table is faster than a call per range (5 us of Python and launch)."""
@@ -31,7 +31,7 @@ LARGE: Final = 1 << 20
 _NOTHING: Final = contextlib.nullcontext()
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """One CUDA device of this process. CUDA must be initialized."""
 
     def __init__(self, index: int) -> None:
@@ -40,7 +40,6 @@ class CudaDevice:
 
     @property
     def name(self) -> str:
-        """`cuda:N`."""
         return f"cuda:{self.index}"
 
     @contextlib.contextmanager
@@ -57,7 +56,6 @@ class CudaDevice:
             yield
 
     def use(self) -> Use:
-        """The allocator's counters."""
         counters = allocator.counters(self.index)
         return Use(allocated=counters.allocated or 0, reserved=counters.reserved or 0)
 
@@ -85,7 +83,6 @@ class CudaDevice:
         return read
 
     def synchronize(self) -> None:
-        """Wait for all work on the device; errors of earlier kernels are raised here."""
         torch.cuda.synchronize(self.index)
 
     def empty_cache(self) -> None:
@@ -93,11 +90,9 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Allocate a block in the pool of a stream."""
         return int(torch._C._cuda_cudaCachingAllocator_raw_alloc(nbytes, stream))
 
     def release(self, address: int) -> None:
-        """Free it."""
         torch._C._cuda_cudaCachingAllocator_raw_delete(address)
 
     def resize(self, storages: Sequence[torch.UntypedStorage], sizes: Sequence[int], stream: int) -> None:
@@ -127,11 +122,9 @@ class CudaDevice:
             torch._foreach_copy_([target for target, _ in small], [source for _, source in small])
 
     def download(self, target: Tensor, source: int) -> None:
-        """Copy to the host and wait."""
         target.copy_(self._bytes(source, target.numel()))
 
     def upload(self, target: int, source: Tensor) -> None:
-        """Copy from the host and wait."""
         self._bytes(target, source.numel()).copy_(source)
 
     def _copy_by_table(self, targets: Int64s, sources: Int64s, sizes: Int64s) -> bool:

@@ -17,7 +17,7 @@ from memtriage.allocator.settings import SMALL_SEGMENT
 from memtriage.allocator.simulator import Simulator
 from memtriage.model.recording import Int64s
 from memtriage.treat.device.layout import ACTIVE, AWAITING, DeviceLayout, layout_of_segments
-from memtriage.treat.device.protocol import Use
+from memtriage.treat.device.protocol import Device, Use
 
 
 class SimulatedStorage:
@@ -42,7 +42,7 @@ class SimulatedStorage:
         self.block, self._nbytes = block, nbytes
 
 
-class SimulatedDevice:
+class SimulatedDevice(Device):
     """A device over a simulator.
 
     Args:
@@ -65,29 +65,23 @@ class SimulatedDevice:
 
     @property
     def name(self) -> str:
-        """`cuda:N`."""
         return f"cuda:{self._index}"
 
     def entered(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to enter."""
         return contextlib.nullcontext()
 
     def use(self) -> Use:
-        """The simulator's counters."""
         return Use(self.simulator.allocated, self.simulator.reserved)
 
     def available(self) -> int:
-        """Bytes that the simulated driver could still provide."""
         if self._driver is None or self._driver.capacity is None:
             return UNLIMITED
         return max(0, self._driver.capacity - self._driver.used)
 
     def layout(self) -> DeviceLayout:
-        """The simulator's segments."""
         return layout_of_segments(self.simulator.snapshot(), self.simulator.settings)
 
     def snapshot(self) -> Callable[[], DeviceLayout]:
-        """Read at once."""
         layout = self.layout()
         return lambda: layout
 
@@ -95,17 +89,14 @@ class SimulatedDevice:
         """Stream work is always done."""
 
     def empty_cache(self) -> None:
-        """Return free memory."""
         self.simulator.empty_cache()
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Allocate a block that no storage owns."""
         block = self.simulator.malloc(nbytes, stream)
         self._held[block.address] = block
         return block.address
 
     def release(self, address: int) -> None:
-        """Free it."""
         self.simulator.free(self._held.pop(address))
 
     def resize(self, storages: Sequence[SimulatedStorage], sizes: Sequence[int], stream: int) -> None:
