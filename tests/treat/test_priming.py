@@ -18,7 +18,6 @@ from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
 from memtriage.model.priming import Priming, PrimingCheck, StatePool, no_priming
-from memtriage.observe.states import parameter_bytes
 from memtriage.planning import priming as planning
 from memtriage.treat import priming as treat
 from memtriage.treat.priming import FILE, allocate, begin_primed, read_priming
@@ -181,37 +180,6 @@ def test_pools_come_along_with_the_blocks_or_nothing_does(
     assert source.simulator.reserved == (84 * MIB if possible else 0)
     assert "2 blocks of 84.0 MiB in all and 30.0 MiB for the optimizer's states" in priming.in_words()
     assert priming.in_words().endswith("of allocated), 90.0 MiB if no pool can be made")
-
-
-def test_a_pool_that_cannot_be_made_is_noted_with_what_is_expected_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class NoPools:
-        def __init__(self, device: int) -> None: ...
-
-        def make(self, size: int) -> None:
-            return None
-
-    model = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(model.parameters())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
-    monkeypatch.setattr(treat, "CudaBlocks", lambda index: SimulatedBlocks(1 << 30))
-    monkeypatch.setattr(treat, "CudaPools", NoPools)
-    monkeypatch.setattr(treat, "pools_possible", lambda: True)
-    priming = chosen()
-    priming.pools = [StatePool(size=30 * MIB, parameters=parameter_bytes(optimizer))]
-    priming.reserved_without_pools = 90 * MIB
-    noted: list[str] = []
-    treat.prime_device(priming, 0, noted.append)
-    assert noted == priming.notes == []
-    model(torch.ones(2, 8)).sum().backward()
-    optimizer.step()
-    assert noted == priming.notes
-    assert noted == [
-        "no pool of 30.0 MiB could be made for the optimizer's states: without pools, expected reserved is "
-        "90.0 MiB"
-    ]
 
 
 def test_settings_alone_help() -> None:

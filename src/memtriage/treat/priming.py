@@ -8,15 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from memtriage.allocator.settings import join_conf
-from memtriage.model.priming import Priming, StatePool
-from memtriage.model.units import size
+from memtriage.model.priming import Priming
 from memtriage.observe.hooks import TorchImport
 from memtriage.process.stdlib import os
 from memtriage.treat.state_pools import CudaPools, StatePools, pools_possible
@@ -69,22 +67,24 @@ def prime(
 
             priming = plan_priming(build, gpu=gpu_here())
     elif snapshot is not None:
-        priming = _of_snapshot(snapshot)
+        from memtriage.model.recording import Recording
+        from memtriage.planning.priming import priming_of_recording
+        from memtriage.snapshots.read import load_snapshot
+
+        recording = snapshot if isinstance(snapshot, Recording) else load_snapshot(snapshot)
+        priming = priming_of_recording(recording)
     else:
         assert run is not None
         priming = read_priming(Path(run))
     return prime_device(priming)
 
 
-def prime_device(
-    priming: Priming, device: int | None = None, noted: Callable[[str], object] | None = None
-) -> Priming:
+def prime_device(priming: Priming, device: int | None = None) -> Priming:
     """Allocate and free the chosen blocks on a device.
 
     Args:
         priming: what was chosen.
         device: its index; the current one by default.
-        noted: called if something is noted later: no pool could be made for the states of an optimizer.
 
     Returns:
         The same object, with `primed` set and notes added.
@@ -112,17 +112,7 @@ def prime_device(
             set_allocator("", priming.allocator_conf)
         priming.notes.append(f"memory does not suffice for the blocks ({failure}): nothing is primed")
     elif priming.pools:
-
-        def missed(pool: StatePool) -> None:
-            note = (
-                f"no pool of {size(pool.size)} could be made for the optimizer's states: without pools, "
-                f"expected reserved is {size(priming.reserved_without_pools)}"
-            )
-            priming.notes.append(note)
-            if noted is not None:
-                noted(note)
-
-        StatePools(priming.pools, CudaPools(index), missed).install()
+        StatePools(priming.pools, CudaPools(index)).install()
     return priming
 
 
@@ -207,30 +197,26 @@ def begin_primed(priming: Priming, folder: Path, say: Callable[[str], None]) -> 
         return
     local_rank = int(os.environ.get("LOCAL_RANK") or 0)
 
-    def later(note: str) -> None:
-        say(f"--prime: {note}")
-        _write(priming, file)
-
     def begun() -> None:
         known = len(priming.notes)
         try:
             import torch
 
-            prime_device(priming, local_rank if local_rank < torch.cuda.device_count() else 0, later)
+            prime_device(priming, local_rank if local_rank < torch.cuda.device_count() else 0)
         except Exception as error:  # the program must run, primed or not
             priming.notes.append(f"priming failed ({type(error).__name__}: {error})")
         for note in priming.notes[known:]:
             say(f"--prime: {note}")
         _write(priming, file)
 
-    TorchImport(partial(_call_when_cuda_begins, begun, os.getpid())).install()
+    pid = os.getpid()
 
+    def when_cuda_begins() -> None:
+        import torch
 
-def _call_when_cuda_begins(call: Callable[[], None], pid: int) -> None:
-    """Call when this process, but no fork of it, has initialized CUDA; at once if it already has."""
-    import torch
+        torch.cuda._lazy_call(lambda: begun() if os.getpid() == pid else None)  # not in a fork
 
-    torch.cuda._lazy_call(lambda: call() if os.getpid() == pid else None)
+    TorchImport(when_cuda_begins).install()
 
 
 def _write(priming: Priming, file: Path) -> None:
@@ -253,15 +239,6 @@ def read_priming(directory: Path) -> Priming:
         raise ValueError(f"cannot read {files[-1]}: {error}") from None
     priming.primed = False
     return priming
-
-
-def _of_snapshot(snapshot: str | os.PathLike[str] | Recording) -> Priming:
-    from memtriage.model.recording import Recording
-    from memtriage.planning.priming import priming_of_recording
-    from memtriage.snapshots.read import load_snapshot
-
-    recording = snapshot if isinstance(snapshot, Recording) else load_snapshot(snapshot)
-    return priming_of_recording(recording)
 
 
 @contextmanager

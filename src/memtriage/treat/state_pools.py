@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
@@ -62,24 +62,17 @@ def pools_possible() -> bool:
 class StatePools:
     """Makes the states of the predicted optimizers in separate pools.
 
-    An optimizer is recognized by the bytes of its parameters, because states of others might not fit. The
-    hook is removed when the last of them has its states.
+    An optimizer is recognized by the bytes of its parameters, because states of others might not fit. If its
+    pool cannot be made, its states are made as usual. The hook is removed when the last of them has states.
 
     Args:
         pools: one per optimizer.
         source: makes them.
-        missed: called with a pool that could not be made: then its states are made as usual.
     """
 
-    def __init__(
-        self,
-        pools: Sequence[StatePool],
-        source: CudaPools,
-        missed: Callable[[StatePool], object] | None = None,
-    ) -> None:
+    def __init__(self, pools: Sequence[StatePool], source: CudaPools) -> None:
         self._wanted = list(pools)
         self._source = source
-        self._missed = missed
         self._pool: Any = None
         self._making = StateMaking(self._begins, self._ends)
 
@@ -98,11 +91,7 @@ class StatePools:
             return None
         self._wanted.remove(wanted)
         self._pool = self._source.make(wanted.size)
-        if self._pool is not None:
-            return partial(self._source.inside, self._pool)
-        if self._missed is not None:
-            self._missed(wanted)
-        return nullcontext
+        return nullcontext if self._pool is None else partial(self._source.inside, self._pool)
 
     def _ends(self) -> None:
         self._pool = None

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any, Final, Self
 
+from memtriage.catalogue.scene import Scene
+
 _NAME: Final = "restore_from_saved"
 _MARK: Final = "_memtriage_original"
 
@@ -83,12 +85,7 @@ class EmptyAfterRestore:
 
 
 def _modules_with(package: str, wanted: Callable[[Any], bool]) -> list[ModuleType]:
-    below = f"{package}."
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if (name == package or name.startswith(below)) and wanted(getattr(module, "__dict__", {}).get(_NAME))
-    ]
+    return [module for _, module in Scene.loaded(package) if wanted(module.__dict__.get(_NAME))]
 
 
 def _emptying(original: Callable[..., Any]) -> Callable[..., Any]:
