@@ -137,8 +137,6 @@ def read_places(
     """What the places of an entry hold now. A storage in several places counts for the first.
 
     Args:
-        name: the entry.
-        places: its places.
         watch: told each storage, once.
     """
     reading = HolderReading(name=name)

@@ -45,7 +45,6 @@ def read_situation(
     """Look at this process.
 
     Args:
-        scene: its objects.
         segments: the allocator's segments, where they were read: private pools tell of graphs too that only
             C++ holds.
         leftovers: ids of tensors whose graphs are left over from finished steps, and are not pending.

@@ -20,13 +20,7 @@ Say = Callable[[str], None]
 
 
 class Campaign:
-    """The trials of a file in a directory: which ended, which are to come.
-
-    Args:
-        trials: the file.
-        state: its directory.
-        say: where a line of progress goes.
-    """
+    """The trials of a file in a directory: which ended, which are to come."""
 
     def __init__(self, trials: Trials, state: ComparisonState, say: Say) -> None:
         self.trials = trials

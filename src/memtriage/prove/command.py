@@ -56,9 +56,6 @@ def environment(
     """Return a trial's environment.
 
     Args:
-        variant: what it sets.
-        base: what it inherits.
-        folder: of the trial.
         torch: version of the trial's torch, which decides by which name it reads the allocator's settings.
     """
     made = {name: value for name, value in base.items() if name not in _OF_A_LAUNCHER}

@@ -40,9 +40,6 @@ def judge(target: Target, readings: Readings, dimension: Dimension, unknown: str
     """Return the verdict on a target.
 
     Args:
-        target: what is demanded.
-        readings: what was measured.
-        dimension: what the metric is measured in.
         unknown: why it is no fault of the judged variant if it has no figures; None when it is.
     """
     if not readings[target.variant]:

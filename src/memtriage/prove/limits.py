@@ -74,12 +74,6 @@ def parse_limit(
     A bare name is a variant, whose `metric` is meant, or a metric, of the variant that is judged. Names with
     other characters than letters, digits, `_`, `.` and `-` stand between single quotes.
 
-    Args:
-        text: as in a target's `at_most`.
-        metric: what is limited.
-        variants: their names.
-        dimensions: all metrics, with what they are measured in.
-
     Raises:
         TrialsError: the text is no limit, names what there is not, or adds seconds to bytes.
     """

@@ -46,10 +46,7 @@ def run(
     """Run a command to its end; its output goes into `log`. Whatever it started is gone when this returns.
 
     Args:
-        command: program and arguments.
         env: its environment, with `TRIAL_VARIABLE` in it.
-        directory: where it starts.
-        log: file for both of its streams.
         timeout_s: after so many seconds it is stopped; None for never.
 
     Raises:

@@ -96,7 +96,6 @@ def pending(trials: Trials, ended: Mapping[Trial, bool]) -> list[Trial]:
     There are none if all variants have failed whenever they ran.
 
     Args:
-        trials: the file.
         ended: for each trial that ended, whether it failed.
     """
     by_name: dict[str, dict[int, bool]] = {name: {} for name in trials.names}

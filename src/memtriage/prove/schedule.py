@@ -12,10 +12,6 @@ def round_order(count: int, number: int) -> list[int]:
     Rounds form a Williams design: over `count` rounds each variant stands once in each place, and over
     `count` rounds (twice as many when `count` is odd) each follows each other one equally often. So what
     drifts, and what a trial leaves behind for the next (heat, page cache), falls on all alike.
-
-    Args:
-        count: number of variants, at least 1.
-        number: of the round, from 0.
     """
     mirrored = count % 2 == 1 and (number // count) % 2 == 1
     # 0, count - 1, 1, count - 2, 2 ...: neighbors differ by every amount.
@@ -34,7 +30,6 @@ def given_up(failures: Mapping[int, bool], after: int) -> bool:
 
     Args:
         failures: for each round that ended, whether the trial failed.
-        after: how often in a row.
     """
     last = [failures[number] for number in sorted(failures)][-after:]
     return len(last) == after and all(last)
@@ -45,7 +40,6 @@ def remaining_s(pending: Sequence[str], took: Mapping[str, Sequence[float]]) -> 
 
     Args:
         pending: a variant's name for each trial to come.
-        took: seconds of the trials that ended, by variant.
     """
     everything = [seconds for durations in took.values() for seconds in durations]
     if not everything:

@@ -23,12 +23,7 @@ _LONGEST: Final = 40
 
 
 class ComparisonState:
-    """Finds the trials of a file in a directory.
-
-    Args:
-        directory: absolute.
-        trials: the file.
-    """
+    """Finds the trials of a file in a directory."""
 
     def __init__(self, directory: Path, trials: Trials) -> None:
         self.directory = directory

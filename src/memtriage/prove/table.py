@@ -116,10 +116,8 @@ def wrong_value(key: str, value: object, where: str, expected: str) -> TrialsErr
     """Return the error for a key whose value is not what was expected.
 
     Args:
-        key: in the table.
         value: as given; None where the key is absent.
         where: the table in words, e.g. `[[variant]] 2`.
-        expected: in words.
     """
     given = repr(value)
     shown = given if len(given) <= _LONGEST_VALUE else f"{given[: _LONGEST_VALUE - 1]}…"

@@ -71,8 +71,6 @@ def run_trial(
     """Run one trial and return how it ended; its folder then has record, log and `END`.
 
     Args:
-        trials: the file.
-        variant: one of its variants.
         number: of the round.
         settings: see `TrialEnd`.
         folder: emptied first.

@@ -45,7 +45,6 @@ class Need:
         """Begin a round.
 
         Args:
-            allocated: bytes of live blocks.
             peak: their highest value so far.
             coming: parked bytes that come back during the phase.
         """
@@ -57,11 +56,6 @@ class Need:
 
         There are two, so that each is smaller than what the phase allocates and priming does not raise the
         peak. The second one does not fit into the segment of the first.
-
-        Args:
-            reserved: bytes of segments.
-            free: bytes that the allocator can still get.
-            memory: bytes of the device.
         """
         if self.made is None or not self.returned:
             return []
@@ -83,11 +77,7 @@ class Need:
             self.made = min(self.made, made)
 
     def left(self, stranded: int) -> None:
-        """Note what the end could not return: priming must not make that worse.
-
-        Args:
-            stranded: reserved bytes that are still free after everything possible was returned.
-        """
+        """Note what the end could not return: priming must not make that worse."""
         if self.primed and stranded > self.primed // SPARE:
             self.returned = False
 

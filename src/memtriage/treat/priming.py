@@ -83,7 +83,6 @@ def prime_device(priming: Priming, device: int | None = None) -> Priming:
     """Allocate and free the chosen blocks on a device.
 
     Args:
-        priming: what was chosen.
         device: its index; the current one by default.
 
     Returns:
@@ -117,12 +116,7 @@ def prime_device(priming: Priming, device: int | None = None) -> Priming:
 
 
 def set_allocator(settings: str, own: str) -> None:
-    """Set the allocator's settings along with the program's own, which torch would otherwise reset.
-
-    Args:
-        settings: to set, in the words of `PYTORCH_CUDA_ALLOC_CONF`.
-        own: the program's.
-    """
+    """Set the allocator's settings along with the program's own, which torch would otherwise reset."""
     import torch
 
     torch.cuda.memory._set_allocator_settings(join_conf(own, settings))
@@ -186,9 +180,7 @@ def begin_primed(priming: Priming, folder: Path, say: Callable[[str], None]) -> 
     first allocation. So the program may still choose devices, set options or fork.
 
     Args:
-        priming: what was chosen.
         folder: of the run's record; gets `FILE`.
-        say: prints a line.
     """
     say(f"--prime: {priming.in_words()}")
     file = folder / FILE

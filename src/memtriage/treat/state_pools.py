@@ -64,10 +64,6 @@ class StatePools:
 
     An optimizer is recognized by the bytes of its parameters, because states of others might not fit. If its
     pool cannot be made, its states are made as usual. The hook is removed when the last of them has states.
-
-    Args:
-        pools: one per optimizer.
-        source: makes them.
     """
 
     def __init__(self, pools: Sequence[StatePool], source: CudaPools) -> None:

@@ -26,9 +26,6 @@ class DriverThread:
     Python runs signal handlers, and raises `KeyboardInterrupt`, only in the main thread: in this one the work
     cannot be interrupted between two of its steps. What is local to the calling thread does not apply there:
     modes, `torch.cuda.use_mem_pool`, the current stream and device.
-
-    Args:
-        prepared: the bins of the device.
     """
 
     def __init__(self, prepared: Prepared) -> None:

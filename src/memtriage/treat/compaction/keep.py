@@ -16,8 +16,6 @@ class OnDevice:
     """A copy in one block of device memory.
 
     Args:
-        device: the device.
-        offsets, sizes: of the values.
         stream: the stream of both the copy's and the values' allocations. Whatever gets this memory later
             writes to it after the copy, so `save` need not wait. The driver waits before it frees any.
         page: segment sizes are multiples of this.

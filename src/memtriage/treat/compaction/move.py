@@ -46,10 +46,8 @@ class Mover:
     """Moves storages of one device.
 
     Args:
-        device: the device.
         layout: the layout that the plan was made from.
         storages: of the blocks to move, by index in the layout.
-        prepared: bins that are made already.
         emptying: called when the driver is about to free emptied segments, which may take long.
     """
 
@@ -189,12 +187,8 @@ class Mover:
         """Empty whole islands and fill their storages elsewhere.
 
         Args:
-            group: their group.
-            islands: the islands to empty.
             moving: their storages, in the order in which to allocate them.
-            bins: where to allocate them.
             number: the group's number in the plan, if some of its bins may have been made.
-            on_host: copy to the host.
         """
         batch, nbytes = moving
         storages, sizes = batch.storages, batch.sizes

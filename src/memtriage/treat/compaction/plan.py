@@ -138,12 +138,9 @@ def make_plan(
     """Make a plan.
 
     Args:
-        layout: segments and blocks.
         islands: the layout's islands in default pools.
         movable: indices of the blocks that may be moved; None for all that are in use. If an island has any
             other live block, it stays.
-        allocated: bytes allocated on the device.
-        bin_limit: largest bin.
     """
     able = _able(layout, islands, movable)
     kinds: dict[tuple[int, bool], list[Island]] = defaultdict(list)
@@ -192,8 +189,6 @@ def _worst(
     room for, and the densest stay untouched.
 
     Args:
-        islands: of one stream and size class.
-        settings: the allocator's.
         share: stranded bytes that may stay in these islands.
         most: stranded bytes that may still stay in total.
 

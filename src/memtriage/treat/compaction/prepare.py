@@ -42,14 +42,7 @@ class Prepared:
 
 
 def make_bins(prepared: Prepared, layout: DeviceLayout, plan: CompactionPlan, spare: int) -> None:
-    """Make all bins if there is memory for all at once.
-
-    Args:
-        prepared: gets the bins.
-        layout: the layout that the plan was made from.
-        plan: the plan.
-        spare: device memory to leave free.
-    """
+    """Make all bins if there is memory for all at once."""
     wanted = sum(target.size for group in plan.groups for target in group.bins)
     # A scratch copy takes the same amount.
     if wanted == 0 or prepared.device.available() < 2 * wanted + spare:

@@ -49,7 +49,6 @@ class MoveBatch:
 
     Args:
         storages: in the order in which they will be allocated again.
-        addresses: where they are.
 
     Attributes:
         storages, addresses: as given.
@@ -73,10 +72,7 @@ class Relocation:
     """Some storages of one stream, and the copy of their values.
 
     Args:
-        device: where they are.
-        batch: the storages to move.
         stream: the stream that they were allocated on.
-        on_host: keep the copy on the host.
         page: segment sizes are multiples of this.
 
     Raises:

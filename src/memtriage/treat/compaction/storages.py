@@ -46,9 +46,6 @@ class StorageFinder:
     """A context manager that finds the storages of blocks, for one compaction.
 
     Python's heap is listed once, on entry; every tensor is kept alive until exit.
-
-    Args:
-        keep: what must not move.
     """
 
     def __init__(self, keep: Iterable[torch.Tensor | torch.UntypedStorage] = ()) -> None:
@@ -64,12 +61,7 @@ class StorageFinder:
         self._objects = self._heap = None
 
     def __call__(self, layout: DeviceLayout, blocks: Sequence[int]) -> Movable:
-        """Return the storages of some live blocks, and why the others may not move.
-
-        Args:
-            layout: where the blocks are.
-            blocks: indices of the blocks.
-        """
+        """Return the storages of some live blocks, and why the others may not move."""
         if not blocks:
             return Movable()
         # No code of a subclass or of a mode may run.
@@ -99,9 +91,6 @@ class StorageFinder:
 class _Heap:
     """The tensors, storages and CUDA graphs that Python's collector knows.
 
-    Args:
-        objects: everything that it lists.
-
     Attributes:
         captured: a CUDA graph can be replayed; then nothing else is looked up.
         met: tensors and storages.
@@ -123,11 +112,7 @@ class _Heap:
         self._hidden: list[_ByAddress] | None = None
 
     def hidden(self, objects: Sequence[Any] | None) -> list[_ByAddress]:
-        """Tensors that only tensors, autograd nodes and futures lead to.
-
-        Args:
-            objects: everything that the collector lists, if available.
-        """
+        """Tensors that only tensors, autograd nodes and futures lead to."""
         if self._hidden is None:
             others = _with_referents_of_their_own(tracked_objects() if objects is None else objects)
             self._hidden = _by_address(list(_hidden(self._known, others)))
@@ -193,7 +178,6 @@ class _Frozen:
         Args:
             markers: the markers that the collector lists now.
             listed: objects of these classes that it lists now: they need no look-up.
-            kinds: the classes.
         """
         # `gc.get_freeze_count` counts them one by one, so it is called once.
         frozen = gc.get_freeze_count() > 0 if self._marker is None else self._marker not in markers

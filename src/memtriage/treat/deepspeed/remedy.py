@@ -60,9 +60,6 @@ class ExactHostMemory:
     def __init__(self, *, share_gradient_sums: bool = False) -> None:
         """Put the patches on.
 
-        Args:
-            share_gradient_sums: as above.
-
         Raises:
             ImportError: DeepSpeed is not installed.
             UnknownDeepSpeed: it differs from the known ones; nothing was changed.

@@ -19,11 +19,7 @@ _TILES: Final = 2
 
 
 class Tiles:
-    """Two tiles that alternate: one is filled while the other is being copied.
-
-    Args:
-        tile_bytes: of each.
-    """
+    """Two tiles that alternate: one is filled while the other is being copied."""
 
     def __init__(self, tile_bytes: int = TILE_BYTES) -> None:
         self._tile_bytes = tile_bytes

@@ -28,9 +28,6 @@ class SharedSums:
     """Makes the sums views of the fp32 gradients, and checks that neither is read as the other.
 
     A parameter of which this rank's partition has less than half keeps a separate sum.
-
-    Args:
-        knows: whether an optimizer's sums are to be shared.
     """
 
     def __init__(self, knows: Callable[[Any], bool]) -> None:

@@ -95,8 +95,6 @@ class CopyKernel:
 
         Args:
             table: its address, as `ranges_of` made it.
-            ranges, tiles: how many.
-            stream: handle.
 
         Raises:
             RuntimeError: the launch was refused.

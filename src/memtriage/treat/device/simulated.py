@@ -43,13 +43,7 @@ class SimulatedStorage:
 
 
 class SimulatedDevice(Device):
-    """A device over a simulator.
-
-    Args:
-        simulator: the allocator.
-        driver: the simulated driver; None for no limit.
-        index: the CUDA index that it simulates.
-    """
+    """A device over a simulator."""
 
     def __init__(
         self,
@@ -133,10 +127,6 @@ def simulate(
     layout: DeviceLayout, available: int | None
 ) -> tuple[SimulatedDevice, dict[int, SimulatedStorage]]:
     """A simulated device with the layout of a real one, without bytes.
-
-    Args:
-        layout: segments and blocks.
-        available: bytes that the driver could still provide; None for no limit.
 
     Returns:
         The device, and a storage for every live block, by address.

@@ -75,11 +75,8 @@ def gathered_entry(
     """A partitioned parameter's whole state on the host, for ranks with `keep`. All ranks must call it.
 
     Args:
-        resident: has this rank's share.
-        exchange: of the optimizer.
         lane: to the parameter's device, through which the shares travel.
         slot: one of the ring's, not in use.
-        tile: its elements.
         keep: whether this rank wants the result; else it is empty.
     """
     entry: dict[str, Tensor] = {"step": resident.step.clone()} if keep else {}

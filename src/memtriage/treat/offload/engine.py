@@ -107,8 +107,6 @@ class Engine:
 
         Args:
             bucket: has the gradients on the device; otherwise the host's are used.
-            hyper: the group's settings.
-            scaling: how the gradients are scaled first.
             upload: whether the new weights go up tile by tile, or only at `upload`.
         """
         residents = bucket.residents

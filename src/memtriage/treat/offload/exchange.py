@@ -61,7 +61,6 @@ class Exchange:
 
         Args:
             lane: to the device of the gradients.
-            pieces: of the tile.
             residents: by `Piece.index`; their weights have one type, in which the sum is taken.
             flats: local gradients in memory order, by `Piece.index`.
         """
@@ -88,9 +87,6 @@ class Exchange:
         """Gather all ranks' pieces of a tile into `flats`; work on the way up.
 
         Args:
-            lane: to the device of `mine`.
-            pieces: of the tile.
-            residents: by `Piece.index`.
             mine: this rank's tile on the device, elements `[0, pieces[-1].end)` used.
             flats: where each parameter's elements go, in memory order, by `Piece.index`.
         """

@@ -113,8 +113,6 @@ def adamw(operands: Operands, hyper: Hyper, scaling: Scaling, scratch: FloatRoom
 
     Args:
         operands: the tile, with at least one piece.
-        hyper: the settings of the group that all pieces belong to.
-        scaling: of the gradients.
         scratch: for a tile of this length.
     """
     gradients = operands.gradients

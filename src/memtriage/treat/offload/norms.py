@@ -23,7 +23,6 @@ def total_norm(parts: Iterable[tuple[ResidentParameter, Tensor]], exchange: Exch
 
     Args:
         parts: this rank's part of each parameter's gradient: its share of a partition, its shard.
-        exchange: the partition.
     """
     by_layout: dict[Any, list[Tensor]] = {}
     layouts: dict[Any, DTensor | None] = {}

@@ -68,8 +68,6 @@ def buckets_of(
 
     Args:
         members: group index, parameter, and its gradient on the device if that is to be copied.
-        lane_to: the lane to a device.
-        elements: of a tile.
         reduced: whether the gradients need no sum over ranks.
 
     Raises:

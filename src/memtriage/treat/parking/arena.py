@@ -89,12 +89,7 @@ class Chunk:
 
 
 class HostArena:
-    """Chunks of host memory for parked storages. Safe to use from several threads.
-
-    Args:
-        pin: page-lock them for CUDA.
-        chunk: most bytes of a chunk.
-    """
+    """Chunks of host memory for parked storages. Safe to use from several threads."""
 
     def __init__(self, *, pin: bool, chunk: int = CHUNK) -> None:
         self.pin = pin

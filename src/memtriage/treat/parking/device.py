@@ -46,7 +46,6 @@ class Ways:
         """Where each storage is, and why it cannot be parked.
 
         Args:
-            storages: on this device.
             graphs: captured CUDA graphs are not a reason.
         """
         return [Spot(None if storage.resizable() else FIXED) for storage in storages]
@@ -125,8 +124,6 @@ def spots_in(layout: DeviceLayout, addresses: np.ndarray, *, graphs: bool) -> li
     (`MempoolId_t` in c10/core/Allocator.h).
 
     Args:
-        layout: of the device.
-        addresses: of the storages.
         graphs: captured graphs are not a reason.
     """
     if not graphs and any(place.pool[0] for place in layout.places):

@@ -50,9 +50,7 @@ def park_choice(
     """Park what was chosen. See `memtriage.park`.
 
     Args:
-        choice: what to park.
         graphs: captured CUDA graphs are not a reason to stay.
-        find_ways: returns the way to a device.
         meanwhile: the host's work while the copies are running; called once if anything is copied. All other
             work on these devices is done by then. What it raises stops the parking, with all values on the
             device.

@@ -57,7 +57,6 @@ class Library:
         """Load it.
 
         Args:
-            path: of the library.
             run: elements that a thread takes at a time.
 
         Raises:
