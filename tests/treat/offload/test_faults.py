@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from memtriage.treat.offload.pinned import PinnedMemory, PinningFailed
 from support.offload import (
     give_gradients,
     make,
@@ -66,53 +65,6 @@ def test_host_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(optimizer.param_groups) == 1
     with pytest.raises(MemoryError):
         make(parameters())
-
-
-class FakeDriver:
-    """`torch.cuda.cudart()` on a machine without CUDA."""
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-        self.calls: list[tuple[Any, ...]] = []
-
-    def cudaHostRegister(self, *arguments: int) -> int:
-        self.calls.append(("register", *arguments))
-        return self.status
-
-    def cudaHostUnregister(self, address: int) -> int:
-        self.calls.append(("unregister", address))
-        return 0
-
-
-def test_registration_is_of_the_exact_size_and_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = FakeDriver(0)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    memory = PinnedMemory(12_345, pin=True)
-    address = memory.bytes.data_ptr()
-    assert memory.pinned
-    assert address % mmap.PAGESIZE == 0
-    memory.close()
-    memory.close()
-    assert driver.calls == [("register", address, 12_345, 1), ("unregister", address)]
-
-
-def test_registration_refused_warns_and_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = FakeDriver(2)
-    blamed: list[str] = []
-
-    def kernel_launch(*_: Any, device: str) -> None:
-        blamed.append(device)
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    monkeypatch.setattr(torch, "ones", kernel_launch)
-    with pytest.warns(PinningFailed, match=r"12\.1 KiB.*cudaError 2.*ulimit -l"):
-        memory = PinnedMemory(12_345, pin=True)
-    assert blamed == ["cuda"]
-    assert not memory.pinned
-    memory.bytes.fill_(7)
-    memory.close()
-    assert [call[0] for call in driver.calls] == ["register"]
 
 
 def test_killed_in_the_middle_of_a_step_and_resumed(tmp_path: Path) -> None:

@@ -72,11 +72,16 @@ def test_refused_memory_is_none_and_nothing_is_unlocked(monkeypatch: pytest.Monk
     driver = install(monkeypatch, status=2)
     launched = []
     monkeypatch.setattr(torch, "ones", lambda size, device: launched.append(device))
-    with pytest.warns(PinningFailed, match="refused to page-lock"):
+    with pytest.warns(PinningFailed, match=r"refused to page-lock 4\.0 KiB .*cudaError 2.*ulimit -l"):
         assert locked_memory(4096) is None
-    assert launched == ["cuda"]  # takes the driver's error, which the next launch would be blamed for
+    with pytest.warns(PinningFailed, match=r"12\.1 KiB"):
+        memory = PinnedMemory(12_345, pin=True)
+    memory.bytes.fill_(7)
+    memory.close()
+    assert not memory.pinned
+    assert launched == ["cuda", "cuda"]  # takes the driver's error, which the next launch would be blamed for
     gc.collect()
-    assert [name for name, _ in driver.calls] == ["register"]
+    assert [name for name, _ in driver.calls] == ["register", "register"]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4097])

@@ -241,32 +241,6 @@ def test_host_memory_is_counted_by_what_is_kept(changed: dict[str, Any], each: i
         resources.check_usable()
 
 
-def test_closed_it_has_no_thread_left() -> None:
-    def threads() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name.startswith("memtriage-offload")}
-
-    gc.collect()
-    before = threads()
-    resources = OptimizerResources(settings(), None)
-    weight = Parameter(torch.ones(300))
-    (resident,) = resources.admit([weight], ["w"])
-    resources.run(
-        resources.buckets([(0, resident, torch.ones(300))], reduced=True), lambda engine, bucket: None
-    )
-    mine = threads() - before
-    assert mine
-    resources.close()
-    for thread in mine:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
-
-
-def test_a_lane_is_made_once_for_each_device() -> None:
-    resources = OptimizerResources(settings(), None)
-    cpu = torch.device("cpu")
-    assert resources.lane(cpu) is resources.lane(cpu)
-
-
 @pytest.mark.parametrize(
     ("submitted", "changing", "torn"), [(False, False, False), (False, True, True), (True, False, True)]
 )

@@ -167,19 +167,6 @@ def test_bringing_back_twice_is_an_error() -> None:
         memtriage.unpark(model)
 
 
-@pytest.mark.parametrize(
-    ("what", "text"),
-    [
-        (("weights",), "no owner is called 'weights': names are parameters, gradients"),
-        (("parameters",), "parameters: which model or optimizer"),
-        ((3,), r"cannot park 3 \(int\): give models, optimizers"),
-    ],
-)
-def test_what_cannot_be_parked_is_told(what: tuple[Any, ...], text: str) -> None:
-    with pytest.raises(ParkError, match=text):
-        memtriage.park(*what)
-
-
 def test_memory_of_somebody_else_stays_and_is_told() -> None:
     ours, theirs = torch.ones(3), torch.frombuffer(bytearray(8), dtype=torch.uint8)
     with pytest.warns(ParkRefused, match="1 storages .* stay where they are, e.g. tensor"):
@@ -209,11 +196,6 @@ def test_host_memory_is_kept_for_the_next_cycle_until_released() -> None:
     memtriage.unpark()
     assert memtriage.release_parking() == owned
     assert ARENAS[False].owned == 0
-
-
-def test_empty_and_meta_tensors_are_nothing_to_park() -> None:
-    assert memtriage.park(torch.empty(0), torch.empty(3, device="meta")).storages == 0
-    assert memtriage.park(torch.ones(3).to_sparse()).storages == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import Parameter
 
 from memtriage import OffloadedAdamW
 from memtriage.treat.offload.kernel import FloatRoom, Hyper, Operands, Scaling, adamw
 from memtriage.treat.offload.native import choice, library
 from memtriage.treat.offload.native.build import NotBuilt
-from support.offload import give_gradients, masters_of, parameters, same_bits
+from support.offload import parameters
 
 
 @pytest.fixture
@@ -137,56 +135,6 @@ def proven() -> library.Library:
         return choice.proven()
     except (NotBuilt, choice.NotProven) as error:
         pytest.skip(str(error))
-
-
-@pytest.mark.usefixtures("proven")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"state_dtype": torch.bfloat16},
-        {"gradients": "host", "max_norm": 0.5},
-        {"overlap_backward": True, "maximize": True},
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_both_kernels_leave_the_same_bits(settings: dict[str, Any], dtype: torch.dtype) -> None:
-    def trained(kernel: str) -> tuple[list[Parameter], list[Tensor]]:
-        weights = parameters([(5000,), (64, 3), (63,), (1,), (129, 7)], dtype)
-        made = OffloadedAdamW(weights, lr=1e-2, kernel=kernel, tile_elements=1024, **settings)
-        assert made.compiled == (kernel == "compiled")
-        for step in range(3):
-            give_gradients(weights, masters_of(weights), seed=step)
-            if "overlap_backward" in settings:
-                sum((weight * weight.grad).sum() for weight in weights if weight.grad is not None).backward()
-            made.step()
-            made.zero_grad()
-        return weights, [value for weight in weights for value in made.state[weight].values()]
-
-    ours, theirs = trained("compiled"), trained("torch")
-    for operand, other in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
-        assert same_bits(operand.detach(), other.detach())
-
-
-def test_threads_refused(proven: library.Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proven, "crew", lambda _: None)
-    with pytest.raises(RuntimeError, match="refused 3 threads"):
-        library.Crew(proven, 3)
-
-
-def test_a_job_without_memory_begins_nothing(proven: library.Library) -> None:
-    crew = library.Crew(proven, 1)
-    master = torch.ones(64)
-    one = [master]
-    operands = Operands(one, [torch.ones(64)], [torch.zeros(64)], [torch.zeros(64)], [torch.tensor(1.0)])
-    job = crew.job(operands, Hyper(1.0, 0.9, 0.99, 1e-8, 0.0, False), Scaling())
-    job._start = lambda: None
-    with pytest.raises(MemoryError, match="list of parts"):
-        job.start()
-    job.wait()
-    crew.close()
-    crew.close()
-    assert bool((master == 1).all())
 
 
 def test_many_jobs_and_threads_touch_every_element_once(proven: library.Library) -> None:
