@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +10,8 @@ import torch
 
 import memtriage
 from memtriage.treat.compaction import api
-from memtriage.treat.compaction.result import DeviceCompaction, NotMoved
+from memtriage.treat.compaction.result import DeviceCompaction
 from memtriage.treat.device.protocol import Use
-
-MIB = 1 << 20
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
@@ -28,19 +25,6 @@ def test_without_cuda_the_result_is_empty_and_says_why(dry_run: bool) -> None:
     assert "CUDA is not in use" in str(done)
 
 
-def compaction(after: Use | None) -> DeviceCompaction:
-    return DeviceCompaction(
-        device="cuda:1",
-        before=Use(100 * MIB, 900 * MIB),
-        predicted=Use(100 * MIB, 120 * MIB),
-        after=after,
-        moved=80 * MIB,
-        storages=7,
-        refused=(NotMoved("held by C++ only", 2 * MIB, 1, 18 * MIB),),
-        seconds=0.0123,
-    )
-
-
 @pytest.fixture
 def two_of_three(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Three devices, of which the process uses the first and the last; returns those that were compacted."""
@@ -48,7 +32,7 @@ def two_of_three(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def compacted(device: Any, finder: object) -> DeviceCompaction:
         done.append(device.index)
-        return replace(compaction(None), device=f"cuda:{device.index}")
+        return DeviceCompaction(f"cuda:{device.index}", Use(1, 2), Use(1, 2), None)
 
     monkeypatch.setattr(api, "predict_device", compacted)
     monkeypatch.setattr(api, "CudaDevice", lambda index: SimpleNamespace(index=index))

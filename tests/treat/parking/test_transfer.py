@@ -201,14 +201,21 @@ def test_what_was_moved_is_told_by_owner_with_its_times(clock: list[float]) -> N
     assert (moved.nbytes, moved.storages, moved.owners, moved.seconds) == (32, 2, {"parameter": 32}, 1)
 
 
-def test_each_call_brings_its_own_back_once() -> None:
-    first, second = torch.ones(5), torch.ones(6)
-    one, other = park_choice(choose([first])), park_choice(choose([second]))
-    assert one.unpark().nbytes == 20
-    assert [entry.nbytes for entry in PARKED.values()] == [24]
-    with pytest.raises(ParkError, match="brought back already"):
+def test_each_call_brings_back_once_what_is_still_parked_of_it() -> None:
+    first, second, third = torch.ones(5), torch.ones(6), torch.ones(7)
+    one, other = park_choice(choose([first, second])), park_choice(choose([third]))
+    unpark_entries([PARKED[first.untyped_storage()._cdata]])
+    assert one.unpark().nbytes == 24
+    assert [entry.nbytes for entry in PARKED.values()] == [28]
+    with pytest.raises(ParkError, match=r"^nothing of what was given is parked \(brought back already\?\)$"):
         one.unpark()
-    assert other.unpark().nbytes == 24
+    assert other.unpark().nbytes == 28
+    with pytest.raises(KeyError), park_choice(choose([first, second])):
+        unpark_entries([PARKED[first.untyped_storage()._cdata]])
+        raise KeyError
+    assert not PARKED
+    with park_choice(choose([first])) as parked:
+        parked.unpark()
 
 
 @pytest.fixture
