@@ -44,7 +44,6 @@ def _precomputed_scales(scene: Scene) -> Iterator[Place]:
 
 
 def _all_to_all_buffers(scene: Scene) -> Iterator[Place]:
-    del scene
     tensor = class_of("torch", "Tensor")
     for path, klass, _ in variables("torchao", _ALL_TO_ALL):
         for name, value in list(attributes_of(klass).items()) if issubclass(type(klass), type) else ():
@@ -75,7 +74,6 @@ def _rotary_caches(scene: Scene) -> Iterator[Place]:
 
 
 def _global_buffer(scene: Scene) -> Iterator[Place]:
-    del scene
     for path, buffer, _ in variables(_MEGATRON, "_GLOBAL_MEMORY_BUFFER"):
         kept = attribute(buffer, "buffer")
         if issubclass(type(kept), dict) and kept:
@@ -93,7 +91,6 @@ def _dispatchers(scene: Scene) -> Iterator[Place]:
 
 
 def _gtp(scene: Scene) -> Iterator[Place]:
-    del scene
     for path, value, slot in variables(_MEGATRON, "_GTP_CACHE", "_CG_MEMPOOL"):
         if is_filled(value):
             yield Place(path, slot.values)

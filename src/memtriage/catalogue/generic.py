@@ -57,7 +57,6 @@ def _lru_caches(scene: Scene) -> Iterator[Place]:
 
 
 def _module_containers(scene: Scene) -> Iterator[Place]:
-    del scene
     for name, module in every_module():
         for variable, value in list(variables_of(module).items()):
             if id(type(value)) in _ADDRESSES and value and _has_tensors(value):

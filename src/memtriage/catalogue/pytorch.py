@@ -28,13 +28,11 @@ def _torch() -> Any:
 
 def _cublas(scene: Scene) -> Iterator[Place]:
     """Its blocks are recognized in the allocator's segments, by the account; here they have no size."""
-    del scene
     if initialized() and hasattr(_torch()._C, "_cuda_clearCublasWorkspaces"):
         yield Place("the workspaces of this process's cuBLAS handles")
 
 
 def _cudagraph_trees(scene: Scene) -> Iterator[Place]:
-    del scene
     managers = cudagraph_managers()
     if managers:
         yield Place("torch._inductor.cudagraph_trees, this thread", entries=len(managers))
@@ -48,7 +46,6 @@ def _reset_cudagraph_trees() -> None:
 
 
 def _dynamo(scene: Scene) -> Iterator[Place]:
-    del scene
     made = getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", None)
     compiled = getattr(made, "seen_ids", None)
     if compiled:
@@ -78,7 +75,6 @@ def _fsdp_states(scene: Scene) -> Iterator[Place]:
 
 def _pinned_pool(scene: Scene) -> Iterator[Place]:
     """`_pool_clear` knows what else belongs to the pool, in versions that have it."""
-    del scene
     tidy = next((function for _, function, _ in variables(_OFFLOAD, "_pool_clear")), None)
     for path, pool, _ in variables(_OFFLOAD, "_pinned_pool"):
         if pool:
@@ -91,7 +87,6 @@ def _pinned_pool(scene: Scene) -> Iterator[Place]:
 
 
 def _pinned_cache(scene: Scene) -> Iterator[Place]:
-    del scene
     stats = pinned()
     if stats is None or not stats.owned or stats.cached == 0:
         return
@@ -106,7 +101,6 @@ def _empty_host_cache() -> None:
 
 
 def _conv_benchmark(scene: Scene) -> Iterator[Place]:
-    del scene
     cudnn = sys.modules.get("torch.backends.cudnn")
     if initialized() and getattr(cudnn, "benchmark", False):
         yield Place("torch.backends.cudnn.benchmark is on")
@@ -128,7 +122,6 @@ def _async_collectives(scene: Scene) -> Iterator[Place]:
 
 
 def _nccl(scene: Scene) -> Iterator[Place]:
-    del scene
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     groups = getattr(world, "pg_map", None) or {}
     of_nccl = sum("nccl" in str(entry[0]) for entry in groups.values())
@@ -138,7 +131,6 @@ def _nccl(scene: Scene) -> Iterator[Place]:
 
 def _do_bench(scene: Scene) -> Iterator[Place]:
     """The buffer is a local variable of the function while it runs."""
-    del scene
     if "triton.testing" not in sys.modules:
         return
     for _, frame in running_frames(lambda file: False):

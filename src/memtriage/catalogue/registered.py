@@ -66,7 +66,6 @@ def register_holder(
         raise ValueError(f"a holder cannot be called {name!r}: that is a kind, or nothing")
 
     def find(scene: Scene) -> Sequence[Place]:
-        del scene
         cache = values()
         return () if cache is None else (Place(name, lambda: (values(),), clear, entries=length(cache)),)
 

@@ -100,7 +100,6 @@ _STATE_NAMES: Final = (
 
 def global_state(scene: Scene) -> Iterator[Place]:
     """Buffers of `FP8GlobalStateManager`."""
-    del scene
     for path, klass, _ in variables(PACKAGE, "FP8GlobalStateManager"):
         owner: Any = klass
         own = attributes_of(klass) if issubclass(type(klass), type) else {}
@@ -206,7 +205,6 @@ def loaded_variables(*names: str) -> PlaceFinder:
     """Variables that nothing here clears."""
 
     def find(scene: Scene) -> Iterator[Place]:
-        del scene
         for path, value, slot in variables(PACKAGE, *names):
             if is_filled(value):
                 yield Place(path, slot.values, entries=length(value))

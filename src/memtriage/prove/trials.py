@@ -73,23 +73,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """A trials file, read and checked.
+    """A trials file, read and checked. Its keys are described in docs/compare.md.
 
     Attributes:
-        path: the file.
-        name: title of the reports.
-        script: path of the script, absolute; None where `module` is run.
-        module: dotted name.
-        python: interpreter; None for the one that runs memtriage.
-        directory: where the job starts.
-        ranks: processes of a trial; more than one run under torchrun.
-        repeats: trials per variant.
-        warmup: steps left out at the start of each trial.
+        script: absolute; None where `module` is run.
+        python: None for the interpreter that runs memtriage.
         timeout_s: what a trial may take; None for any time.
-        mark: mark at which memory is read.
-        step: mark that ends a step.
-        baseline: name of the variant that the others are compared with.
-        give_up_after: failures in a row after which a variant is not tried again.
         variants: at least one; names are unique.
         values: name and expression of each figure that is read from the output.
         targets: one variant each.

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,10 +50,7 @@ _ROWS: Final = 5
 """Holders of residue that are printed per device."""
 _SHOWN: Final = 0.01
 """Holders with a smaller share of the residue are not printed."""
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)
+_PRINT: Final = partial(print, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class PhasePolicy:
     compact: bool = True
     keep: tuple[Any, ...] = ()
     residue: ResiduePolicy | None = POLICY
-    log: Callable[[str], None] = _print
+    log: Callable[[str], None] = _PRINT
 
     def __post_init__(self) -> None:
         for name in ("unpark", "park", "keep"):

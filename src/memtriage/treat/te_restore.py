@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Final, Self
 
 from memtriage.catalogue.scene import Scene
@@ -78,9 +78,7 @@ class EmptyAfterRestore:
     def __enter__(self) -> Self:
         return self.apply()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.undo()
 
 

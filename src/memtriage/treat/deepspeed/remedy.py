@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -109,9 +108,7 @@ class ExactHostMemory:
     def __enter__(self) -> ExactHostMemory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.undo()
 
     def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:

@@ -37,10 +37,6 @@ class SimulatedStorage:
         """Its first byte; 0 when it has none."""
         return 0 if self.block is None else self.block.address
 
-    def become(self, block: SimBlock | None, nbytes: int) -> None:
-        """Take another block."""
-        self.block, self._nbytes = block, nbytes
-
 
 class SimulatedDevice(Device):
     """A device over a simulator."""
@@ -97,7 +93,8 @@ class SimulatedDevice(Device):
         """As `resize_bytes_cuda`: allocate, copy, free, in this order."""
         for storage, nbytes in zip(storages, sizes, strict=True):
             old = storage.block
-            storage.become(self.simulator.malloc(nbytes, stream) if nbytes else None, nbytes)
+            storage.block = self.simulator.malloc(nbytes, stream) if nbytes else None
+            storage._nbytes = nbytes
             if old is not None:
                 self.simulator.free(old)
 

@@ -73,10 +73,6 @@ class Guard:
             return False
         return True
 
-    def uncover(self, tensor: Tensor) -> None:
-        """Restore the object."""
-        _restore(tensor)
-
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Make the forward of modules fail while one of their own parameters or buffers is parked."""
         for module in self._unhooked(modules):
@@ -174,7 +170,7 @@ class _GuardedMixin:
         for tensor in guarded:
             title = title_of(tensor)
             if title is None:  # it was brought back while nothing referred to this object
-                _restore(tensor)
+                uncover(tensor)
             elif parked is None:
                 parked = title
         if parked is None:
@@ -199,7 +195,8 @@ def _make_guarded(kind: type) -> type | None:
     return made
 
 
-def _restore(tensor: Any) -> None:
+def uncover(tensor: Any) -> None:
+    """Restore an object, if it is guarded."""
     kind = type(tensor)
     if issubclass(kind, _GuardedMixin):
         tensor.__class__ = kind._parked_kind

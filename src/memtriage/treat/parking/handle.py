@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from memtriage.treat.parking.errors import ParkError
 
@@ -81,7 +80,5 @@ class Parked:
     def __enter__(self) -> Parked:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.bring_back(self.serials)

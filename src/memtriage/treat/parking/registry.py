@@ -10,7 +10,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -26,7 +25,6 @@ PARKED: Final[dict[int, ParkedStorage]] = {}
 """By the address of the `StorageImpl`, which an entry keeps alive."""
 
 
-@dataclass(slots=True, eq=False)
 class ParkedStorage:
     """A parked storage. Its values are in `home` until they are back on the device.
 
@@ -44,17 +42,17 @@ class ParkedStorage:
         arriving: it has device memory again, but not yet all of its values.
     """
 
-    serial: int
-    storage: torch.UntypedStorage
-    device: torch.device
-    stream: int
-    nbytes: int
-    title: str
-    owner: str
-    home: Home
-    arena: HostArena
-    tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
-    arriving: bool = False
+    def __init__(self, chosen: Chosen, home: Home, arena: HostArena) -> None:
+        """Not yet in `PARKED`; `chosen` is not kept, because it keeps tensors alive."""
+        self.serial = next(_SERIALS)
+        self.storage = chosen.storage
+        self.device: torch.device = chosen.storage.device
+        self.stream = chosen.stream
+        self.nbytes: int = chosen.storage.nbytes()
+        self.title, self.owner = chosen.title, chosen.owner
+        self.home, self.arena = home, arena
+        self.tensors: list[weakref.ref[Tensor]] = []
+        self.arriving = False
 
     @property
     def key(self) -> int:
@@ -78,22 +76,6 @@ def _references(holder: Any) -> int:
 _ALONE: Final = _references(SimpleNamespace(storage=object()))
 """The count of an object without other references; it differs between versions of Python."""
 _SERIALS: Final = itertools.count()
-
-
-def entry_for(chosen: Chosen, home: Home, arena: HostArena) -> ParkedStorage:
-    """Make an entry that is not yet in `PARKED`."""
-    storage = chosen.storage
-    return ParkedStorage(
-        serial=next(_SERIALS),
-        storage=storage,
-        device=storage.device,
-        stream=chosen.stream,
-        nbytes=storage.nbytes(),
-        title=chosen.title,
-        owner=chosen.owner,
-        home=home,
-        arena=arena,
-    )
 
 
 def entry_of(tensor: Tensor) -> ParkedStorage | None:

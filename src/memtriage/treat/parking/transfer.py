@@ -22,9 +22,9 @@ from memtriage.treat.parking.arena import HostArena
 from memtriage.treat.parking.choose import Chosen, Selection
 from memtriage.treat.parking.device import Ways, ways_to
 from memtriage.treat.parking.errors import ParkError
-from memtriage.treat.parking.guard import Guard
+from memtriage.treat.parking.guard import Guard, uncover
 from memtriage.treat.parking.handle import Moved, NotParked, Parked
-from memtriage.treat.parking.registry import LOCK, PARKED, ParkedStorage, entry_for, parked_bytes
+from memtriage.treat.parking.registry import LOCK, PARKED, ParkedStorage, parked_bytes
 
 BATCH: Final = 256 << 20
 """Most bytes that get device memory before their copies begin."""
@@ -179,7 +179,7 @@ def _homes_for(chosen: Sequence[Chosen], ways: dict[torch.device, Ways]) -> list
             alike = [candidate for candidate in chosen if ways[candidate.storage.device].pins == pin]
             homes = arena.take([candidate.storage.nbytes() for candidate in alike])
             entries += [
-                entry_for(candidate, home, arena) for candidate, home in zip(alike, homes, strict=True)
+                ParkedStorage(candidate, home, arena) for candidate, home in zip(alike, homes, strict=True)
             ]
     except BaseException as error:
         _give_homes(entries)
@@ -298,7 +298,7 @@ def _forget(entries: Iterable[ParkedStorage]) -> None:
         for reference in entry.tensors:
             tensor = reference()
             if tensor is not None:
-                GUARD.uncover(tensor)
+                uncover(tensor)
         entry.arena.give([entry.home])
     GUARD.sweep()
 
