@@ -60,10 +60,3 @@ def test_spans_in_words() -> None:
     assert versions_in_words([Span(before=(2, 15), site="Class"), Span(since=(3,))]) == (
         "Class (fixed in 2.15); from 3 on"
     )
-
-
-def test_a_span_has_its_first_version_and_not_the_one_with_the_fix() -> None:
-    span = Span(since=(2, 0), before=(2, 15))
-    assert [span.covers(version) for version in ((1, 9), (2, 0), (2, 14, 9), (2, 15))] == [
-        False, True, True, False,
-    ]  # fmt: skip

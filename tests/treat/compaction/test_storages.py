@@ -172,32 +172,25 @@ def test_a_block_without_a_storage_is_cpp_only() -> None:
     assert not messages.storages
 
 
-def test_two_storages_in_one_block_do_not_move() -> None:
-    tensor = bytes_of()
-    alias = torch.from_dlpack(tensor)
-    assert find(address_of(alias)).reasons == {0: SEVERAL}
-
-
-def test_a_storage_that_begins_elsewhere_does_not_move() -> None:
-    tensor = bytes_of()
-    assert find(address_of(tensor) - 512).reasons == {0: NOT_OURS}
-
-
-def test_a_storage_larger_than_its_block_does_not_move() -> None:
-    tensor = bytes_of(SIZE + 1)
-    assert find(address_of(tensor)).reasons == {0: NOT_OURS}
+@pytest.mark.parametrize(
+    ("make", "shift", "reason"),
+    [
+        (bytes_of, -512, NOT_OURS),  # it begins elsewhere
+        (lambda: bytes_of(SIZE + 1), 0, NOT_OURS),  # it is larger than its block
+        (lambda: torch.from_numpy(np.ones(SIZE, np.uint8)), 0, FIXED),
+        (lambda: [tensor := bytes_of(), torch.from_dlpack(tensor)], 0, SEVERAL),
+    ],
+)
+def test_what_is_not_the_only_storage_of_its_block_does_not_move(make: Any, shift: int, reason: str) -> None:
+    made = make()
+    address = address_of(made[-1] if isinstance(made, list) else made)
+    assert find(address + shift).reasons == {0: reason}
 
 
 def test_a_storage_smaller_than_its_block_moves() -> None:
     tensor = bytes_of(SIZE - 500)
     assert_found(address_of(tensor))
     del tensor
-
-
-def test_memory_of_others_does_not_move() -> None:
-    array = np.ones(SIZE, np.uint8)
-    tensor = torch.from_numpy(array)
-    assert find(address_of(tensor)).reasons == {0: FIXED}
 
 
 @pytest.mark.parametrize("told", [True, False])

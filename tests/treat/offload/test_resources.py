@@ -17,8 +17,6 @@ from torch.nn import Parameter
 
 from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.pipeline import Job, TileSlot
-from memtriage.treat.offload.resources import OptimizerResources
-from memtriage.treat.offload.settings import OffloadSettings
 from support.offload import (
     assert_same_as_reference,
     give_gradients,
@@ -201,79 +199,3 @@ def test_an_optimizer_let_go_of_ends_its_thread_and_its_hooks() -> None:
         assert not tensor.is_alive()
     sum(weight.sum() for weight in weights).backward()
     assert weights[0].grad is not None
-
-
-def settings(**changed: Any) -> OffloadSettings:
-    return OffloadSettings(
-        **{
-            "state_dtype": torch.float32, "gradients": "device", "overlap_backward": False, "max_norm": None,
-            "reduce_gradients": False, "tile_elements": 128, "ring_depth": 2, "pin_memory": True,
-            "kernel": "torch",
-        } | changed
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changed", "each"),
-    [({}, 12), ({"gradients": "host"}, 16), ({"state_dtype": torch.bfloat16}, 8)],
-)
-def test_host_memory_is_counted_by_what_is_kept(changed: dict[str, Any], each: int) -> None:
-    resources = OptimizerResources(settings(**changed), None)
-    assert (resources.host_bytes, resources.pinned, resources.compiled) == (0, False, False)
-    with pytest.raises(RuntimeError, match=r"^this OffloadedAdamW is closed$"):
-        resources.check_open()
-    resources.run([], lambda engine, bucket: None)
-    first, second = Parameter(torch.ones(1024)), Parameter(torch.ones(4096))
-    (one,) = resources.admit([first], ["first"])
-    engine = resources.engine
-    scratch = 128 * 4 * (1 if resources.settings.state_dtype == torch.float32 else 3)
-    assert (engine.arithmetic.nbytes, engine.ring.nbytes) == (scratch, 2 * 2 * 256)
-    assert resources.host_bytes == each * 1024 + 1024 + scratch
-    (other,) = resources.admit([second], ["second"])
-    assert resources.engine is engine
-    assert resources.host_bytes == each * (1024 + 4096) + 1024 + scratch
-    assert resources.residents == {first: one, second: other}
-    assert (one.name, other.name) == ("first", "second")
-    resources.close()
-    resources.close()
-    assert (resources.host_bytes, resources.residents) == (0, {})
-    with pytest.raises(RuntimeError, match="closed"):
-        resources.check_usable()
-
-
-@pytest.mark.parametrize(
-    ("submitted", "changing", "torn"), [(False, False, False), (False, True, True), (True, False, True)]
-)
-def test_work_that_failed_ends_all_unless_it_is_whole_and_changed_nothing(
-    submitted: bool, changing: bool, torn: bool
-) -> None:
-    resources = OptimizerResources(settings(), None)
-    weight = Parameter(torch.ones(300))
-    (resident,) = resources.admit([weight], ["w"])
-    weight.grad = torch.ones(300)
-    buckets = resources.buckets([(0, resident, weight.grad)], reduced=True)
-    done: list[bool] = []
-
-    def work(engine: Any, bucket: Any) -> None:
-        assert engine is resources.engine
-        assert bucket is buckets[0]
-        done.append(engine.changing)
-        engine.changing = changing
-        raise ValueError("in the middle")
-
-    resources.run([], work)
-    assert done == []
-    resources.engine.changing = True
-    with pytest.raises(ValueError, match="in the middle"):
-        resources.submit(buckets[0], work).result() if submitted else resources.run(buckets, work)
-    assert done == [False]
-    if torn:
-        with pytest.raises(RuntimeError) as caught:
-            resources.check_usable()
-        assert str(caught.value) == (
-            "an earlier step failed in the middle (ValueError: in the middle): some parameters have taken "
-            "it, others not. Load the last state_dict() and the weights saved with it, then continue"
-        )
-        resources.mended()
-    resources.check_usable()
-    resources.close()
