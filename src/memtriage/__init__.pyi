@@ -53,11 +53,11 @@ from memtriage.treat.offload.pinned import PinningFailed as PinningFailed
 from memtriage.treat.parking.api import park as park
 from memtriage.treat.parking.api import release_parking as release_parking
 from memtriage.treat.parking.api import unpark as unpark
-from memtriage.treat.parking.errors import ParkedError as ParkedError
-from memtriage.treat.parking.errors import ParkError as ParkError
-from memtriage.treat.parking.errors import ParkRefused as ParkRefused
 from memtriage.treat.parking.handle import Moved as Moved
 from memtriage.treat.parking.handle import Parked as Parked
+from memtriage.treat.parking.handle import ParkedError as ParkedError
+from memtriage.treat.parking.handle import ParkError as ParkError
+from memtriage.treat.parking.handle import ParkRefused as ParkRefused
 from memtriage.treat.phase import Phase as Phase
 from memtriage.treat.phase import PhasePolicy as PhasePolicy
 from memtriage.treat.phase import phase as phase

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.catalogue.contents import cached_values, read_places, storages_in
+from memtriage.catalogue.entry import Place
 from memtriage.catalogue.finders import only
-from memtriage.catalogue.place import Place
 from memtriage.observe.tensors import undisturbed
 from support.holder_standins import NBYTES, CachingTensor, QuantizedStorage, tensor
 

@@ -6,13 +6,12 @@ from collections import OrderedDict, deque
 from functools import lru_cache, wraps
 from typing import Any
 
-from memtriage.catalogue.entry import PlaceFinder
+from memtriage.catalogue.entry import Place, PlaceFinder
 from memtriage.catalogue.finders import (
     containers,
     lru_caches,
     lru_inside,
 )
-from memtriage.catalogue.place import Place
 from memtriage.catalogue.scene import Scene
 from support.holder_standins import Stage
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import memtriage
 from memtriage.model.units import size
-from memtriage.treat.parking.errors import ParkedError, ParkError, ParkRefused
+from memtriage.treat.parking.handle import ParkedError, ParkError, ParkRefused
 
 MIB = 1 << 20
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "park.py"

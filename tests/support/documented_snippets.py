@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import memtriage
-from memtriage.treat.parking.errors import ParkError
+from memtriage.treat.parking.handle import ParkError
 
 VOCABULARY = 64
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from memtriage.catalogue.contents import read_places
-from memtriage.catalogue.entry import Holder
+from memtriage.catalogue.entry import Holder, Place
 from memtriage.catalogue.frameworks import FRAMEWORKS
 from memtriage.catalogue.generic import GENERIC
-from memtriage.catalogue.place import Place
 from memtriage.catalogue.pytorch import PYTORCH
 from memtriage.catalogue.registered import registered
 from memtriage.catalogue.scene import Scene

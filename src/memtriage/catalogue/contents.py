@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from memtriage.catalogue.place import Place
+from memtriage.catalogue.entry import Place
 from memtriage.model.holders import HolderReading
 from memtriage.observe.classes import (
     attributes_of,

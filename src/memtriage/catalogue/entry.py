@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from memtriage.model.census import Owner
 from memtriage.model.holders import ClearPolicy, Condition, HolderKind
 
+
+@dataclass(slots=True)
+class Place:
+    """One object of the program that holds memory for an entry. It keeps that object, but no tensor, alive.
+
+    Attributes:
+        path: where it is, in words of the program.
+        values: gives the objects in which the tensors are; called again each time.
+        clear: releases them. None where the whole entry has one action (`Holder.clear_all`), or none.
+        entries: how many values it caches; None where that means nothing.
+        other: bytes that are no tensor's, by device (`cuda:N`, `host`).
+    """
+
+    path: str
+    values: Callable[[], Iterable[Any]] = tuple
+    clear: Callable[[], object] | None = None
+    entries: int | None = None
+    other: Mapping[str, int] = field(default_factory=dict)
+
+
 if TYPE_CHECKING:
     from memtriage.catalogue.scene import Scene
-from memtriage.catalogue.place import Place
 
 PlaceFinder = Callable[["Scene"], Iterable[Place]]
 """Finds an entry's places by what is loaded and by attributes: no import, no call into the library."""

@@ -7,8 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from memtriage.catalogue.contents import LRU, cached_values
-from memtriage.catalogue.entry import PlaceFinder
-from memtriage.catalogue.place import Place
+from memtriage.catalogue.entry import Place, PlaceFinder
 from memtriage.catalogue.scene import Scene
 from memtriage.observe.classes import attributes_of, instance_dict, variables_of
 

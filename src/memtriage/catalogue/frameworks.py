@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from memtriage.catalogue.contents import class_of
-from memtriage.catalogue.entry import Holder, Site, Span
+from memtriage.catalogue.entry import Holder, Place, Site, Span
 from memtriage.catalogue.finders import (
     ValueSlot,
     attribute,
@@ -18,7 +18,6 @@ from memtriage.catalogue.finders import (
     only,
     variables,
 )
-from memtriage.catalogue.place import Place
 from memtriage.catalogue.scene import Scene
 from memtriage.observe.classes import attributes_of, bases_of, instance_dict, name_of
 

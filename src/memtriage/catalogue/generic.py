@@ -15,9 +15,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from memtriage.catalogue.contents import cached_values, class_of, tensors_in
-from memtriage.catalogue.entry import Holder
+from memtriage.catalogue.entry import Holder, Place
 from memtriage.catalogue.finders import ValueSlot, lru_cache, only
-from memtriage.catalogue.place import Place
 from memtriage.catalogue.scene import Scene
 from memtriage.observe.classes import (
     addresses,

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from memtriage.catalogue.entry import Holder, Site
+from memtriage.catalogue.entry import Holder, Place, Site
 from memtriage.catalogue.finders import ValueSlot, attribute, container, containers, variables
-from memtriage.catalogue.place import Place
 from memtriage.catalogue.scene import Scene
 from memtriage.catalogue.situation import cudagraph_managers
 from memtriage.observe.classes import instance_dict, name_of

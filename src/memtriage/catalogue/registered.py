@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, get_args
 
-from memtriage.catalogue.entry import Holder
+from memtriage.catalogue.entry import Holder, Place
 from memtriage.catalogue.finders import length
-from memtriage.catalogue.place import Place
 from memtriage.catalogue.scene import Scene
 from memtriage.model.holders import KINDS, Condition, HolderKind
 

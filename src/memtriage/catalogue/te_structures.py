@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from memtriage.catalogue.contents import class_of
-from memtriage.catalogue.entry import PlaceFinder
+from memtriage.catalogue.entry import Place, PlaceFinder
 from memtriage.catalogue.finders import (
     ValueSlot,
     attribute,
@@ -23,7 +23,6 @@ from memtriage.catalogue.finders import (
     only,
     variables,
 )
-from memtriage.catalogue.place import Place
 from memtriage.catalogue.scene import Scene
 from memtriage.observe.classes import attributes_of, declares, instance_dict, name_of
 

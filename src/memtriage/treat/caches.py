@@ -13,8 +13,7 @@ from typing import Any
 from memtriage.account.holder_pins import pinned_by
 from memtriage.catalogue.catalogue import choose, find_places, holders
 from memtriage.catalogue.contents import read_places
-from memtriage.catalogue.entry import Holder
-from memtriage.catalogue.place import Place
+from memtriage.catalogue.entry import Holder, Place
 from memtriage.catalogue.scene import Scene
 from memtriage.catalogue.situation import Conditions, read_situation
 from memtriage.model.holders import (

@@ -9,8 +9,7 @@ import pytest
 
 from memtriage.model.units import MIB
 from memtriage.treat.compaction.driver_thread import DriverThread
-from memtriage.treat.compaction.move import MoveProgress
-from memtriage.treat.compaction.prepare import Prepared
+from memtriage.treat.compaction.move import MoveProgress, Prepared
 from support.compaction import make_world
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import memtriage
 from memtriage.treat.parking.api import is_parked, parked_by_device
-from memtriage.treat.parking.errors import ParkError, ParkRefused
-from memtriage.treat.parking.handle import Parked
+from memtriage.treat.parking.handle import Parked, ParkError, ParkRefused
 from memtriage.treat.parking.registry import PARKED
 from memtriage.treat.parking.transfer import ARENAS
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memtriage.treat.parking.choose import choose, inner_tensors, is_optimizer
-from memtriage.treat.parking.errors import ParkError
+from memtriage.treat.parking.handle import ParkError
 
 
 class Tagged(Tensor):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import memtriage
 from memtriage.treat.parking.api import is_parked
-from memtriage.treat.parking.errors import ParkedError
+from memtriage.treat.parking.handle import ParkedError
 
 
 @pytest.fixture(autouse=True)

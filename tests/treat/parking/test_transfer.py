@@ -14,7 +14,7 @@ from torch import Tensor
 from memtriage.treat.parking import arena as arena_module
 from memtriage.treat.parking import transfer
 from memtriage.treat.parking.choose import choose
-from memtriage.treat.parking.errors import ParkError
+from memtriage.treat.parking.handle import ParkError
 from memtriage.treat.parking.registry import PARKED
 from memtriage.treat.parking.transfer import ARENAS, forget_unwanted, park_choice, unpark_entries
 from support.parking import Script

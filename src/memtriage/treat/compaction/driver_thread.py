@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from memtriage.treat.compaction.move import SPARE, MoveProgress, Mover
+from memtriage.treat.compaction.move import MoveProgress, Mover, Prepared, make_bins
 from memtriage.treat.compaction.plan import CompactionPlan
-from memtriage.treat.compaction.prepare import Prepared, make_bins
 from memtriage.treat.device.layout import DeviceLayout
 from memtriage.treat.device.protocol import OUT_OF_MEMORY
 
@@ -108,7 +107,7 @@ class DriverThread:
         if draft is None:
             return
         layout, drafted = draft
-        make_bins(self._prepared, layout, drafted, SPARE)
+        make_bins(self._prepared, layout, drafted)
         job = self._jobs.get()
         if job is None:
             return

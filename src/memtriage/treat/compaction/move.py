@@ -1,10 +1,10 @@
-"""Carry out a plan on a device."""
+"""Make the bins of a plan, and carry it out on a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -12,17 +12,73 @@ import numpy as np
 from memtriage.allocator.settings import SEGMENT_STEP
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.units import MIB
-from memtriage.treat.compaction.holds import Holds
+from memtriage.treat.compaction.holds import Holds, release_all
 from memtriage.treat.compaction.islands import Island
-from memtriage.treat.compaction.keep import OnHost
 from memtriage.treat.compaction.plan import Bin, CompactionPlan, Group, bins_for, by_size
-from memtriage.treat.compaction.prepare import Prepared
-from memtriage.treat.compaction.relocate import MoveBatch, Relocation
+from memtriage.treat.compaction.relocate import MoveBatch, OnHost, Relocation
 from memtriage.treat.device.layout import FREE, DeviceLayout
 from memtriage.treat.device.protocol import OUT_OF_MEMORY, Device, Storage
 
 SPARE: Final = 64 * MIB
 """Device memory that stays free: libraries take some without the allocator."""
+
+Bins = dict[tuple[int, int], int]
+"""Addresses of held bins, by index of the group in the plan and of the bin in the group."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Bins that are held for a plan; each must be released once.
+
+    Attributes:
+        device: their device.
+        reserved: bytes of segments after free memory was returned, and before any bin was made.
+        bins: the held bins.
+    """
+
+    device: Device
+    reserved: int = 0
+    bins: Bins = field(default_factory=dict)
+
+    def take(self, group: int, index: int) -> int | None:
+        """Pass a bin to the caller: its address; None if there is none."""
+        return self.bins.pop((group, index), None)
+
+    def drop(self) -> None:
+        """Release the bins that were not taken."""
+        addresses = list(self.bins.values())
+        self.bins.clear()
+        release_all(self.device, addresses)
+
+
+def make_bins(prepared: Prepared, layout: DeviceLayout, plan: CompactionPlan) -> None:
+    """Make all bins if there is memory for all at once.
+
+    Done while the storages are searched: both take about equally long, and this does not need Python.
+    """
+    wanted = sum(target.size for group in plan.groups for target in group.bins)
+    # A scratch copy takes the same amount.
+    if wanted == 0 or prepared.device.available() < 2 * wanted + SPARE:
+        return
+    try:
+        for number, group in enumerate(plan.groups):
+            _make_bins(prepared, layout, number, group)
+    except BaseException as error:
+        prepared.drop()
+        if not isinstance(error, OUT_OF_MEMORY):
+            raise
+
+
+def _make_bins(prepared: Prepared, layout: DeviceLayout, number: int, group: Group) -> None:
+    sizes = {index: target.size for index, target in enumerate(group.bins) if target.size}
+    if not sizes:
+        return
+    with Holds(prepared.device, group.stream, layout.settings) as holds:
+        # A bin in an island that should be emptied would pin it.
+        holds.take_holes(layout, group.islands, at_least=min(sizes.values()))
+        for index, size in sizes.items():
+            prepared.bins[number, index] = prepared.device.allocate(size, group.stream)
+
 
 Moving = tuple[MoveBatch, int]
 """Storages, and the bytes of their blocks."""

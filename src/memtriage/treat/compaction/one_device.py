@@ -14,9 +14,8 @@ import numpy as np
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.treat.compaction.driver_thread import DriverThread
 from memtriage.treat.compaction.islands import Island, islands_of
-from memtriage.treat.compaction.move import Mover
+from memtriage.treat.compaction.move import Mover, Prepared
 from memtriage.treat.compaction.plan import Movable, make_plan, tolerated
-from memtriage.treat.compaction.prepare import Prepared
 from memtriage.treat.compaction.result import DeviceCompaction, NotMoved
 from memtriage.treat.device.layout import AWAITING, DeviceLayout
 from memtriage.treat.device.protocol import Device, Use

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from memtriage.treat.offload.exchange import Exchange
 from memtriage.treat.offload.pipeline import Lane
 from memtriage.treat.offload.resident import ResidentParameter
 from memtriage.treat.offload.tiles import TilePiece, capacity, pack
@@ -108,3 +110,75 @@ def on_host(bucket: Bucket, name: str, tile: Tile) -> list[Tensor]:
 def in_tile(buffer: Tensor, tile: Tile) -> list[Tensor]:
     """The parts in a tile's buffer."""
     return [buffer[part.tile] for part in tile.parts]
+
+
+def with_gradients(
+    members: Iterable[tuple[int, ResidentParameter]], exchange: Exchange | None
+) -> list[tuple[int, ResidentParameter, Tensor]]:
+    """The parameters with a gradient on the device on any rank, and this rank's gradient (zeros if none).
+
+    Args:
+        members: each parameter after the index of its group.
+        exchange: the partition; all of its ranks must call this.
+
+    Raises:
+        RuntimeError: a gradient cannot be used.
+    """
+    candidates = [(group, resident, resident.device_gradient()) for group, resident in members]
+    if exchange is None or not candidates:
+        return [
+            (group, resident, gradient) for group, resident, gradient in candidates if gradient is not None
+        ]
+    anywhere = exchange.agree(
+        [gradient is not None for _, _, gradient in candidates], candidates[0][1].parameter.device
+    )
+    return [
+        (group, one, torch.zeros_like(one.weights()) if gradient is None else gradient)
+        for (group, one, gradient), there in zip(candidates, anywhere, strict=True)
+        if there
+    ]
+
+
+def buckets_of(
+    members: Iterable[tuple[int, ResidentParameter, Tensor | None]],
+    lane_to: Callable[[torch.device], Lane],
+    elements: int,
+    *,
+    reduced: bool,
+) -> list[Bucket]:
+    """Sort parameters into buckets, and cut these into tiles, in the given order, the same on every rank.
+
+    Args:
+        members: group index, parameter, and its gradient on the device if that is to be copied.
+        reduced: whether the gradients need no sum over ranks.
+
+    Raises:
+        RuntimeError: weights have changed in shape, type or strides, or their memory is gone.
+    """
+    buckets: dict[tuple[Any, ...], Bucket] = {}
+    for group, resident, gradient in members:
+        weights = resident.weights()
+        # Sums over ranks are taken in the weights' type, whatever type a rank's gradient has.
+        travels_as = None if gradient is None else gradient.dtype if reduced else weights.dtype
+        key = (group, weights.device, weights.dtype, travels_as)
+        bucket = buckets.get(key)
+        if bucket is None:
+            bucket = buckets[key] = Bucket(group, lane_to(weights.device), travels_as, reduced=reduced)
+        bucket.residents.append(resident)
+        bucket.weights.append(weights)
+        if gradient is not None:
+            bucket.gradients.append(gradient)
+    for bucket in buckets.values():
+        bucket.cut(elements)
+    return list(buckets.values())
+
+
+def own_parts(buckets: Iterable[Bucket]) -> Iterator[tuple[ResidentParameter, Tensor]]:
+    """This rank's part of each parameter's gradient, wherever it is."""
+    for bucket in buckets:
+        for index, resident in enumerate(bucket.residents):
+            if resident.gradient is not None:
+                yield resident, resident.gradient
+            else:
+                first, last = resident.share.span(0, resident.share.chunk)
+                yield resident, bucket.gradients[index][first:last]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,19 @@ class Hyper:
     eps: float
     weight_decay: float
     maximize: bool
+
+
+def hyper_of(group: Mapping[str, Any]) -> Hyper:
+    """The settings of a parameter group as numbers. Waits for the device if one is a tensor on it."""
+    beta1, beta2 = group["betas"]
+    return Hyper(
+        lr=float(group["lr"]),
+        beta1=float(beta1),
+        beta2=float(beta2),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        maximize=bool(group["maximize"]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

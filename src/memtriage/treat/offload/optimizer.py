@@ -12,18 +12,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from memtriage.treat.offload import checkpoint
-from memtriage.treat.offload.bucket import Bucket
+from memtriage.treat.offload.bucket import Bucket, own_parts, with_gradients
 from memtriage.treat.offload.engine import Engine
-from memtriage.treat.offload.exchange import Exchange
-from memtriage.treat.offload.kernel import Scaling
+from memtriage.treat.offload.exchange import Exchange, clip_factor, total_norm
+from memtriage.treat.offload.kernel import Scaling, hyper_of
 from memtriage.treat.offload.native.choice import Kernel
-from memtriage.treat.offload.norms import clip_factor, total_norm
 from memtriage.treat.offload.overlap import OverlapBackward
 from memtriage.treat.offload.pipeline import weak_callback
-from memtriage.treat.offload.plan import check_group, hyper_of, own_parts, with_gradients
 from memtriage.treat.offload.resident import ResidentParameter
 from memtriage.treat.offload.resources import OptimizerResources
-from memtriage.treat.offload.settings import RING_DEPTH, TILE_ELEMENTS, Gradients, OffloadSettings
+from memtriage.treat.offload.settings import (
+    RING_DEPTH,
+    TILE_ELEMENTS,
+    Gradients,
+    OffloadSettings,
+    check_group,
+)
 from memtriage.treat.offload.tiles import WIDE, capacity
 
 

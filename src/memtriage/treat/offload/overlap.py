@@ -7,13 +7,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from memtriage.treat.offload.bucket import Bucket
 from memtriage.treat.offload.engine import Engine
-from memtriage.treat.offload.kernel import Scaling
+from memtriage.treat.offload.kernel import Scaling, hyper_of
 from memtriage.treat.offload.pipeline import weak_callback
-from memtriage.treat.offload.plan import check_not_replicated, hyper_of
 from memtriage.treat.offload.resident import ResidentParameter
 from memtriage.treat.offload.resources import OptimizerResources
 
@@ -102,3 +103,13 @@ class OverlapBackward:
             engine.step(bucket, hyper, Scaling(), upload=False)
 
         return work
+
+
+def check_not_replicated(parameter: Tensor) -> None:
+    """Raise RuntimeError if a parameter's gradient may not have been averaged yet when hooks run."""
+    # DDP reduces gradients after the hooks of their parameters have run.
+    if not isinstance(parameter, DTensor) and dist.is_initialized() and dist.get_world_size() > 1:
+        raise RuntimeError(
+            "overlap_backward cannot be used with plain parameters on several ranks: their gradients are not "
+            "averaged yet when backward hands them over. Use FSDP2 (DTensor), or process_group without it"
+        )

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from memtriage.treat.offload.arithmetic import Arithmetic
-from memtriage.treat.offload.bucket import Bucket
+from memtriage.treat.offload.bucket import Bucket, buckets_of
 from memtriage.treat.offload.engine import Engine
 from memtriage.treat.offload.exchange import Exchange
 from memtriage.treat.offload.kernel import FloatRoom
 from memtriage.treat.offload.native.choice import library_for
 from memtriage.treat.offload.pipeline import Lane, Ring, Worker, lane_to
-from memtriage.treat.offload.plan import buckets_of
 from memtriage.treat.offload.resident import ResidentParameter, settle_in
 from memtriage.treat.offload.settings import OffloadSettings
 

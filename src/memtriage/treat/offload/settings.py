@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 
+from memtriage.treat.offload.kernel import hyper_of
 from memtriage.treat.offload.native.choice import Kernel
 from memtriage.treat.offload.resident import STATE_DTYPES
 from memtriage.treat.offload.tiles import ALIGNMENT
@@ -58,3 +60,16 @@ class OffloadSettings:
                 "max_norm needs all gradients before the first update, which overlap_backward takes earlier: "
                 "use gradients='host' with it, or one of the two"
             )
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Raise ValueError for invalid settings, with the setting's name, as `torch.optim.AdamW` does."""
+    if group["amsgrad"]:
+        raise ValueError("amsgrad=True is not supported: it would take 4 more bytes per parameter")
+    hyper = hyper_of(group)
+    for name in ("lr", "eps", "weight_decay"):
+        if not getattr(hyper, name) >= 0.0:
+            raise ValueError(f"{name} must not be negative, got {getattr(hyper, name)}")
+    for name in ("beta1", "beta2"):
+        if not 0.0 <= getattr(hyper, name) < 1.0:
+            raise ValueError(f"{name} must be in [0, 1), got {getattr(hyper, name)}")

@@ -8,8 +8,7 @@ from typing import Any
 
 from memtriage.model.units import size
 from memtriage.treat.parking.choose import Selection, choose
-from memtriage.treat.parking.errors import ParkError, ParkRefused
-from memtriage.treat.parking.handle import Moved, Parked
+from memtriage.treat.parking.handle import Moved, Parked, ParkError, ParkRefused
 from memtriage.treat.parking.registry import LOCK, PARKED, ParkedStorage
 from memtriage.treat.parking.transfer import ARENAS, forget_unwanted, no_work, park_choice, unpark_entries
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from memtriage.treat.parking.errors import ParkError
+from memtriage.treat.parking.handle import ParkError
 
 OwnerName = Literal["parameters", "gradients", "buffers", "optimizer_state"]
 OWNER_NAMES: Final[tuple[str, ...]] = get_args(OwnerName)

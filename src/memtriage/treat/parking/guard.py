@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from memtriage.treat.parking.choose import tensors_in
-from memtriage.treat.parking.errors import ParkedError
+from memtriage.treat.parking.handle import ParkedError
 from memtriage.treat.parking.registry import title_of
 
 _Hookable = TypeVar("_Hookable", nn.Module, Tensor)

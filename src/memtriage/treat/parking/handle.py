@@ -1,11 +1,21 @@
-"""What parking and bringing back report. Sizes in bytes."""
+"""What parking and bringing back report and raise. Sizes in bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memtriage.treat.parking.errors import ParkError
+
+class ParkError(RuntimeError):
+    """Something cannot be parked or brought back; nothing was moved. The text says what and why."""
+
+
+class ParkedError(ParkError):
+    """A parked tensor was used: its values are on the host, its device memory is freed."""
+
+
+class ParkRefused(RuntimeWarning):
+    """Some of the chosen storages cannot be parked and stay where they are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ from memtriage.process.collector import collector_paused
 from memtriage.treat.parking.arena import HostArena
 from memtriage.treat.parking.choose import Chosen, Selection
 from memtriage.treat.parking.device import Ways, ways_to
-from memtriage.treat.parking.errors import ParkError
 from memtriage.treat.parking.guard import Guard, uncover
-from memtriage.treat.parking.handle import Moved, NotParked, Parked
+from memtriage.treat.parking.handle import Moved, NotParked, Parked, ParkError
 from memtriage.treat.parking.registry import LOCK, PARKED, ParkedStorage, parked_bytes
 
 BATCH: Final = 256 << 20
