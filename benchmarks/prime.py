@@ -221,8 +221,7 @@ def measured(build: Any, mode: str, steps: int, plan: dict[str, Any]) -> dict[st
     import torch
 
     from memtriage.model.priming import StatePool
-    from memtriage.treat.priming import CudaBlocks, allocate
-    from memtriage.treat.state_pools import CudaPools, StatePools
+    from memtriage.treat.priming import CudaBlocks, CudaPools, StatePools, allocate
 
     clean = _emptied(mode, plan.get("settings", ""))
     blocks = plan.get("blocks", [])

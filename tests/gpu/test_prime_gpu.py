@@ -16,8 +16,7 @@ import torch.multiprocessing as multiprocessing
 import memtriage
 from memtriage.model.priming import StatePool
 from memtriage.observe.states import parameter_bytes
-from memtriage.treat.priming import CudaBlocks, allocate, prime_device
-from memtriage.treat.state_pools import CudaPools, StatePools, pools_possible
+from memtriage.treat.priming import CudaBlocks, CudaPools, StatePools, allocate, pools_possible, prime_device
 from support.primed_training import build, priming_of
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.model.units import MIB
 from memtriage.treat.compaction.one_device import Find
 from memtriage.treat.compaction.plan import Movable
-from memtriage.treat.device.layout import DeviceLayout
+from memtriage.treat.device.protocol import DeviceLayout
 from memtriage.treat.device.simulated import SimulatedStorage
 from support.simulated_memory import DeviceWithBytes, SimulatedMemory
 

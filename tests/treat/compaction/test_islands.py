@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from memtriage.allocator.settings import LARGE_SEGMENT, SMALL_SEGMENT
 from memtriage.model.units import MIB
 from memtriage.treat.compaction.islands import holes_of, islands_of
-from memtriage.treat.device.layout import FREE, DeviceLayout
+from memtriage.treat.device.protocol import FREE, DeviceLayout
 from support.compaction import World, make_world
 
 sizes = st.lists(

@@ -16,8 +16,7 @@ from memtriage.treat.compaction.move import SPARE, Mover, Prepared, make_bins
 from memtriage.treat.compaction.one_device import compact_device
 from memtriage.treat.compaction.plan import CompactionPlan, make_plan
 from memtriage.treat.compaction.relocate import CompactionError
-from memtriage.treat.device.layout import DeviceLayout
-from memtriage.treat.device.protocol import Use
+from memtriage.treat.device.protocol import DeviceLayout, Use
 from support.compaction import LARGE, SMALL, World, fragmented, make_world, worlds
 
 

@@ -15,7 +15,7 @@ from memtriage.model.units import MIB
 from memtriage.treat.compaction import plan
 from memtriage.treat.compaction.one_device import PRIVATE, compact_device, predict_device
 from memtriage.treat.compaction.plan import tolerated
-from memtriage.treat.device.layout import DeviceLayout
+from memtriage.treat.device.protocol import DeviceLayout
 from support.compaction import CONFS, LARGE, SMALL, World, fragmented, make_world, worlds
 
 WAIT_S = 30

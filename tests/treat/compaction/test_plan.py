@@ -14,7 +14,7 @@ from memtriage.treat.compaction import plan as planning
 from memtriage.treat.compaction.islands import islands_of
 from memtriage.treat.compaction.one_device import compact_device
 from memtriage.treat.compaction.plan import CompactionPlan, make_plan, tolerated
-from memtriage.treat.device.layout import ACTIVE, DeviceLayout
+from memtriage.treat.device.protocol import ACTIVE, DeviceLayout
 from support.compaction import World, fragmented, make_world
 
 LARGE = [MIB + 70_000 * (index * 7 % 101) for index in range(200)]

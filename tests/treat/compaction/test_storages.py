@@ -18,7 +18,7 @@ from torch import Tensor
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.treat.compaction.plan import Movable
 from memtriage.treat.compaction.storages import CPP_ONLY, FIXED, KEPT, NOT_OURS, SEVERAL, StorageFinder
-from memtriage.treat.device.layout import ACTIVE, DeviceLayout
+from memtriage.treat.device.protocol import ACTIVE, DeviceLayout
 
 SIZE = 4096
 

@@ -14,7 +14,7 @@ from memtriage.observe import cuda
 from memtriage.treat.compaction.one_device import PRIVATE, REGISTERED
 from memtriage.treat.compaction.storages import FIXED, GRAPH, NOT_OURS, StorageFinder
 from memtriage.treat.device.cuda import CudaDevice
-from memtriage.treat.device.layout import DeviceLayout, layout_of_raw
+from memtriage.treat.device.protocol import DeviceLayout, layout_of_raw
 from memtriage.treat.parking import device
 from memtriage.treat.parking.device import CudaWays, spots_in
 

@@ -7,8 +7,7 @@ from queue import SimpleQueue
 
 from memtriage.treat.compaction.move import MoveProgress, Mover, Prepared, make_bins
 from memtriage.treat.compaction.plan import CompactionPlan
-from memtriage.treat.device.layout import DeviceLayout
-from memtriage.treat.device.protocol import OUT_OF_MEMORY
+from memtriage.treat.device.protocol import OUT_OF_MEMORY, DeviceLayout
 
 Draft = tuple[DeviceLayout, CompactionPlan]
 """A layout, and the plan for it if all blocks can move."""

@@ -9,8 +9,7 @@ from typing import Final
 
 from memtriage.allocator.settings import SMALL_LIMIT, AllocatorSettings
 from memtriage.treat.compaction.islands import Island, holes_of
-from memtriage.treat.device.layout import DeviceLayout, divides
-from memtriage.treat.device.protocol import OUT_OF_MEMORY, Device
+from memtriage.treat.device.protocol import OUT_OF_MEMORY, Device, DeviceLayout, divides
 
 HOLD_TRIES: Final = 4
 """How many free blocks of one size are allocated to get a particular one."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from memtriage.allocator.settings import SMALL_SEGMENT
 from memtriage.model.recording import Int64s
-from memtriage.treat.device.layout import FREE, DeviceLayout, SegmentPlace
+from memtriage.treat.device.protocol import FREE, DeviceLayout, SegmentPlace
 
 
 class Island(NamedTuple):

@@ -16,8 +16,7 @@ from memtriage.treat.compaction.holds import Holds, release_all
 from memtriage.treat.compaction.islands import Island
 from memtriage.treat.compaction.plan import Bin, CompactionPlan, Group, bins_for, by_size
 from memtriage.treat.compaction.relocate import MoveBatch, OnHost, Relocation
-from memtriage.treat.device.layout import FREE, DeviceLayout
-from memtriage.treat.device.protocol import OUT_OF_MEMORY, Device, Storage
+from memtriage.treat.device.protocol import FREE, OUT_OF_MEMORY, Device, DeviceLayout, Storage
 
 SPARE: Final = 64 * MIB
 """Device memory that stays free: libraries take some without the allocator."""

@@ -17,8 +17,7 @@ from memtriage.treat.compaction.islands import Island, islands_of
 from memtriage.treat.compaction.move import Mover, Prepared
 from memtriage.treat.compaction.plan import Movable, make_plan, tolerated
 from memtriage.treat.compaction.result import DeviceCompaction, NotMoved
-from memtriage.treat.device.layout import AWAITING, DeviceLayout
-from memtriage.treat.device.protocol import Device, Use
+from memtriage.treat.device.protocol import AWAITING, Device, DeviceLayout, Use
 from memtriage.treat.device.simulated import simulate
 
 PRIVATE: Final = "in a private pool (of a CUDA graph or a MemPool)"

@@ -32,8 +32,7 @@ from memtriage.allocator.settings import (
 )
 from memtriage.model.units import GIB, MIB
 from memtriage.treat.compaction.islands import Island, holes_of
-from memtriage.treat.device.layout import AWAITING, DeviceLayout
-from memtriage.treat.device.protocol import Storage
+from memtriage.treat.device.protocol import AWAITING, DeviceLayout, Storage
 
 LEFT_SHARE: Final = 0.01
 LEFT_BYTES: Final = 32 * MIB

@@ -26,7 +26,7 @@ from memtriage.observe.heap import HeapWalk
 from memtriage.observe.kinds import FUTURE, NODE, SAVED, TENSOR, KindTable
 from memtriage.observe.objects import tracked_objects
 from memtriage.treat.compaction.plan import Movable
-from memtriage.treat.device.layout import DeviceLayout
+from memtriage.treat.device.protocol import DeviceLayout
 
 GRAPH: Final = "a CUDA graph is alive, which may have its address"
 CPP_ONLY: Final = "held by C++ only: no Python object and no autograd node leads to it"

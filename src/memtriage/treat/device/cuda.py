@@ -21,8 +21,7 @@ from memtriage.allocator.what_if import settings_of
 from memtriage.model.recording import Int64s
 from memtriage.observe import cuda as allocator
 from memtriage.treat.device.copy_kernel import compiled, ranges_of
-from memtriage.treat.device.layout import DeviceLayout, layout_of_raw
-from memtriage.treat.device.protocol import Device, Use
+from memtriage.treat.device.protocol import Device, DeviceLayout, Use, layout_of_raw
 
 KERNEL_FROM: Final = 64
 """For this many ranges or more, one table is faster than a call per range (5 us of Python and launch)."""

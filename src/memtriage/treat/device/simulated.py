@@ -16,8 +16,7 @@ from memtriage.allocator.restore import restore
 from memtriage.allocator.settings import SMALL_SEGMENT
 from memtriage.allocator.simulator import Simulator
 from memtriage.model.recording import Int64s
-from memtriage.treat.device.layout import ACTIVE, AWAITING, DeviceLayout, layout_of_segments
-from memtriage.treat.device.protocol import Device, Use
+from memtriage.treat.device.protocol import ACTIVE, AWAITING, Device, DeviceLayout, Use, layout_of_segments
 
 
 class SimulatedStorage:

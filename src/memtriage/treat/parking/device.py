@@ -14,10 +14,10 @@ from memtriage.observe import cuda
 from memtriage.treat.compaction.one_device import PRIVATE, REGISTERED
 from memtriage.treat.compaction.storages import FIXED, GRAPH, NOT_OURS
 from memtriage.treat.device.cuda import CudaDevice
-from memtriage.treat.device.layout import DeviceLayout
+from memtriage.treat.device.protocol import DeviceLayout
 from memtriage.treat.offload.pipeline import lane_to
 from memtriage.treat.parking.arena import Home
-from memtriage.treat.state_pools import DROPPED
+from memtriage.treat.priming import DROPPED
 
 
 @dataclass(frozen=True, slots=True)

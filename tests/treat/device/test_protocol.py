@@ -11,7 +11,7 @@ from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.model.blocks import Segment
 from memtriage.model.units import MIB
 from memtriage.observe.cuda import parse_segments
-from memtriage.treat.device.layout import DeviceLayout, layout_of_raw, layout_of_segments
+from memtriage.treat.device.protocol import DeviceLayout, layout_of_raw, layout_of_segments
 from memtriage.treat.device.simulated import simulate
 from support.compaction import fragmented
 
