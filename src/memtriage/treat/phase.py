@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -122,16 +122,16 @@ class PhaseReport:
     """
 
     name: str
-    devices: Mapping[str, AllocatorFigures]
-    host: int | None
-    cleared: Cleared | None
-    parked: Parked | None
-    compaction: Compaction | None
-    residue: list[ResidueRow]
-    looked: bool
-    problems: list[str]
-    parts: Mapping[str, float]
-    seconds: float
+    devices: Mapping[str, AllocatorFigures] = field(default_factory=dict)
+    host: int | None = None
+    cleared: Cleared | None = None
+    parked: Parked | None = None
+    compaction: Compaction | None = None
+    residue: list[ResidueRow] = field(default_factory=list)
+    looked: bool = False
+    problems: list[str] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def text(self) -> str:
@@ -182,7 +182,10 @@ class Phase:
     def __enter__(self) -> Phase:
         if self.policy.unpark:
             bring_back(self.policy.unpark)
-        self.begin(_coming(self.policy))
+        from memtriage.treat.parking.api import parked_by_device
+
+        # What its end parks comes back during the phase.
+        self.begin(parked_by_device(*self.policy.park) if self.policy.park else {})
         return self
 
     def begin(self, coming: Mapping[int, int]) -> None:
@@ -206,7 +209,39 @@ class Phase:
 
     def end(self) -> list[Exception]:
         """Do everything at the end; return the failures of its parts."""
-        self.report, failures = _end(self.name, self.policy, self._before, self._needs)
+        started = time.perf_counter()
+        policy, needs = self.policy, self._needs or {}
+        report = self.report = PhaseReport(self.name)
+        failures: list[Exception] = []
+        if self._needs is not None:
+            phase_needs.end(self.name, needs)
+
+        def attempt(what: str, work: Callable[[], Any]) -> Any:
+            begun = time.perf_counter()
+            try:
+                return work()
+            except Exception as error:
+                failures.append(error)
+                report.problems.append(f"{what} failed: {type(error).__name__}: {error}")
+                return None
+            finally:
+                report.parts[what] = time.perf_counter() - begun
+
+        def clear_once(*, idle: bool) -> None:
+            if "clearing caches" not in report.parts:
+                report.cleared = attempt("clearing caches", lambda: _clear(policy, idle=idle))
+
+        if _acts():
+            report.parked = attempt("parking", lambda: _park(policy, lambda: clear_once(idle=True)))
+            clear_once(idle=False)  # if nothing had to be copied, or that failed
+            report.compaction = attempt("compaction", lambda: _compact(policy))
+            phase_needs.left(needs)
+        report.devices, report.host = allocator_figures(), rss()
+        if active.session is not None:
+            active.session.mark(f"after {self.name}")
+        attempt("looking for residue", lambda: _look(report, policy, self._before))
+        report.seconds = time.perf_counter() - started
+        policy.log(report.text)
         return failures
 
 
@@ -247,72 +282,9 @@ def bring_back(what: tuple[Any, ...]) -> Moved | None:
     return unpark(*what) if is_parked(*what) else None
 
 
-def _end(
-    name: str, policy: PhasePolicy, before: Mapping[str, int], needs: dict[int, Need] | None
-) -> tuple[PhaseReport, list[Exception]]:
-    """Do everything at the end of a phase; return the report and the failures of its parts."""
-    started = time.perf_counter()
-    if needs is not None:
-        phase_needs.end(name, needs)
-    failures: list[Exception] = []
-    problems: list[str] = []
-    parts: dict[str, float] = {}
-
-    def attempt(what: str, work: Callable[[], Any]) -> Any:
-        begun = time.perf_counter()
-        try:
-            return work()
-        except Exception as error:
-            failures.append(error)
-            problems.append(f"{what} failed: {type(error).__name__}: {error}")
-            return None
-        finally:
-            parts[what] = time.perf_counter() - begun
-
-    acts = _acts()
-    cleared: list[Cleared | None] = []
-
-    def clear_once(*, idle: bool) -> None:
-        if not cleared:
-            cleared.append(attempt("clearing caches", lambda: _clear(policy, idle=idle)))
-
-    parked = compaction = None
-    if acts:
-        parked = attempt("parking", lambda: _park(policy, meanwhile=lambda: clear_once(idle=True)))
-        clear_once(idle=False)  # if nothing had to be copied, or that failed
-        compaction = attempt("compaction", lambda: _compact(policy))
-        phase_needs.left(needs or {})
-    report = PhaseReport(
-        name=name,
-        devices=allocator_figures(),
-        host=rss(),
-        cleared=cleared[0] if cleared else None,
-        parked=parked,
-        compaction=compaction,
-        residue=[],
-        looked=False,
-        problems=problems,
-        parts=parts,
-        seconds=0.0,
-    )
-    if active.session is not None:
-        active.session.mark(f"after {name}")
-    attempt("looking for residue", lambda: _look(report, policy, before))
-    report.seconds = time.perf_counter() - started
-    policy.log(report.text)
-    return report, failures
-
-
 def _acts() -> bool:
     """Whether phases move anything, or only mark and log."""
     return os.environ.get(PHASE_VARIABLE) != "off"
-
-
-def _coming(policy: PhasePolicy) -> Mapping[int, int]:
-    """Parked bytes, by CUDA index, that will come back during the phase: those that its end parks."""
-    from memtriage.treat.parking.api import parked_by_device
-
-    return parked_by_device(*policy.park) if policy.park else {}
 
 
 def _clear(policy: PhasePolicy, *, idle: bool) -> Cleared | None:
@@ -363,7 +335,14 @@ def _look(report: PhaseReport, policy: PhasePolicy, before: Mapping[str, int]) -
     now = _allocated()
     # If the phase parks something, all that is allocated may be residue; else only what the phase added.
     bases = {} if policy.park else before
-    suspects = {device for device in now if _may_hide(report.name, device, now, bases, policy.residue)}
+    grown = 1 + policy.residue.share
+    explained = {
+        device: grown * _known[report.name, device]
+        if (report.name, device) in _known
+        else bases.get(device, 0)
+        for device in now
+    }
+    suspects = {device for device in now if now[device] - explained[device] > policy.residue.floor}
     if not suspects:
         return
     rows = _census_rows(suspects, variables=bool(policy.park))
@@ -374,15 +353,6 @@ def _look(report: PhaseReport, policy: PhasePolicy, before: Mapping[str, int]) -
     report.residue = [row for row in rows if totals[row.device] >= policy.residue.floor]
     if active.session is not None:
         active.session.residue(residue_findings(rows, report.name, None, policy.residue))
-
-
-def _may_hide(
-    phase: str, device: str, now: Mapping[str, int], bases: Mapping[str, int], policy: ResiduePolicy
-) -> bool:
-    """Whether enough is allocated, beyond what is known, that there may be residue."""
-    known = _known.get((phase, device))
-    explained = bases.get(device, 0) if known is None else (1 + policy.share) * known
-    return now[device] - explained > policy.floor
 
 
 def _census_rows(devices: set[str], *, variables: bool) -> list[ResidueRow]:
