@@ -149,3 +149,24 @@ class DeviceWithBytes(SimulatedDevice):
     def _about(self, operation: str) -> None:
         if self.before is not None:
             self.before(operation)
+
+
+class SimulatedBlocks:
+    """Blocks of the simulated allocator."""
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.simulator = Simulator(parse_conf("", "2.11"), capacity=capacity)
+        self.peaks_forgotten = self.given_back = 0
+
+    def allocate(self, size: int) -> Any:
+        return self.simulator.malloc(size)
+
+    def free(self, block: Any) -> None:
+        self.simulator.free(block)
+
+    def give_back(self) -> None:
+        self.given_back += 1
+        self.simulator.empty_cache()
+
+    def forget_peaks(self) -> None:
+        self.peaks_forgotten += 1

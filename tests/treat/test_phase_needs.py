@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 import memtriage
 from memtriage import PhasePolicy
-from memtriage.allocator.settings import parse_conf
-from memtriage.allocator.simulator import Simulator
 from memtriage.model.blocks import DeviceCounters
 from memtriage.treat import phase_needs
 from memtriage.treat.device.cuda import CudaDevice
 from memtriage.treat.phase import phase_end
 from memtriage.treat.phase_needs import SPARE, Need, in_turn
+from support.simulated_memory import SimulatedBlocks
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -29,26 +28,8 @@ MEMORY = 80 * GIB
 QUIET = PhasePolicy(clear=False, residue=None, log=lambda text: None)
 
 
-class Device:
-    """A simulated allocator, with a program whose lengths vary: without priming, what stays splits what is
-    asked for again."""
-
-    def __init__(self, capacity: int | None = None) -> None:
-        self.simulator = Simulator(parse_conf("", "2.11"), capacity=capacity)
-        self.given_back = 0
-
-    def allocate(self, size: int) -> Any:
-        return self.simulator.malloc(size)
-
-    def free(self, block: Any) -> None:
-        self.simulator.free(block)
-
-    def give_back(self) -> None:
-        self.given_back += 1
-        self.simulator.empty_cache()
-
-    def forget_peaks(self) -> None:
-        raise AssertionError("peaks are the program's")
+class Device(SimulatedBlocks):
+    """It has a program whose lengths vary: without priming, what stays splits what is asked for again."""
 
     def batch(self, chance: random.Random) -> None:
         """Activations and logits of one micro-batch."""
@@ -187,6 +168,7 @@ def test_blocks_that_do_not_fit_are_all_given_back() -> None:
     assert in_turn([16 * GIB, 31 * GIB], device) == 0
     assert (device.given_back, device.simulator.reserved) == (1, 0)
     assert in_turn([10 * GIB, 11 * GIB], device) == device.simulator.reserved == 21 * GIB
+    assert device.peaks_forgotten == 0  # they are the program's
 
 
 class Gpu:

@@ -19,34 +19,13 @@ from torch.optim import optimizer as torch_optimizer
 
 import memtriage
 from memtriage.allocator.events import OutOfMemory
-from memtriage.allocator.settings import parse_conf
-from memtriage.allocator.simulator import Simulator
 from memtriage.model.priming import Priming, PrimingCheck, StatePool, no_priming
 from memtriage.planning import priming as planning
 from memtriage.treat import priming as treat
 from memtriage.treat.priming import FILE, StatePools, allocate, begin_primed, read_priming
+from support.simulated_memory import SimulatedBlocks
 
 MIB = 1 << 20
-
-
-class SimulatedBlocks:
-    """Blocks of the simulated allocator."""
-
-    def __init__(self, capacity: int) -> None:
-        self.simulator = Simulator(parse_conf("", "2.11"), capacity=capacity)
-        self.peaks_forgotten = 0
-
-    def allocate(self, size: int) -> Any:
-        return self.simulator.malloc(size)
-
-    def free(self, block: Any) -> None:
-        self.simulator.free(block)
-
-    def give_back(self) -> None:
-        self.simulator.empty_cache()
-
-    def forget_peaks(self) -> None:
-        self.peaks_forgotten += 1
 
 
 def chosen() -> Priming:

@@ -23,13 +23,13 @@ _NOISE: Final = "use more repeats or longer steps"
 
 
 @dataclass(frozen=True, slots=True)
-class _SizeReading:
-    """One reading of a size, with the limit that holds at this instant."""
+class _Reading:
+    """A measurement and the limit that goes with it: of the same round, step or instant."""
 
     value: float
     limit: float
-    rank: int
-    round: int
+    rank: int = 0
+    round: int = 0
 
     @property
     def above(self) -> float:
@@ -71,14 +71,6 @@ def limit_value(limit: Limit, of: Callable[[Term], float | None]) -> float | Non
 # Times and values
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A measurement and the limit that goes with it: of the same round, and for times of the same step."""
-
-    value: float
-    limit: float
-
-
 def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: Dimension) -> TargetRow:
     rounds = (
         _step_pairs(target, limit, readings) if dimension == "seconds" else _pairs(target, limit, readings)
@@ -90,8 +82,8 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
     relative = all(pair.limit > 0 for pair in pairs)
     sign = -1.0 if target.sense == "at_least" else 1.0
 
-    def over(pair: _Pair) -> float:
-        return pair.value / pair.limit - 1 if relative else pair.value - pair.limit
+    def over(pair: _Reading) -> float:
+        return pair.value / pair.limit - 1 if relative else pair.above
 
     estimate = paired([[over(pair) for pair in round_pairs] for round_pairs in rounds])
     assert estimate is not None
@@ -111,7 +103,7 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
     )
 
 
-def _pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Pair]]:
+def _pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Reading]]:
     """Return figure and limit of every round in which all that the limit needs was measured."""
     pairs = []
     for number, own in readings[target.variant].items():
@@ -122,11 +114,11 @@ def _pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Pair]
 
         value, bound = own.figure(target.metric), limit_value(limit, of)
         if value is not None and bound is not None:
-            pairs.append([_Pair(value, bound)])
+            pairs.append([_Reading(value, bound)])
     return pairs
 
 
-def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Pair]]:
+def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Reading]]:
     """Return, for every such round, time and limit of each step that all completed."""
     names = {term.variant for term in limit.terms if term.variant is not None} | {target.variant}
     rounds = []
@@ -143,7 +135,7 @@ def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_
 
             bound = limit_value(limit, of)
             assert bound is not None
-            pairs.append(_Pair(steps[target.variant][place], bound))
+            pairs.append(_Reading(steps[target.variant][place], bound))
         rounds.append(pairs)
     return rounds
 
@@ -194,7 +186,7 @@ def _judge_sizes(target: Target, limit: Limit, readings: Readings) -> TargetRow:
 
 def _of_rank(
     target: Target, limit: Limit, rank: RankReading, number: int, readings: Readings
-) -> list[_SizeReading]:
+) -> list[_Reading]:
     """Return a rank's readings of the metric: one a mark for counters at the mark, one a trial for peaks."""
     if target.metric in AT_MARK:
         values: Sequence[float | None] = rank.at_mark[target.metric]
@@ -213,7 +205,7 @@ def _of_rank(
 
         bound = limit_value(limit, of)
         if value is not None and bound is not None:
-            judged.append(_SizeReading(value, bound, rank.rank, number))
+            judged.append(_Reading(value, bound, rank.rank, number))
     return judged
 
 

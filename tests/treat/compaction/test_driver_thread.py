@@ -30,9 +30,9 @@ def test_no_wait_outlives_a_thread_that_failed() -> None:
 
     world.device.before = fail
     driver = DriverThread(Prepared(world.device))
-    driver.wait_until_started()
-    driver.wait_until_emptying()
-    driver.wait_until_moved()
+    driver.started.wait()
+    driver.emptying.wait()
+    driver.moved.wait()
     with pytest.raises(RuntimeError, match="a device error"):
         driver.finish()
 

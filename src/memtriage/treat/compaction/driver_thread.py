@@ -19,20 +19,26 @@ class DriverThread:
     """Makes all allocator calls of a compaction in one thread.
 
     It starts at once, by returning free memory. Then the caller passes it a draft (`make_bins`) and the plan
-    (`move`), and always ends it with `finish`. No `wait_until_...` lasts longer than the thread.
+    (`move`), and always ends it with `finish`.
 
     Python runs signal handlers, and raises `KeyboardInterrupt`, only in the main thread: in this one the work
     cannot be interrupted between two of its steps. What is local to the calling thread does not apply there:
     modes, `torch.cuda.use_mem_pool`, the current stream and device.
+
+    Attributes:
+        started: the first driver call is about to begin.
+        emptying: the driver frees segments, which takes long and does not need the interpreter.
+        moved: all moves are done, and only segments have to be freed. No event is awaited longer than the
+            thread lasts.
     """
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
         self._drafts: SimpleQueue[Draft | None] = SimpleQueue()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._started = threading.Event()
-        self._emptying = threading.Event()
-        self._moved = threading.Event()
+        self.started = threading.Event()
+        self.emptying = threading.Event()
+        self.moved = threading.Event()
         self._moves: MoveProgress = MoveProgress()
         self._stopped: str | None = None
         self._error: BaseException | None = None
@@ -48,18 +54,6 @@ class DriverThread:
     def move(self, plan: CompactionPlan, mover: Mover) -> None:
         """Begin to carry out a plan. Bins of another draft are released first."""
         self._jobs.put((plan, mover))
-
-    def wait_until_started(self) -> None:
-        """Wait until the first driver call is about to begin."""
-        self._started.wait()
-
-    def wait_until_emptying(self) -> None:
-        """Wait until the driver frees segments, which takes long and does not need the interpreter."""
-        self._emptying.wait()
-
-    def wait_until_moved(self) -> None:
-        """Wait until all moves are done, and only segments have to be freed."""
-        self._moved.wait()
 
     def finish(self) -> tuple[MoveProgress, str | None]:
         """Wait for the end, even without draft or plan; return what was moved, and why it ended early.
@@ -82,10 +76,6 @@ class DriverThread:
 
     # Called in the driver's thread.
 
-    def announce_emptying(self) -> None:
-        """Say that the driver is about to free segments: see `wait_until_emptying`."""
-        self._emptying.set()
-
     def _run(self) -> None:
         try:
             with self._prepared.device.entered():
@@ -93,12 +83,12 @@ class DriverThread:
         except BaseException as error:
             self._error = error
         finally:
-            self._started.set()
-            self._emptying.set()
-            self._moved.set()
+            self.started.set()
+            self.emptying.set()
+            self.moved.set()
 
     def _compact(self) -> None:
-        self._started.set()
+        self.started.set()
         device = self._prepared.device
         device.empty_cache()
         self._prepared.reserved = device.use().reserved
@@ -123,6 +113,6 @@ class DriverThread:
         if planned:
             self._prepared.drop()
             device.synchronize()
-            self._moved.set()
-            self._emptying.set()  # last: the thread that waits for it will hold the interpreter
+            self.moved.set()
+            self.emptying.set()  # last: the thread that waits for it will hold the interpreter
             device.empty_cache()

@@ -58,7 +58,7 @@ def _compact(device: Device, find: Find, before: Use, began: float) -> DeviceCom
         driver = DriverThread(prepared)
         try:
             # What follows keeps the interpreter busy for long: wait until the driver has begun its work.
-            driver.wait_until_started()
+            driver.started.wait()
             layout = read()
             survey = look(layout)
             # A draft in case all can move: the driver makes room while storages are searched.
@@ -72,16 +72,16 @@ def _compact(device: Device, find: Find, before: Use, began: float) -> DeviceCom
                 movable.storages.update(rest.storages)
                 movable.reasons.update(rest.reasons)
                 plan = make_plan(layout, survey.open, movable.storages.keys(), before.allocated)
-            mover = Mover(device, layout, movable.storages, prepared, driver.announce_emptying)
+            mover = Mover(device, layout, movable.storages, prepared, driver.emptying.set)
             mover.prepare(plan)
             driver.move(plan, mover)
             # The rest of this thread's work is done while the driver frees segments.
-            driver.wait_until_emptying()
+            driver.emptying.wait()
             del read
             if draft.groups and plan is draft:
                 movable.reasons.update(find(layout, survey.unasked(layout, draft.blocks)).reasons)
             refused, freed = survey.refusals(layout, movable.reasons), plan.freed
-            driver.wait_until_moved()
+            driver.moved.wait()
             movable.storages.clear()
             del layout, survey, draft, plan, mover
         finally:
