@@ -229,7 +229,7 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
 
 def _add(storages: dict[int, Chosen], owner: str, name: str, tensor: Tensor) -> None:
     for part in inner_tensors(tensor):
-        storage = _storage_of(part)
+        storage = storage_of(part)
         if storage is None:
             continue
         chosen = storages.setdefault(storage._cdata, Chosen(storage, owner, name))
@@ -238,7 +238,7 @@ def _add(storages: dict[int, Chosen], owner: str, name: str, tensor: Tensor) -> 
                 chosen.tensors.append(holder)
 
 
-def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """A tensor's storage; None if it has none of its own (sparse, meta, fake)."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
@@ -250,7 +250,7 @@ def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
 
 def _is_hollow(tensor: Tensor) -> bool:
     """Whether a subclass instance has no bytes itself: its storage has no address."""
-    storage = _storage_of(tensor)
+    storage = storage_of(tensor)
     try:
         return storage is None or (storage.data_ptr() == 0 and storage.nbytes() > 0)
     except RuntimeError:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from memtriage.treat.parking.arena import Home, HostArena
-from memtriage.treat.parking.choose import Chosen, inner_tensors
+from memtriage.treat.parking.choose import Chosen, inner_tensors, storage_of
 
 LOCK: Final = threading.RLock()
 """Held while storages are moved."""
@@ -78,25 +78,14 @@ _ALONE: Final = _references(SimpleNamespace(storage=object()))
 _SERIALS: Final = itertools.count()
 
 
-def entry_of(tensor: Tensor) -> ParkedStorage | None:
-    """The entry of a tensor's storage, or of the first parked one inside a wrapper; None if there is none."""
-    if not PARKED:
-        return None
-    for part in inner_tensors(tensor):
-        try:
-            with torch._C.DisableTorchFunctionSubclass():
-                entry = PARKED.get(part.untyped_storage()._cdata)
-        except (RuntimeError, NotImplementedError):  # sparse: it has no storage of its own
-            continue
-        if entry is not None:
-            return entry
-    return None
-
-
 def title_of(tensor: Tensor) -> str | None:
-    """The title of a parked tensor; None if it is not parked."""
-    entry = entry_of(tensor)
-    return None if entry is None else entry.title
+    """The title of a parked tensor, or of the first parked one inside a wrapper; None if none is parked."""
+    for part in inner_tensors(tensor) if PARKED else ():
+        storage = storage_of(part)
+        entry = None if storage is None else PARKED.get(storage._cdata)
+        if entry is not None:
+            return entry.title
+    return None
 
 
 def parked_bytes(entries: Iterable[ParkedStorage] | None = None) -> int:
