@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.account.paths import dict_labels
+from memtriage.account.path_rules import key_labels
 from memtriage.model.paths import PathSegment, SegmentKind
 
 PRELUDE = """
@@ -328,7 +328,9 @@ Fold()
     st.booleans(),
 )
 def test_every_value_of_a_dict_has_a_segment(holder: dict[Any, object], namespace: bool) -> None:
-    labels = dict_labels(holder, namespace)
+    labels = key_labels(
+        [(key if isinstance(key, str) else None, id(value)) for key, value in holder.items()], namespace
+    )
     assert set(labels) == {id(value) for value in holder.values()}
     kinds = {SegmentKind.ITEM, SegmentKind.ATTRIBUTE, SegmentKind.HOOKS}
     assert {segment.kind for segment in labels.values()} <= kinds
@@ -337,5 +339,5 @@ def test_every_value_of_a_dict_has_a_segment(holder: dict[Any, object], namespac
 
 @given(st.integers(3, 400))
 def test_numbered_keys_share_one_segment(count: int) -> None:
-    values = {f"layer_{number}": object() for number in range(count)}
-    assert set(dict_labels(values, False).values()) == {PathSegment(SegmentKind.ITEM, "'layer_*'")}
+    keys = [(f"layer_{number}", number) for number in range(count)]
+    assert set(key_labels(keys, False).values()) == {PathSegment(SegmentKind.ITEM, "'layer_*'")}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memtriage.account.ownership import WalkedGraph
-from memtriage.account.path_rules import FoldedPaths
+from memtriage.account.naming import ObjectNamer, WalkedGraph
 from memtriage.model.paths import ANY_ITEM, is_entry
 from memtriage.observe.kinds import NODE, TENSOR
 
@@ -16,7 +15,7 @@ class HolderIndex:
     The graph must outlive it.
     """
 
-    def __init__(self, graph: WalkedGraph, namer: FoldedPaths) -> None:
+    def __init__(self, graph: WalkedGraph, namer: ObjectNamer) -> None:
         self._graph = graph
         self._namer = namer
         self._known: dict[int, tuple[int, int]] = {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from memtriage.account.path_rules import FoldedPaths, Path
+from memtriage.account.naming import ObjectNamer, WalkedGraph
+from memtriage.account.path_rules import Path
 from memtriage.model.census import Owner
 from memtriage.model.paths import SegmentKind, has
 
@@ -52,24 +53,6 @@ class OwnerPolicy:
 POLICY: Final = OwnerPolicy()
 
 
-class WalkedGraph(Protocol):
-    """What both kinds of walked heaps have.
-
-    Attributes:
-        modules, optimizers: positions of these.
-        parents: position of the holder of each object; -1 for a root.
-        first_garbage: objects from this position on only hold each other.
-    """
-
-    modules: list[int]
-    optimizers: list[int]
-    parents: list[int]
-    first_garbage: int
-
-    def kind(self, position: int) -> int:
-        """Return how the object at a position was walked (see `observe.kinds`)."""
-
-
 class TensorFacts(ABC):
     """What the rules need from a walked heap. Tensors are identified by numbers: their ids or addresses.
 
@@ -77,7 +60,7 @@ class TensorFacts(ABC):
         walked: the heap; the walk is over.
     """
 
-    def __init__(self, walked: WalkedGraph, namer: FoldedPaths) -> None:
+    def __init__(self, walked: WalkedGraph, namer: ObjectNamer) -> None:
         self.walked = walked
         self._namer = namer
 
