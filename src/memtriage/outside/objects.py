@@ -115,6 +115,9 @@ class RemoteHeap(RemoteValues):
         layout: of its Python.
         translate: where the built-in classes of this Python are in it.
         before: an earlier reading of the same process: a class that is the same as there is not read again.
+
+    Attributes:
+        fixed: offsets of what instances refer to, by those built-in classes that have it in fixed places.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class RemoteHeap(RemoteValues):
         self._reading: set[int] = set()
         self._declared: dict[int, frozenset[str]] = {}
         self.null_type = self._address_of(type)
+        self.fixed = _fixed(layout)
         for klass, reader in self._shapes():
             address = translate(id(klass))
             if address is not None:
@@ -147,25 +151,16 @@ class RemoteHeap(RemoteValues):
             (set, lambda address, klass: self.set_items(address)),
             (frozenset, lambda address, klass: self.set_items(address)),
             (deque, self._deque_referents),
-            (types.FunctionType, self._function_referents),
-            (types.CellType, lambda address, klass: [self.memory.word(address + self.layout.cell_value)]),
-            (types.MethodType, self._method_referents),
-            (types.BuiltinFunctionType, self._builtin_referents),
-            (types.ModuleType, lambda address, klass: [self.memory.word(address + self.layout.module_dict)]),
             (type, self._class_referents),
             (types.GeneratorType, self._generator_referents),
             (types.CoroutineType, self._generator_referents),
             (types.AsyncGeneratorType, self._generator_referents),
             (types.FrameType, self._frame_object_referents),
-            (types.TracebackType, self._traceback_referents),
-            *((klass, self._weak_referents) for klass in self.weak_types()),
+            *((klass, self._reader_at(offsets)) for klass, offsets in self.fixed.items()),
         )
 
-    @staticmethod
-    def weak_types() -> tuple[type, ...]:
-        import weakref
-
-        return weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType
+    def _reader_at(self, offsets: list[int]) -> Referents:
+        return lambda address, klass: [self.memory.word(address + offset) for offset in offsets]
 
     # --- types ---
 
@@ -454,33 +449,12 @@ class RemoteHeap(RemoteValues):
             return [value for _, value in entries]
         return [part for entry in entries for part in entry]
 
-    def _function_referents(self, address: int, klass: RemoteType) -> list[int]:
-        layout = self.layout
-        offsets = (
-            layout.function_globals, layout.function_module, layout.function_defaults,
-            layout.function_keyword_defaults, layout.function_dict, layout.function_closure,
-            layout.function_annotations, layout.function_annotate,
-        )  # fmt: skip
-        return [self.memory.word(address + offset) for offset in offsets if offset is not None]
-
-    def _method_referents(self, address: int, klass: RemoteType) -> list[int]:
-        return self.memory.words(address + self.layout.method_function, 2)
-
-    def _builtin_referents(self, address: int, klass: RemoteType) -> list[int]:
-        return self.memory.words(address + self.layout.builtin_self, 2)
-
     def _class_referents(self, address: int, klass: RemoteType) -> list[int]:
         memory, layout = self.memory, self.layout
         if not memory.word(address + layout.type_flags) & HEAP_TYPE:
             return []
         offsets = (layout.type_dict, layout.type_mro, layout.type_bases, layout.type_base)
         return [memory.word(address + offset) for offset in offsets]
-
-    def _weak_referents(self, address: int, klass: RemoteType) -> list[int]:
-        return [self.memory.word(address + self.layout.weakref_callback)]
-
-    def _traceback_referents(self, address: int, klass: RemoteType) -> list[int]:
-        return self.memory.words(address + self.layout.traceback_next, 2)
 
     def _lru_referents(self, address: int, klass: RemoteType) -> list[int]:
         memory, layout = self.memory, self.layout
@@ -567,3 +541,23 @@ class RemoteHeap(RemoteValues):
         if frame and memory.byte(frame + layout.frame_owner) == FRAME_OBJECT_OWNS:
             found += self._frame_referents(frame)
         return found
+
+
+def _fixed(layout: PythonLayout) -> dict[type, list[int]]:
+    import weakref
+
+    of_function = (
+        layout.function_globals, layout.function_module, layout.function_defaults,
+        layout.function_keyword_defaults, layout.function_dict, layout.function_closure,
+        layout.function_annotations, layout.function_annotate,
+    )  # fmt: skip
+    weak = (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
+    return {
+        types.FunctionType: [offset for offset in of_function if offset is not None],
+        types.CellType: [layout.cell_value],
+        types.MethodType: [layout.method_function, layout.method_self],
+        types.BuiltinFunctionType: [layout.builtin_self, layout.builtin_module],
+        types.ModuleType: [layout.module_dict],
+        types.TracebackType: [layout.traceback_next, layout.traceback_frame],
+        **{klass: [layout.weakref_callback] for klass in weak},
+    }

@@ -6,7 +6,6 @@ for a million objects.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -49,26 +48,10 @@ class ClassRows:
     def __init__(self, heap: RemoteHeap, kind_of: Callable[[int], int]) -> None:
         self._heap = heap
         self._kind_of = kind_of
-        layout = heap.layout
-        self.fixed = [
-            [layout.cell_value],
-            [layout.method_function, layout.method_self],
-            [layout.builtin_self, layout.builtin_module],
-            [layout.module_dict],
-            [layout.weakref_callback],
-            [layout.traceback_next, layout.traceback_frame],
-            [layout.function_globals, layout.function_module, layout.function_defaults,
-             layout.function_keyword_defaults, layout.function_dict, layout.function_closure,
-             layout.function_annotations,
-             *(() if layout.function_annotate is None else (layout.function_annotate,))],
-        ]  # fmt: skip
-        fixed = (
-            (types.CellType, 0), (types.MethodType, 1), (types.BuiltinFunctionType, 2), (types.ModuleType, 3),
-            (types.TracebackType, 5), (types.FunctionType, 6), *((weak, 4) for weak in heap.weak_types()),
-        )  # fmt: skip
+        self.fixed = list(heap.fixed.values())
         self._layouts: dict[type, tuple[int, int]] = {
             dict: (DICT, 0), list: (LIST, 0), tuple: (TUPLE, 0), set: (SET, 0), frozenset: (SET, 0),
-            type: (CLASS, 0), **{klass: (FIXED, at) for klass, at in fixed},
+            type: (CLASS, 0), **{klass: (FIXED, at) for at, klass in enumerate(heap.fixed)},
         }  # fmt: skip
         self._known = np.zeros(0, np.int64)
         self._row_of = np.zeros(0, np.int64)
