@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from memtriage.model.marks import Mark
+from memtriage.store import records as records_module
 from memtriage.store import writer as writer_module
 from memtriage.store.records import Note, Start
 from memtriage.store.writer import RankWriter
@@ -159,7 +160,7 @@ def test_threads_share_a_writer(path):
 
 def test_a_handler_may_write_while_its_thread_writes(path, monkeypatch):
     writer = RankWriter(path)
-    encode = writer_module.encode
+    encode = records_module.encode
 
     def interrupted(record):
         """A signal handler runs in the middle of a write."""
@@ -167,7 +168,7 @@ def test_a_handler_may_write_while_its_thread_writes(path, monkeypatch):
             writer.write("note", Note(text="inner"))
         return encode(record)
 
-    monkeypatch.setattr(writer_module, "encode", interrupted)
+    monkeypatch.setattr(records_module, "encode", interrupted)
     writer.write("note", Note(text="outer"))
     writer.close()
     assert [line["text"] for line in lines(path)] == ["inner", "outer"]

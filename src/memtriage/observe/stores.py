@@ -10,9 +10,9 @@ Known limitations: stores through arguments, and stores by libraries, are not fo
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
 from memtriage.observe.store_statements import (
@@ -89,14 +89,23 @@ def _only_one(ranked: Sequence[tuple[int, Store]], allocated: str | None) -> Sto
 
 def pack_hook(files: Sequence[str]) -> Store | None:
     """Find the only `saved_tensors_hooks(pack, unpack)` of the program; its value is `pack`."""
-    hooks = [
+    return _sole(
         Store(file, node.lineno, short_source(node.args[0]))
-        for file in dict.fromkeys(files)
-        if (tree := parsed(file)) is not None
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and called(node.func) == "saved_tensors_hooks" and node.args
-    ]
-    return hooks[0] if len(hooks) == 1 else None
+        for file, node in _nodes(files, ast.Call)
+        if called(node.func) == "saved_tensors_hooks" and node.args
+    )
+
+
+def _nodes(files: Sequence[str], *kinds: type[ast.AST]) -> Iterator[tuple[str, Any]]:
+    """Yield the nodes of some kinds in source files, each after its file."""
+    for file in dict.fromkeys(files):
+        if (tree := parsed(file)) is not None:
+            yield from ((file, node) for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def _sole(stores: Iterable[Store]) -> Store | None:
+    found = list(stores)
+    return found[0] if len(found) == 1 else None
 
 
 def _table_of_hooks(anchor: HolderPath) -> int | None:
@@ -119,14 +128,10 @@ def registering_line(hook: HolderPath, files: Sequence[str], kind: str = "hook")
     function = hook[0].name.rpartition(".")[2] if hook else ""
     calls = [
         (Store(file, node.lineno, None), {called(each) for each in ast.walk(node)})
-        for file in dict.fromkeys(files)
-        if (tree := parsed(file)) is not None
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and _registers(called(node.func), kind)
+        for file, node in _nodes(files, ast.Call)
+        if _registers(called(node.func), kind)
     ]
-    if len(calls) > 1:
-        calls = [(store, names) for store, names in calls if function in names]
-    return calls[0][0] if len(calls) == 1 else None
+    return _sole(store for store, names in calls if len(calls) == 1 or function in names)
 
 
 def _registers(name: str, kind: str) -> bool:
@@ -151,14 +156,9 @@ def making_line(anchor: HolderPath, files: Sequence[str]) -> Store | None:
         names = frozenset({root.name.rpartition(".")[2]})
     else:
         return None
-    calls = [
-        Store(file, node.lineno, None)
-        for file in dict.fromkeys(files)
-        if (tree := parsed(file)) is not None
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and called(node.func) in names
-    ]
-    return calls[0] if len(calls) == 1 else None
+    return _sole(
+        Store(file, node.lineno, None) for file, node in _nodes(files, ast.Call) if called(node.func) in names
+    )
 
 
 def forget_sources() -> None:
@@ -170,14 +170,11 @@ def forget_sources() -> None:
 def _definition(function: str, files: Sequence[str]) -> Store | None:
     """The `def` of a cached function."""
     name = function.rpartition(".")[2]
-    definitions = [
+    return _sole(
         Store(file, node.lineno, None)
-        for file in dict.fromkeys(files)
-        if (tree := parsed(file)) is not None
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
-    ]
-    return definitions[0] if len(definitions) == 1 else None
+        for file, node in _nodes(files, ast.FunctionDef, ast.AsyncFunctionDef)
+        if node.name == name
+    )
 
 
 def _containers(anchor: HolderPath, files: Sequence[str]) -> Iterator[HolderPath]:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from memtriage.process.json_text import encode
 from memtriage.store.reader import RankRecord, RunRecord
-from memtriage.store.records import EVIDENCE, Note, RecordedFinding, RecordKind
+from memtriage.store.records import EVIDENCE, Note, RecordedFinding, RecordKind, line_of
 
 
 def write_bundle(run: RunRecord, path: Path) -> None:
@@ -22,8 +21,7 @@ def write_bundle(run: RunRecord, path: Path) -> None:
     with gzip.open(path, "wb") as file:
         for rank in run.ranks:
             for kind, line in _lines(rank):
-                body = encode(line)
-                file.write(b'{"t":"%s"%s%s\n' % (kind.encode(), b"," if len(body) > 2 else b"", body[1:]))
+                file.write(line_of(kind, line))
 
 
 def _lines(rank: RankRecord) -> Iterator[tuple[RecordKind, msgspec.Struct]]:

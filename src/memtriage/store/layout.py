@@ -65,52 +65,46 @@ def record_path(directory: Path, identity: RankIdentity) -> Path:
 
 
 def _from_launcher(env: Mapping[str, str]) -> RankIdentity | None:
-    rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
-    if rank is None or world_size is None or rank >= world_size:
-        return None
-    return RankIdentity(
-        run_id=_run_id(env, "ranks"),
-        restart=_number(env, "TORCHELASTIC_RESTART_COUNT") or 0,
-        rank=rank,
-        world_size=world_size,
-        local_rank=_number(env, "LOCAL_RANK"),
-    )
+    names = "RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
+    return _ranked(env, names, _number(env, "WORLD_SIZE"), "ranks")
 
 
 def _from_slurm(env: Mapping[str, str]) -> RankIdentity | None:
-    rank = _number(env, "SLURM_PROCID")
     world_size = _number(env, "SLURM_STEP_NUM_TASKS") or _number(env, "SLURM_NTASKS")
-    if rank is None or world_size is None or world_size < 2 or rank >= world_size:
-        return None
     step = _number(env, "SLURM_STEP_ID")
     if step is None:
         step = _number(env, "SLURM_STEPID")
-    if step is None and rank == 0:
+    if step is None and _number(env, "SLURM_PROCID") == 0:
         # The shell of a batch script is task 0 of a job of many tasks and yet alone: srun starts the
         # others, and only what srun starts has a step id.
         return None
     job = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or "job"
-    return RankIdentity(
-        run_id=_run_id(env, f"slurm-{job}" if step is None else f"slurm-{job}.{step}"),
-        restart=_number(env, "SLURM_RESTART_COUNT") or 0,
-        rank=rank,
-        world_size=world_size,
-        local_rank=_number(env, "SLURM_LOCALID"),
-    )
+    names = "SLURM_PROCID", "SLURM_LOCALID", "SLURM_RESTART_COUNT"
+    return _ranked(env, names, world_size, f"slurm-{job}" if step is None else f"slurm-{job}.{step}", 2)
 
 
 def _from_mpi(env: Mapping[str, str]) -> RankIdentity | None:
-    rank, world_size = _number(env, "OMPI_COMM_WORLD_RANK"), _number(env, "OMPI_COMM_WORLD_SIZE")
-    if rank is None or world_size is None or world_size < 2 or rank >= world_size:
-        return None
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or "job"
-    return RankIdentity(
-        run_id=_run_id(env, f"mpi-{job}"),
-        restart=0,
-        rank=rank,
-        world_size=world_size,
-        local_rank=_number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
-    )
+    names = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ""
+    return _ranked(env, names, _number(env, "OMPI_COMM_WORLD_SIZE"), f"mpi-{job}", 2)
+
+
+def _ranked(
+    env: Mapping[str, str], names: tuple[str, str, str], world_size: int | None, job: str, least: int = 1
+) -> RankIdentity | None:
+    """Return the identity of a rank among at least `least`.
+
+    Args:
+        env: environment variables.
+        names: those of the rank, the rank on this machine, and the number of restarts.
+        world_size: number of ranks; None when unknown.
+        job: names the run where nothing else does.
+        least: fewer ranks count as none.
+    """
+    rank, local_rank, restart = (_number(env, name) for name in names)
+    if rank is None or world_size is None or world_size < least or rank >= world_size:
+        return None
+    return RankIdentity(_run_id(env, job), restart or 0, rank, world_size, local_rank)
 
 
 def _run_id(env: Mapping[str, str], fallback: str) -> str:

@@ -27,7 +27,7 @@ from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
 from memtriage.process.collector import collector_paused
 from memtriage.store.locate import RecordError, newest_records, open_record
-from memtriage.store.records import UNREADABLE, End, HostSampleLine, Note, Start
+from memtriage.store.records import EVIDENCE, UNREADABLE, End, HostSampleLine, Note, Start
 
 T = TypeVar("T")
 
@@ -249,16 +249,16 @@ _OTHER_LINE: Final = re.compile(rb'\n(?!\{"t": ?"mark",)[^\n]*')
 _KIND: Final = msgspec.json.Decoder(_Kind)
 _START: Final = msgspec.json.Decoder(Start)
 _MARK: Final = msgspec.json.Decoder(Mark)
-_HOST: Final = msgspec.json.Decoder(HostSampleLine)
-_FINDING: Final = msgspec.json.Decoder(Finding)
 _FINAL: Final = msgspec.json.Decoder(_Final)
-_LEDGER: Final = msgspec.json.Decoder(Ledger)
-_NOTE: Final = msgspec.json.Decoder(Note)
-_END: Final = msgspec.json.Decoder(End)
-_READINGS: Final = msgspec.json.Decoder(Readings)
-_CENSUS: Final = msgspec.json.Decoder(CensusSeen)
-_ROLE: Final = msgspec.json.Decoder(Role)
-_SITUATION: Final = msgspec.json.Decoder(Situation)
+_OTHERS: Final[dict[str, msgspec.json.Decoder[msgspec.Struct]]] = {
+    "host": msgspec.json.Decoder(HostSampleLine),
+    "finding": msgspec.json.Decoder(Finding),
+    "ledger": msgspec.json.Decoder(Ledger),
+    "note": msgspec.json.Decoder(Note),
+    "end": msgspec.json.Decoder(End),
+    **{kind: msgspec.json.Decoder(line) for line, kind in EVIDENCE.items()},
+}
+"""Of the lines that are neither a mark nor a start, by type."""
 
 
 def _kinds(lines: list[bytes]) -> list[str | None]:
@@ -302,34 +302,27 @@ def decode_marks(lines: bytes) -> tuple[list[Mark], int]:
 
 def take_line(record: RankRecord, kind: str | None, line: bytes) -> None:
     """Add a line that is neither a mark nor a start. An unknown type is left out, a garbled line counted."""
-    match kind:
-        case "host" if (sample := _decode(_HOST, line)) is not None:
+    decoder = None if kind is None else _OTHERS.get(kind)
+    match None if decoder is None else _decode(decoder, line):
+        case HostSampleLine() as sample:
             record.host.append(sample)
-        case "finding" if (finding := _decode(_FINDING, line)) is not None:
+        case Finding() as finding:
             final = _decode(_FINAL, line)
             if final is not None and final.final:
                 record.final_findings.append(finding)
             else:
                 _update(record.interim_findings, finding)
-        case "ledger" if (ledger := _decode(_LEDGER, line)) is not None:
+        case Ledger() as ledger:
             record.ledgers[ledger.device] = ledger
             if ledger.step is not None:
                 record.census_steps.add(ledger.step)
-        case "note" if (note := _decode(_NOTE, line)) is not None:
+        case Note() as note:
             record.notes.append(note.text)
-        case "end" if (end := _decode(_END, line)) is not None:
+        case End() as end:
             record.end = end
-        case "readings" if (readings := _decode(_READINGS, line)) is not None:
-            record.evidence.append(readings)
-        case "census" if (census := _decode(_CENSUS, line)) is not None:
-            record.evidence.append(census)
-        case "situation" if (situation := _decode(_SITUATION, line)) is not None:
-            record.evidence.append(situation)
-        case "role" if (role := _decode(_ROLE, line)) is not None:
-            record.evidence.append(role)
-        case None | "start" | "host" | "finding" | "ledger" | "note" | "end":
-            record.cut_lines += 1
-        case "readings" | "census" | "situation" | "role":
+        case Readings() | CensusSeen() | Situation() | Role() as evidence:
+            record.evidence.append(evidence)
+        case None if decoder is not None or kind in (None, "start"):
             record.cut_lines += 1
 
 

@@ -8,7 +8,7 @@ older memtriage reads a newer record.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from memtriage.model.bounds import Rank, Ranks, Seconds, Whole
 from memtriage.model.evidence import CensusSeen, Readings, Role, Situation
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
+from memtriage.process.json_text import encode
 
 SCHEMA: Final = 2
 """Version of the line format, written in every `start` line. Version 1 had no evidence of growth."""
@@ -109,6 +110,12 @@ class Note(msgspec.Struct, kw_only=True):
     """A sentence for the reader of the report."""
 
     text: str
+
+
+def line_of(kind: RecordKind, record: msgspec.Struct | dict[str, Any]) -> bytes:
+    """Return a line of a record."""
+    body = encode(record)
+    return b'{"t":"%s"%s%s\n' % (kind.encode(), b"," if len(body) > 2 else b"", body[1:])
 
 
 def failed(exit_code: int | None, exception: object) -> bool:

@@ -9,10 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from memtriage.process.descriptors import Descriptor
-from memtriage.process.json_text import encode
 from memtriage.process.messages import Messages
 from memtriage.process.stdlib import os, threading
-from memtriage.store.records import RecordKind
+from memtriage.store.records import RecordKind, line_of
 
 _CANNOT_WRITE: Final = (
     OSError, TypeError, ValueError, OverflowError, RecursionError, MemoryError, msgspec.MsgspecError
@@ -59,7 +58,7 @@ class RankWriter:
             return
         with self._lock:
             try:
-                line = self._line(kind, record)
+                line = line_of(kind, record)
                 self._append(b"\n" + line if self._line_open else line)
             except _CANNOT_WRITE as error:
                 # The watched run must go on. Anything else is what another thread has raised here.
@@ -80,11 +79,6 @@ class RankWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def _line(self, kind: RecordKind, record: msgspec.Struct | dict[str, Any]) -> bytes:
-        body = encode(record)
-        comma = b"," if len(body) > 2 else b""
-        return b'{"t":"%s"%s%s\n' % (kind.encode(), comma, body[1:])
 
     def _append(self, line: bytes) -> None:
         if self._file is None:
