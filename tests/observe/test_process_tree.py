@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +26,7 @@ from memtriage.observe.process_tree import (
     started_at,
     unmapped_segments,
 )
+from support.jobs import job_of
 
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
 MIB = 1 << 20
@@ -35,9 +35,7 @@ MIB = 1 << 20
 def test_descendants_are_children_and_their_children_as_long_as_they_live(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
-        assert child.stdout is not None and child.stdin is not None
-        child.stdout.readline()
+    with job_of("print('ready', flush=True); input()") as child:
         assert child.pid in descendants() and child.pid not in descendants(child.pid)
         with monkeypatch.context() as patch:
             patch.setattr(process_tree, "_kernel_lists_children", lambda: False)
@@ -46,7 +44,6 @@ def test_descendants_are_children_and_their_children_as_long_as_they_live(
         assert "input()" in command_of(child.pid) and not is_helper(child.pid)
         sizes = sizes_of(child.pid)
         assert sizes is not None and 0 < sizes.anonymous < 1 << 30
-        child.communicate(b"\n")
     assert child.pid not in descendants()
     assert sizes_of(child.pid) is None and command_of(child.pid) == ""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from memtriage.model.census import HolderGroup
 from memtriage.outside import answer
 from memtriage.outside.census import OutsideCensus
 from memtriage.outside.memory import ForbiddenError, GoneError, OutsideError
+from support.jobs import job_of
 from support.paths import of_module
 
 _OWNER = 1000
@@ -116,10 +115,8 @@ def test_a_refused_reading_says_what_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_arguments_of_a_process_and_of_one_that_ended() -> None:
-    command = [sys.executable, "-c", "print('ready', flush=True); input()", "", "two words"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
-        assert job.stdout is not None and job.stdout.readline() == "ready\n"
-        assert answer.arguments(job.pid) == command
+    with job_of("print('ready', flush=True); input()", "", "two words") as job:
+        assert answer.arguments(job.pid) == job.args
         job.kill()
         job.wait()
         assert answer.arguments(job.pid) == []

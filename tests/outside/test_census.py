@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import random
 import re
-import subprocess
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -35,12 +33,12 @@ from memtriage.outside.gradients import Gradients
 from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter
 from memtriage.outside.loaded_modules import RemoteModules
 from memtriage.outside.memory import GoneError, OutsideError, ProcessMemory, Words
-from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.pause import Stop
 from memtriage.outside.python_layout import layout_of
 from memtriage.outside.tensors import TorchReader
 from memtriage.outside.torch_layout import calibrate
-from support.remote_memory import SIZE, START, hostile_memory
+from support.jobs import job_of, next_line, told
+from support.remote_memory import SIZE, hostile_heap, own_address
 
 known_python = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
@@ -70,22 +68,15 @@ def no_collection() -> Iterator[None]:
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13, 14]))
 def test_hostile_memory_gives_a_census_or_one_line(seed: int, pointers: bool, minor: int) -> None:
     """The whole walk over random bytes, or over pointers that lead anywhere."""
-    layout = layout_of((3, minor))
-    assert layout is not None
-    memory = hostile_memory(random.Random(seed), pointers)
+    _, heap = hostile_heap(seed, pointers, minor)
     found = InterpreterLayout(
         runtime=8, modules=888, collector=672, permanent=80, thread_id=152, native_id=160
     )
-
-    def translate(own: int) -> int:
-        return START + own % SIZE & ~7
-
     try:
-        heap = RemoteHeap(memory, layout, translate)
         reading = RemoteReading(heap, TorchReader(heap, calibrate()), RemoteModules(heap), 0.0)
-        interpreter = RemoteInterpreter(heap, found, translate)
+        interpreter = RemoteInterpreter(heap, found, own_address)
         frames, _ = interpreter.frames(os.getpid())
-        walk_once(reading, interpreter, frames, translate, lambda: False)
+        walk_once(reading, interpreter, frames, own_address, lambda: False)
     except OutsideError as error:
         assert "\n" not in str(error)
     else:
@@ -94,10 +85,7 @@ def test_hostile_memory_gives_a_census_or_one_line(seed: int, pointers: bool, mi
 
 @known_python
 def test_a_job_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+    with job_of(_FORKS) as job:
 
         class Ending(ProcessMemory):
             """A process that is killed after its chunks were listed, before they are read."""
@@ -134,13 +122,9 @@ sys.stdin.readline()
 @known_python
 def test_the_nodes_that_losses_keep_count_as_memory_of_their_list() -> None:
     """Nothing is saved any more after a backward: the nodes themselves are what grows."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _KEEPS_GRAPHS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        taken = int(job.stdout.readline())
+    with job_of(_KEEPS_GRAPHS, says="") as job:
+        taken = int(next_line(job))
         census = take_census(job.pid)
-        job.kill()
     kept = PathSegment(SegmentKind.VARIABLE, "kept")
     (losses,) = (group for group in census.groups if kept in group.anchor)
     assert losses.count == 50
@@ -200,42 +184,26 @@ local.sessions = {{"a": [torch.zeros(1000)]}}
 print("ready", flush=True)
 sys.stdin.readline()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+    with job_of(program) as job:
         found = take_census(job.pid, twice=False, within_s=600)
-        job.kill()
     assert [one.holder for one in found.storages] == ["__main__.local.sessions['a'][*]"]
 
 
 @known_python
 def test_the_copy_of_a_job_is_gone_after_its_census(no_collection: None) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+    with job_of(_FORKS) as job:
         take_census(job.pid, within_s=600)
         assert sum(each.data.nbytes for each in gc.get_objects() if isinstance(each, ProcessMemory)) == 0
-        job.kill()
 
 
 @known_python
 def test_a_job_and_its_fork_are_read_alike() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None and job.stdout.readline() == "ready\n"
-        assert job.stdin is not None
-        job.stdin.write("\n")
-        job.stdin.flush()
-        child = int(job.stdout.readline())
+    with job_of(_FORKS) as job:
+        child = int(told(job))
         for pid in (job.pid, child):
             found = take_census(pid, within_s=600)
             assert [(one.holder, one.nbytes) for one in found.storages] == [("__main__.kept[*]", 4000)]
-        job.stdin.write("\n\n")
-        job.stdin.close()
-        job.kill()
+        os.kill(child, signal.SIGKILL)
 
 
 # --- a job that trains meanwhile: each line that it is sent is a step ---
@@ -266,25 +234,6 @@ _PARAMETERS = 4 * (64 * 64 + 64 + 64 * 8 + 8)
 _STATES = 2 * _PARAMETERS + 4 * 4  # of each parameter two averages and a number
 
 
-@contextlib.contextmanager
-def job_of(program: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None and job.stdout.readline() == "ready\n"
-        try:
-            yield job
-        finally:
-            job.kill()
-
-
-def order(job: subprocess.Popen[str], line: str) -> None:
-    assert job.stdin is not None and job.stdout is not None
-    job.stdin.write(f"{line}\n")
-    job.stdin.flush()
-    assert job.stdout.readline() == "done\n"
-
-
 def bytes_by_owner(census: OutsideCensus) -> Counter[str]:
     found = Counter[str]()
     for one in census.storages:
@@ -302,13 +251,13 @@ def test_gradients_that_come_and_go_are_read_when_they_are_there(
 
     def look(torch: TorchReader, leaves: Words) -> Gradients:
         if line := next(lines, ""):
-            order(job, line)
+            told(job, line)
         return now(torch, leaves)
 
     now = gradients.gradients_now
     monkeypatch.setattr(gradients, "gradients_now", look)
     with job_of(_STEPS) as job:
-        order(job, "zero")
+        told(job, "zero")
         census = take_census(job.pid, pause=pause, pause_s=60, within_s=600)
     found = bytes_by_owner(census)
     assert census.missing == []
@@ -345,10 +294,9 @@ def test_readings_are_joined_by_storage_whatever_their_paths_are(monkeypatch: py
         again = reader.read_again(first)
         (key,) = first.storages
         elsewhere = (PathSegment(SegmentKind.MODULE, "job"), PathSegment(SegmentKind.VARIABLE, "last"))
-        again.storages[key] = msgspec.structs.replace(again.storages[key], path=elsewhere)
-        again.storages["cpu", key[1] + 64] = again.storages[key]
-        again.tensors["cpu", key[1] + 64] = again.tensors[key]  # which has another storage by now
-        again.anchors["cpu", key[1] + 64] = elsewhere
+        one = again.storages[key]
+        one.record = msgspec.structs.replace(one.record, path=elsewhere)
+        again.storages["cpu", key[1] + 64] = one  # whose tensor has another storage by now
         census = joined([first, again])
     assert [one.address for one in census.storages] == [key[1]]
     assert census.moved == 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ pytest.importorskip("torch")
 from memtriage.outside.census import take_census
 from memtriage.outside.memory import ProcessMemory, read_maps
 from memtriage.outside.python_layout import layout_of
+from support.jobs import job_of
 
 pytestmark = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
@@ -40,16 +39,11 @@ _COUNTS = re.compile(r"^(voluntary_ctxt_switches|nonvoluntary_ctxt_switches|SigP
 
 @pytest.fixture
 def job() -> Iterator[int]:
-    with subprocess.Popen(
-        [sys.executable, "-c", _JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    with job_of(_JOB) as process:
         state = Path(f"/proc/{process.pid}/stat")
         while state.read_text().rpartition(")")[2].split()[0] != "S":
             pass  # it is on its way into `readline`
         yield process.pid
-        process.kill()
 
 
 def _image(pid: int) -> dict[int, str]:

@@ -15,13 +15,13 @@ from memtriage.outside import answer, elsewhere
 from memtriage.outside.elsewhere import run_there
 from memtriage.outside.memory import OtherBuildError
 from memtriage.outside.same_build import interpreter_of
+from support.jobs import job_of
 
 
 @pytest.fixture
 def job() -> Iterator[int]:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with job_of("input()", says="") as process:
         yield process.pid
-        process.kill()
 
 
 def test_the_interpreter_is_that_of_the_virtual_environment(tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ from memtriage.outside.memory import (
     RemoteMemory,
     parse_maps,
 )
-from memtriage.outside.objects import RemoteHeap
-from memtriage.outside.python_layout import layout_of
-from support.remote_memory import SIZE, START, FakeMemory, hostile_memory
+from support.remote_memory import SIZE, START, FakeMemory, hostile_heap
 
 
 def test_mappings_are_read_from_the_kernels_text() -> None:
@@ -114,11 +112,7 @@ def test_a_process_that_must_not_be_read(monkeypatch: pytest.MonkeyPatch) -> Non
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13, 14]))
 def test_hostile_structures_neither_crash_nor_hang(seed: int, pointers: bool, minor: int) -> None:
     """Random bytes, or random pointers into themselves, where objects should be."""
-    chance = random.Random(seed)
-    memory = hostile_memory(chance, pointers)
-    layout = layout_of((3, minor))
-    assert layout is not None
-    heap = RemoteHeap(memory, layout, lambda own: START + own % SIZE & ~7)
+    chance, heap = hostile_heap(seed, pointers, minor)
     for _ in range(20):
         address = START + 8 * chance.randrange(SIZE >> 3)
         heap.type_of(address)

@@ -13,6 +13,7 @@ import pytest
 from memtriage.outside import pause
 from memtriage.outside.memory import GoneError, ProcessMemory
 from memtriage.outside.pause import Stop, paused
+from support.jobs import job_of, told
 
 _JOB = """
 import sys
@@ -30,11 +31,8 @@ with paused(int(sys.argv[1])):
 
 @pytest.fixture
 def job() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", _JOB]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    with job_of(_JOB) as process:
         yield process
-        process.kill()
 
 
 def _state(pid: int) -> str:
@@ -43,10 +41,7 @@ def _state(pid: int) -> str:
 
 
 def _goes_on(job: subprocess.Popen[str]) -> bool:
-    assert job.stdin is not None and job.stdout is not None
-    job.stdin.write("still here\n")
-    job.stdin.flush()
-    return job.stdout.readline() == "still here\n"
+    return told(job, "still here") == "still here"
 
 
 def test_a_job_is_stopped_and_goes_on(job: subprocess.Popen[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
-import subprocess
 import sys
 
 import numpy as np
@@ -19,8 +17,9 @@ from memtriage.outside.objects import HIGHEST, RemoteHeap
 from memtriage.outside.python_layout import layout_of
 from memtriage.outside.references import ClassRows, References
 from memtriage.outside.same_build import SharedFiles
+from support.jobs import job_of
 from support.outside_parts import moved
-from support.remote_memory import SIZE, START, hostile_memory
+from support.remote_memory import SIZE, START, hostile_heap
 
 _JOB = """
 import collections, functools, json, logging, types, weakref
@@ -74,30 +73,25 @@ input()
 
 @pytest.mark.skipif(layout_of(sys.version_info[:2]) is None, reason="this Python is not known")
 def test_the_same_references_as_of_each_object_alone() -> None:
-    command = [sys.executable, "-c", _JOB]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
-        try:
-            assert job.stdout is not None and job.stdout.readline() == "ready\n"
-            layout = layout_of(sys.version_info[:2])
-            assert layout is not None
-            found = measure(layout)
-            memory = ProcessMemory(job.pid)
-            files = SharedFiles(job.pid, memory.mappings)
-            heap = RemoteHeap(memory, layout, files.theirs)
-            objects = RemoteInterpreter(heap, found, files.theirs).tracked()
-            assert len(objects) > 5000
-            rows = ClassRows(heap, lambda address: 1)
-            of = rows.rows(memory.data[memory.places(objects) + 1])
-            edges = References(heap, rows).of(objects, of)
-            together: dict[int, list[int]] = {}
-            for holder, child in zip(edges.holders.tolist(), edges.children.tolist(), strict=True):
-                if 0 < child < HIGHEST:
-                    together.setdefault(holder, []).append(child)
-            for at, address in enumerate(objects.tolist()):
-                alone = [child for child in heap.referents(address) if 0 < child < HIGHEST]
-                assert together.get(at, []) == alone, heap.type_of(address)
-        finally:
-            job.kill()
+    with job_of(_JOB) as job:
+        layout = layout_of(sys.version_info[:2])
+        assert layout is not None
+        found = measure(layout)
+        memory = ProcessMemory(job.pid)
+        files = SharedFiles(job.pid, memory.mappings)
+        heap = RemoteHeap(memory, layout, files.theirs)
+        objects = RemoteInterpreter(heap, found, files.theirs).tracked()
+        assert len(objects) > 5000
+        rows = ClassRows(heap, lambda address: 1)
+        of = rows.rows(memory.data[memory.places(objects) + 1])
+        edges = References(heap, rows).of(objects, of)
+        together: dict[int, list[int]] = {}
+        for holder, child in zip(edges.holders.tolist(), edges.children.tolist(), strict=True):
+            if 0 < child < HIGHEST:
+                together.setdefault(holder, []).append(child)
+        for at, address in enumerate(objects.tolist()):
+            alone = [child for child in heap.referents(address) if 0 < child < HIGHEST]
+            assert together.get(at, []) == alone, heap.type_of(address)
 
 
 @pytest.mark.skipif(layout_of(sys.version_info[:2]) is None, reason="this Python is not known")
@@ -124,11 +118,8 @@ def test_what_was_copied_before_it_moved_into_a_container_is_copied_again(kind: 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13, 14]))
 def test_hostile_structures(seed: int, pointers: bool, minor: int) -> None:
-    chance = random.Random(seed)
-    memory = hostile_memory(chance, pointers)
-    layout = layout_of((3, minor))
-    assert layout is not None
-    heap = RemoteHeap(memory, layout, lambda own: START + own % SIZE & ~7)
+    chance, heap = hostile_heap(seed, pointers, minor)
+    memory = heap.memory
     rows = ClassRows(heap, lambda address: 1)
     objects = START + 8 * np.array([chance.randrange(SIZE >> 3) for _ in range(100)], np.int64)
     edges = References(heap, rows).of(objects, rows.rows(memory.data[memory.places(objects) + 1]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,16 +15,14 @@ import torch
 from memtriage.outside import census
 from memtriage.outside.memory import OtherBuildError, OutsideError, read_maps
 from memtriage.outside.same_build import SharedFiles
+from support.jobs import job_of
 
 
 @pytest.fixture
 def job() -> Iterator[int]:
     """A process with this Python, and without torch."""
-    command = [sys.executable, "-c", "print(flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
+    with job_of("print('ready', flush=True); input()") as process:
         yield process.pid
-        process.kill()
 
 
 def _line(error: pytest.ExceptionInfo[OtherBuildError]) -> str:

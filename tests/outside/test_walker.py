@@ -178,16 +178,11 @@ def test_many_nodes_at_once_lead_to_the_same_as_one_by_one(
 
 def test_a_walk_ends_when_its_time_is_over_and_says_how_far_it_came(program: Any) -> None:
     program.run("things = [[number] for number in range(10_000)]")
-    looks: list[bool] = []
-
-    def is_late() -> bool:
-        looks.append(len(looks) == 1)
-        return looks[-1]
-
-    graph = walked(program.module, is_late).graph
+    looks = iter([False, True])
+    graph = walked(program.module, looks.__next__).graph
     assert graph.cut is not None
     assert graph.cut == f"searched {len(graph.objects):,} objects until the time was over"
-    assert looks == [False, True]
+    assert list(looks) == []
     whole = walked(program.module).graph
     assert whole.cut is None
     assert len(whole.objects) > 10_000
@@ -225,14 +220,9 @@ def test_a_class_is_a_root_by_its_name(program: Any) -> None:
 
 def test_the_clock_is_looked_at_again_where_one_object_leads_to_the_next(program: Any) -> None:
     program.run("head = None\nfor _ in range(9000): head = [head]")
-    looks: list[bool] = []
-
-    def is_late() -> bool:
-        looks.append(len(looks) == 1)
-        return looks[-1]
-
-    graph = walked(program.module, is_late).graph
-    assert looks == [False, True]
+    looks = iter([False, True])
+    graph = walked(program.module, looks.__next__).graph
+    assert list(looks) == []
     assert 4096 < len(graph.objects) < 4200
 
 

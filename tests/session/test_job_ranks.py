@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from memtriage.session.job_ranks import environment_of, rank_of, ranks_of
+from support.jobs import job_of, next_line
 
 _WAITS = "print(1, flush=True); input()"
 
@@ -75,10 +76,8 @@ def test_ranks_are_found_from_their_launcher_and_from_one_of_them() -> None:
         f"{wait}\n"
         "[job.kill() for job in jobs]\n"
     )
-    command = [sys.executable, "-c", launch]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None and launcher.stdin is not None
-        one, zero = (int(pid) for pid in launcher.stdout.readline().split())
+    with job_of(launch, says="") as launcher:
+        one, zero = (int(pid) for pid in next_line(launcher).split())
         assert ranks_of(launcher.pid) == [zero, one]
         assert ranks_of(one) == [zero, one]
         launcher.communicate("\n")

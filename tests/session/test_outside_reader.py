@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ pytest.importorskip("torch")
 from memtriage.outside.python_layout import layout_of
 from memtriage.session import outside_reader
 from memtriage.session.outside_reader import OutsideReader, ReadReply, ReadRequest
+from support.jobs import job_of
 
 pytestmark = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
@@ -26,7 +26,7 @@ JOB = """
 import torch
 def main():
     kept = [torch.zeros(1000) for _ in range(10)]
-    print(flush=True)
+    print("ready", flush=True)
     input()
 main()
 """
@@ -45,9 +45,7 @@ def next_reply(reader: OutsideReader) -> ReadReply:
 def test_it_reads_a_process_and_is_no_child_of_the_program() -> None:
     reader = OutsideReader()
     try:
-        with subprocess.Popen([sys.executable, "-c", JOB], stdin=-1, stdout=-1) as job:
-            assert job.stdout is not None
-            job.stdout.readline()
+        with job_of(JOB) as job:
             others = {child.pid for child in psutil.Process().children(recursive=True)}
             reader.ask(ReadRequest(job.pid))
             assert {child.pid for child in psutil.Process().children(recursive=True)} == others
@@ -55,7 +53,6 @@ def test_it_reads_a_process_and_is_no_child_of_the_program() -> None:
             assert reply.error is None and reply.census is not None
             (kept,) = [seen for seen in reply.census.holders if seen.anchor[-1].name == "*"]
             assert (kept.nbytes, kept.storages) == (40_000, 10)
-            job.communicate(b"\n")
         with pytest.raises(FileNotFoundError):
             reader.ask(ReadRequest(job.pid))
     finally:
@@ -71,10 +68,9 @@ def test_modules_beside_the_script_are_not_imported_and_get_no_bytecode(
     monkeypatch.syspath_prepend(str(tmp_path))
     reader = OutsideReader()
     try:
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as job:
+        with job_of("input()", says="") as job:
             reader.ask(ReadRequest(job.pid))
             reply = next_reply(reader)
-            job.communicate(b"\n")
     finally:
         reader.stop()
     assert reply.error is not None and "has not loaded torch" in reply.error
@@ -105,14 +101,9 @@ def test_a_reading_process_that_fails_leaves_its_last_words_as_the_reason(
 def test_a_process_without_torch_is_not_read_and_says_why() -> None:
     reader = OutsideReader()
     try:
-        with subprocess.Popen(
-            [sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1
-        ) as job:
-            assert job.stdout is not None
-            job.stdout.readline()
+        with job_of("print('ready', flush=True); input()") as job:
             reader.ask(ReadRequest(job.pid))
             assert "has not loaded torch" in (next_reply(reader).error or "")
-            job.communicate(b"\n")
     finally:
         reader.stop()
 

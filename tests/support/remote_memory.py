@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from memtriage.outside.memory import CHUNK, Mapping, RemoteMemory
+from memtriage.outside.objects import RemoteHeap
+from memtriage.outside.python_layout import layout_of
 
 START: Final = 64 * CHUNK
 SIZE: Final = 4 * CHUNK
@@ -35,3 +37,15 @@ def hostile_memory(chance: random.Random, pointers: bool) -> FakeMemory:
         words = (START + 8 * chance.randrange(SIZE >> 3) for _ in range(4096))
         return FakeMemory(b"".join(word.to_bytes(8, "little") for word in words) * (SIZE >> 15))
     return FakeMemory(chance.randbytes(1 << 15) * (SIZE >> 15))
+
+
+def own_address(address: int) -> int:
+    """Return where hostile memory has what is at an address of this process."""
+    return START + address % SIZE & ~7
+
+
+def hostile_heap(seed: int, pointers: bool, minor: int) -> tuple[random.Random, RemoteHeap]:
+    """The heap of a Python 3.`minor` in hostile memory, and what drew it."""
+    chance, layout = random.Random(seed), layout_of((3, minor))
+    assert layout is not None
+    return chance, RemoteHeap(hostile_memory(chance, pointers), layout, own_address)

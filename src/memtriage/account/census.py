@@ -26,6 +26,7 @@ from memtriage.model.census import (
     GroupKey,
     HolderGroup,
     StorageRecord,
+    add_storage,
     counting_kept,
 )
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
@@ -59,6 +60,7 @@ class LookPolicy:
 POLICY = LookPolicy()
 
 
+@dataclass
 class Look:
     """`with Look() as view:` takes a census; the view is only valid inside the block.
 
@@ -68,22 +70,16 @@ class Look:
         wanted: as for `HeapWalk`, to leave out most of the libraries.
     """
 
-    def __init__(
-        self,
-        frames: Sequence[FrameType] = (),
-        identities: Identities | None = None,
-        wanted: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
-    ) -> None:
-        self._frames = frames
-        self._identities = identities
-        self._wanted = wanted
+    frames: Sequence[FrameType] = ()
+    identities: Identities | None = None
+    wanted: Callable[[Iterable[Any]], Sequence[Any]] | None = None
 
     def __enter__(self) -> CensusView:
         started = time.perf_counter()
-        self._walk = HeapWalk(self._frames, wanted=self._wanted)
+        self._walk = HeapWalk(self.frames, wanted=self.wanted)
         graph = self._walk.__enter__()
         try:
-            self._view = CensusView(graph, started, self._identities)
+            self._view = CensusView(graph, started, self.identities)
         except BaseException:
             self._walk.__exit__()
             raise
@@ -125,7 +121,7 @@ class CensusView:
         if self._census is None:
             records = [self._record(held) for held in self._held.values()]
             self._node_anchors = anchors_of_nodes(self._graph, self._namer)
-            groups = self._groups()
+            groups = self._groups(records)
             self._census = Census(
                 storages=records,
                 groups=sorted(groups, key=lambda group: -group.nbytes),
@@ -233,25 +229,11 @@ class CensusView:
             return 0
         return held.facts.nbytes // int(plain(self._graph.objects[held.position]).dtype.itemsize)
 
-    def _groups(self) -> list[HolderGroup]:
+    def _groups(self, records: list[StorageRecord]) -> list[HolderGroup]:
         groups: dict[GroupKey, HolderGroup] = {}
-        for held in self._held.values():
+        for held, record in zip(self._held.values(), records, strict=True):
             path = self._namer.path(held.position)
-            anchor, whole, nbytes = path.anchor, path.whole, held.facts.nbytes
-            group = groups.get((held.facts.device, anchor))
-            if group is None:
-                group = HolderGroup(
-                    device=held.facts.device, anchor=anchor, path=whole, count=0, nbytes=0,
-                    by_path={}, owners={}, attached=False,
-                )  # fmt: skip
-                groups[held.facts.device, anchor] = group
-            group.count += 1
-            group.nbytes += nbytes
-            group.by_path[whole] = group.by_path.get(whole, 0) + nbytes
-            group.owners[held.owner] = group.owners.get(held.owner, 0) + nbytes
-            group.attached = group.attached or path.attached
-            if held.known is not None:
-                group.known[held.known] = group.known.get(held.known, 0) + nbytes
+            add_storage(groups, record, path.anchor, attached=path.attached)
         self._count_kept(groups)
         elements: dict[GroupKey, set[int]] = {}
         for held in self._held.values():
@@ -261,7 +243,7 @@ class CensusView:
         if self._identities is not None:
             self._note_holders(groups, self._identities)
         for group in groups.values():
-            group.path = max(group.by_path, key=lambda path: group.by_path[path])
+            group.path = group.largest_path
         return list(groups.values())
 
     def _count_kept(self, groups: dict[GroupKey, HolderGroup]) -> None:

@@ -128,6 +128,32 @@ class HolderGroup(msgspec.Struct, kw_only=True):
         """The whole path as printed."""
         return in_words(self.path)
 
+    @property
+    def largest_path(self) -> HolderPath:
+        """The whole path of most bytes."""
+        return max(self.by_path, key=self.by_path.__getitem__)
+
+
+def add_storage(
+    groups: dict[GroupKey, HolderGroup], record: StorageRecord, anchor: HolderPath, *, attached: bool
+) -> HolderGroup:
+    """Count a storage in the group of its device and anchor, which is made if missing; return the group."""
+    path, nbytes = record.path or (), record.nbytes
+    group = groups.get((record.device, anchor))
+    if group is None:
+        group = groups[record.device, anchor] = HolderGroup(
+            device=record.device, anchor=anchor, path=path, count=0, nbytes=0, by_path={}, owners={},
+            attached=False,
+        )  # fmt: skip
+    group.count += 1
+    group.nbytes += nbytes
+    group.by_path[path] = group.by_path.get(path, 0) + nbytes
+    group.owners[record.owner] = group.owners.get(record.owner, 0) + nbytes
+    group.attached = group.attached or attached
+    if record.known is not None:
+        group.known[record.known] = group.known.get(record.known, 0) + nbytes
+    return group
+
 
 def counting_kept(groups: Iterable[HolderGroup]) -> dict[HolderPath, HolderGroup]:
     """Return the group of each anchor that counts `kept`: the one on `cpu`, else the largest."""

@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +20,7 @@ from memtriage.model.census import (
     HolderGroup,
     Owner,
     StorageRecord,
+    add_storage,
     counting_kept,
 )
 from memtriage.model.evidence import DataSeen
@@ -67,6 +68,31 @@ Key = tuple[str, int]
 
 
 @dataclass(slots=True)
+class RemoteStorage:
+    """What one reading found of a storage.
+
+    Attributes:
+        record: with its owner and path.
+        tensor: its C++ tensor.
+        anchor: what the program itself holds it with.
+        holding: what holds it in Python.
+        attached: it hangs on the autograd graph.
+        beyond: only libraries or C++ hold it.
+        kept: bytes of its tensor objects and storage record, and of the nodes that its tensors hold.
+        sure: it was read at one instant.
+    """
+
+    record: StorageRecord
+    tensor: int
+    anchor: HolderPath
+    holding: RemoteHolding
+    attached: bool
+    beyond: bool
+    kept: int
+    sure: bool = False
+
+
+@dataclass(slots=True)
 class RemoteReading:
     """What one reading of a process found.
 
@@ -77,15 +103,8 @@ class RemoteReading:
         objects, nodes: Python objects and autograd nodes that were walked.
         chunks: numbers of the chunks that have the program's own objects.
         leaves: tensors that may have a gradient.
-        storages: records with an owner and a path.
-        tensors: the C++ tensor of each.
-        anchors: what the program itself holds each of them with.
-        attached: keys of storages that hang on the autograd graph.
-        holdings: what holds each of them in Python.
-        kept: bytes of the tensor objects and storage record of each, and of the nodes that its tensors hold.
+        storages: what was found of each.
         containers: by anchor, as `HolderGroup.containers`.
-        beyond: keys of storages that only libraries or C++ hold.
-        sure: keys of storages that were read at one instant.
         whole: the stacks of all threads were found.
         lost: gradients that were there at other instants.
         stopped_s: how long the process was stopped for it.
@@ -105,15 +124,8 @@ class RemoteReading:
     nodes: int = 0
     chunks: list[int] = field(default_factory=list)
     leaves: Words = field(default_factory=lambda: np.zeros(0, np.int64))
-    storages: dict[Key, StorageRecord] = field(default_factory=dict)
-    tensors: dict[Key, int] = field(default_factory=dict)
-    anchors: dict[Key, HolderPath] = field(default_factory=dict)
-    attached: set[Key] = field(default_factory=set)
-    holdings: dict[Key, RemoteHolding] = field(default_factory=dict)
-    kept: Counter[Key] = field(default_factory=Counter)
+    storages: dict[Key, RemoteStorage] = field(default_factory=dict)
     containers: dict[HolderPath, list[int]] = field(default_factory=dict)
-    beyond: set[Key] = field(default_factory=set)
-    sure: set[Key] = field(default_factory=set)
     whole: bool = True
     lost: int = 0
     stopped_s: float = 0.0
@@ -129,9 +141,11 @@ class RemoteReading:
         Args:
             torch: reads the process as it is now.
         """
-        live = torch.live(np.array(list(self.tensors.values()), np.int64))
-        for key, *now in zip(self.tensors, live.data.tolist(), live.sizes.tolist(), strict=True):
-            if key in self.sure or now == [key[1], self.storages[key].nbytes]:
+        live = torch.live(np.array([one.tensor for one in self.storages.values()], np.int64))
+        for (key, one), *now in zip(
+            self.storages.items(), live.data.tolist(), live.sizes.tolist(), strict=True
+        ):
+            if one.sure or now == [key[1], one.record.nbytes]:
                 yield key
 
 
@@ -305,7 +319,8 @@ class JobReader:
         data = set(found.tensors.data[found.there].tolist())
         self._walked(reading, self._deadline(), program_only=True)
         reading.lost = int((ever & ~found.there).sum()) + len(data - {key[1] for key in reading.storages})
-        reading.sure = {key for key in reading.storages if reading.heap.memory.steady or key[1] in data}
+        for key, one in reading.storages.items():
+            one.sure = reading.heap.memory.steady or key[1] in data
         return reading
 
     def _stop(
@@ -473,26 +488,24 @@ def walk_once(
     holders = Holders(graph, namer)
     below: dict[HolderPath, list[int]] = {}
     for key, (facts, position, owner) in held.items():
-        path = namer.path(position)
-        reading.storages[key] = StorageRecord(
+        path, tensor = namer.path(position), graph.objects[position]
+        record = StorageRecord(
             device=facts.device, address=facts.address, nbytes=facts.nbytes, owner=owner, path=path.whole,
             shared=torch.is_shared(facts),
         )  # fmt: skip
-        reading.tensors[key] = graph.objects[position]
-        reading.anchors[key] = path.anchor
-        reading.holdings[key] = holders.of(position)
+        reading.storages[key] = RemoteStorage(
+            record, tensor, path.anchor, holders.of(position), path.attached or bool(torch.node(tensor)),
+            beyond=position >= walk.program_end, kept=SIZES.storage_on(facts.device),
+        )  # fmt: skip
         below.setdefault(path.anchor, []).append(position)
-        if path.attached or torch.node(graph.objects[position]):
-            reading.attached.add(key)
-        if position >= walk.program_end:
-            reading.beyond.add(key)
-        reading.kept[key] += SIZES.storage_on(facts.device)
     reading.containers = {anchor: holders.containers(positions) for anchor, positions in below.items()}
     for position, key in keys.items():
-        reading.kept[key] += SIZES.tensor + (SIZES.wrapper if torch.wrapper(graph.objects[position]) else 0)
+        reading.storages[key].kept += SIZES.tensor + (
+            SIZES.wrapper if torch.wrapper(graph.objects[position]) else 0
+        )
     for position, nbytes in _kept_in_nodes(graph):
         if position in keys:
-            reading.kept[keys[position]] += nbytes
+            reading.storages[keys[position]].kept += nbytes
     reading.trains = bool(graph.optimizers)
     reading.objects, reading.nodes, reading.chunks = len(graph.objects), len(graph.nodes), walk.chunks
     reading.leaves = torch.leaves(np.array([graph.objects[at] for at in graph.tensors], np.int64))
@@ -534,27 +547,20 @@ def joined(readings: Sequence[RemoteReading]) -> OutsideCensus:
         readings: in their order.
     """
     first, last = readings[0], readings[-1]
-    chosen: dict[Key, tuple[tuple[int, bool, int], RemoteReading]] = {}
+    chosen: dict[Key, tuple[tuple[int, bool, int], RemoteStorage]] = {}
     for number, reading in enumerate(readings):
         for key in reading.still(last.torch):
-            if reading is not last and key not in reading.beyond:
-                path = reading.storages[key].path or ()
-                if last.heap.memory.steady or has(path, SegmentKind.GRADIENT):
-                    continue
-            rank = min(RANK[reading.storages[key].owner], RANK["garbage"])
-            weight = rank, is_native(reading.anchors[key]), -number
+            one = reading.storages[key]
+            replaced = last.heap.memory.steady or has(one.record.path or (), SegmentKind.GRADIENT)
+            if replaced and reading is not last and not one.beyond:
+                continue
+            weight = min(RANK[one.record.owner], RANK["garbage"]), is_native(one.anchor), -number
             if key not in chosen or weight < chosen[key][0]:
-                chosen[key] = weight, reading
-    found = RemoteReading(last.heap, last.torch, last.modules, last.at)
-    found.containers = first.containers | last.containers
-    for key, (_, reading) in chosen.items():
-        found.storages[key] = reading.storages[key]
-        found.anchors[key] = reading.anchors[key]
-        found.holdings[key] = reading.holdings[key]
-        found.kept[key] = reading.kept[key]
-        if key in reading.attached:
-            found.attached.add(key)
-    gone = {key: one for reading in readings for key, one in reading.storages.items() if key not in chosen}
+                chosen[key] = weight, one
+    found = [one for _, one in chosen.values()]
+    gone = {
+        key: one.record for reading in readings for key, one in reading.storages.items() if key not in chosen
+    }
     lost = Counter(one.owner for one in gone.values() if one.owner in _LASTING)
     missing = [
         f"{count(number, name)} changed while {'it was' if number == 1 else 'they were'} read"
@@ -564,9 +570,9 @@ def joined(readings: Sequence[RemoteReading]) -> OutsideCensus:
     if not any(reading.whole for reading in readings):
         missing.append("what runs in the main thread could not be read")
     return OutsideCensus(
-        groups=_groups(found),
-        storages=list(found.storages.values()),
-        details=_details(found),
+        groups=_groups(found, first.containers | last.containers),
+        storages=[one.record for one in found],
+        details={(one.record.device, one.anchor): _detail(one) for one in reversed(found)},
         at=last.at,
         objects=first.objects,
         nodes=last.nodes,
@@ -578,45 +584,26 @@ def joined(readings: Sequence[RemoteReading]) -> OutsideCensus:
     )
 
 
-def _groups(reading: RemoteReading) -> list[HolderGroup]:
+def _groups(found: Iterable[RemoteStorage], containers: dict[HolderPath, list[int]]) -> list[HolderGroup]:
     groups: dict[GroupKey, HolderGroup] = {}
-    elements: dict[GroupKey, set[int]] = {}
-    witnesses: dict[GroupKey, list[int]] = {}
-    for key, record in reading.storages.items():
-        anchor, whole = reading.anchors[key], record.path or ()
-        group = groups.get((record.device, anchor))
-        if group is None:
-            group = groups[record.device, anchor] = HolderGroup(
-                device=record.device, anchor=anchor, path=whole, count=0, nbytes=0,
-                by_path={}, owners={}, attached=False,
-            )  # fmt: skip
-        group.count += 1
-        group.nbytes += record.nbytes
-        group.by_path[whole] = group.by_path.get(whole, 0) + record.nbytes
-        group.owners[record.owner] = group.owners.get(record.owner, 0) + record.nbytes
-        group.attached = group.attached or key in reading.attached
-        holding = reading.holdings[key]
-        group.holders[holding.holder] = group.holders.get(holding.holder, 0) + record.nbytes
-        elements.setdefault(group.key, set()).add(holding.element)
-        witnesses.setdefault(group.key, []).append(record.address)
+    members: dict[GroupKey, list[RemoteStorage]] = {}
+    for one in found:
+        group = add_storage(groups, one.record, one.anchor, attached=one.attached)
+        holder = one.holding.holder
+        group.holders[holder] = group.holders.get(holder, 0) + one.record.nbytes
+        members.setdefault(group.key, []).append(one)
     for group in groups.values():
-        group.entries, group.containers = len(elements[group.key]), reading.containers[group.anchor]
-        group.witnesses = frozenset(witnesses[group.key])
-        group.path = max(group.by_path, key=lambda path: group.by_path[path])
+        group.entries = len({one.holding.element for one in members[group.key]})
+        group.witnesses = frozenset(one.record.address for one in members[group.key])
+        group.containers, group.path = containers[group.anchor], group.largest_path
     counting = counting_kept(groups.values())
-    for key, nbytes in reading.kept.items():
-        counting[reading.anchors[key]].kept += nbytes
+    for one in found:
+        counting[one.anchor].kept += one.kept
     return sorted(groups.values(), key=lambda group: -group.nbytes)
 
 
-def _details(reading: RemoteReading) -> dict[GroupKey, GroupDetail]:
-    details: dict[GroupKey, GroupDetail] = {}
-    for key, record in reading.storages.items():
-        holding = reading.holdings[key]
-        group = (record.device, reading.anchors[key])
-        if group not in details:
-            details[group] = GroupDetail(holder_kind=holding.kind, bound=holding.bound, shared=record.shared)
-    return details
+def _detail(one: RemoteStorage) -> GroupDetail:
+    return GroupDetail(holder_kind=one.holding.kind, bound=one.holding.bound, shared=one.record.shared)
 
 
 def _started_at(pid: int) -> str:
