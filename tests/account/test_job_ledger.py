@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def child(name: str, pss: int | None, uss: int | None, rss: int = 500 * MIB) -> ChildSample:
-    return ChildSample(pid=1, name=name, command="python train.py", rss=rss, pss=pss, uss=uss)
+    return ChildSample(pid=1, name=name, rss=rss, pss=pss, uss=uss)
 
 
 def test_workers_of_one_name_are_a_row() -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -21,6 +22,14 @@ from memtriage.observe.cuda import AllocationHistory
 from support.paths import named
 
 MIB = 1 << 20
+
+
+@contextmanager
+def recorded() -> Iterator[AllocationHistory]:
+    history = AllocationHistory()
+    history.start()
+    yield history
+    history.stop()
 
 
 def live_segments(device: int = 0) -> list[Segment]:
@@ -229,7 +238,7 @@ def history_off() -> Iterator[None]:
 
 
 def test_history_names_the_site_keeps_no_trace_and_is_put_back(history_off: None) -> None:
-    with AllocationHistory() as history:
+    with recorded() as history:
         assert recording() and history.start()
         kept = [torch.empty(3 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
         traces = torch.cuda.memory._snapshot()["device_traces"]
@@ -248,14 +257,14 @@ def test_history_names_the_site_keeps_no_trace_and_is_put_back(history_off: None
 
 def test_another_tools_recording_goes_on(history_off: None) -> None:
     torch.cuda.memory._record_memory_history(enabled="all", max_entries=1000)
-    with AllocationHistory():
+    with recorded():
         kept = [torch.empty(3 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     assert recording()
     assert len(torch.cuda.memory._snapshot()["device_traces"][0]) >= len(kept)
 
 
 def test_a_recording_begun_after_ours_goes_on(history_off: None) -> None:
-    with AllocationHistory():
+    with recorded():
         torch.cuda.memory._record_memory_history(enabled="all", max_entries=1000)
         kept = [torch.empty(3 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     assert recording()

@@ -51,7 +51,6 @@ def test_v2_reads_the_group_that_limits(tmp_path: Path) -> None:
         f"{top}/kubepods/pod1",
         max=8 * GIB,
         current=6 * GIB,
-        peak=7 * GIB,
         stat=f"anon {3 * GIB}\nfile {2 * GIB}\ninactive_file {GIB}\nshmem 4096\nslab 7",
         events="low 0\nmax 12\noom 2\noom_kill 1",
     )
@@ -59,8 +58,8 @@ def test_v2_reads_the_group_that_limits(tmp_path: Path) -> None:
     memory = cgroup_memory(machine.proc, machine.root)
     assert memory is not None
     assert (memory.version, memory.path) == (2, pod)
-    assert (memory.limit, memory.usage, memory.peak) == (8 * GIB, 6 * GIB, 7 * GIB)
-    assert (memory.anon, memory.file, memory.inactive_file) == (3 * GIB, 2 * GIB, GIB)
+    assert (memory.limit, memory.usage) == (8 * GIB, 6 * GIB)
+    assert (memory.file, memory.inactive_file) == (2 * GIB, GIB)
     assert (memory.shmem, memory.oom_kill) == (4096, 1)
     assert host_limit(machine.proc, machine.root) == (8 * GIB, f"cgroup v2 {pod}")
 
@@ -70,7 +69,7 @@ def test_v2_in_a_container_with_its_own_namespace(tmp_path: Path) -> None:
     machine.group("sys/fs/cgroup", max=2 * GIB, current=GIB, stat="anon 5\n")
     memory = cgroup_memory(machine.proc, machine.root)
     assert memory is not None
-    assert (memory.limit, memory.usage, memory.anon, memory.peak) == (2 * GIB, GIB, 5, None)
+    assert (memory.limit, memory.usage) == (2 * GIB, GIB)
 
 
 @pytest.mark.parametrize("path", ["/../../outside", "/docker/not/mounted/here"])
@@ -89,7 +88,7 @@ def test_v2_unlimited_reports_the_own_group(tmp_path: Path) -> None:
     own = machine.group("sys/fs/cgroup/user.slice", max="max", current=GIB, stat="anon 7\n")
     memory = cgroup_memory(machine.proc, machine.root)
     assert memory is not None
-    assert (memory.path, memory.limit, memory.usage, memory.anon) == (own, None, GIB, 7)
+    assert (memory.path, memory.limit, memory.usage) == (own, None, GIB)
     assert host_limit(machine.proc, machine.root) == (64 * GIB, "MemTotal")
 
 
@@ -112,15 +111,14 @@ def test_v1_docker_mounts_the_group_itself(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory",
         limit_in_bytes=4 * GIB,
         usage_in_bytes=3 * GIB,
-        max_usage_in_bytes=4 * GIB,
         stat=V1_STAT,
         oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 3",
     )
     memory = cgroup_memory(machine.proc, machine.root)
     assert memory is not None
     assert memory.version == 1
-    assert (memory.limit, memory.usage, memory.peak) == (4 * GIB, 3 * GIB, 4 * GIB)
-    assert (memory.anon, memory.file, memory.inactive_file) == (GIB, 2 * GIB, 4096)
+    assert (memory.limit, memory.usage) == (4 * GIB, 3 * GIB)
+    assert (memory.file, memory.inactive_file) == (2 * GIB, 4096)
     assert (memory.shmem, memory.oom_kill) == (8192, 3)
 
 

@@ -279,8 +279,8 @@ def test_segments_on_a_torch_without_the_option(install: Callable[..., FakeCuda]
 def test_history_is_switched_on_without_a_trace_and_put_back(install: Callable[..., FakeCuda]) -> None:
     fake = install()
     history = AllocationHistory()
-    assert history.start(max_entries=5)
-    assert fake.recorded == [{"enabled": "state", "context": "state", "stacks": "python", "max_entries": 5}]
+    assert history.start()
+    assert fake.recorded == [{"enabled": "state", "context": "state", "stacks": "python", "max_entries": 1}]
     history.stop()
     history.stop()
     assert [options["enabled"] for options in fake.recorded] == ["state", None]
@@ -289,22 +289,27 @@ def test_history_is_switched_on_without_a_trace_and_put_back(install: Callable[.
 def test_another_tools_recording_is_left_alone(install: Callable[..., FakeCuda]) -> None:
     fake = install()
     fake.recording = True
-    with AllocationHistory() as history:
-        assert history.start()
+    history = AllocationHistory()
+    assert history.start()
+    history.stop()
     assert fake.recording and fake.recorded == []
 
 
 def test_a_recording_taken_over_in_between_is_left_alone(install: Callable[..., FakeCuda]) -> None:
     fake = install()
-    with AllocationHistory():
-        fake.trace_lengths = [1, 40]
+    history = AllocationHistory()
+    history.start()
+    fake.trace_lengths = [1, 40]
+    history.stop()
     assert fake.recording
 
 
 def test_a_recording_switched_off_in_between_is_not_touched(install: Callable[..., FakeCuda]) -> None:
     fake = install()
-    with AllocationHistory():
-        fake.recording = False
+    history = AllocationHistory()
+    history.start()
+    fake.recording = False
+    history.stop()
     assert len(fake.recorded) == 1
 
 

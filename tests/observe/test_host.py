@@ -232,20 +232,15 @@ def test_host_sample_reads_both_files(tmp_path: Path) -> None:
     )
     assert host_sample(tmp_path) == HostSample(
         rss=700 * KIB,
-        anon=300 * KIB,
-        file=250 * KIB,
-        shmem=150 * KIB,
         swap=9 * KIB,
         peak_rss=900 * KIB,
-        locked=5 * KIB,
     )
     (tmp_path / "smaps_rollup").write_text(
         "55c3-7ffd ---p 00000000 00:00 0   [rollup]\n"
         "Rss:      704 kB\nPss:      500 kB\nAnonymous:   304 kB\nSwap:     8 kB\nLocked:   0 kB\n"
     )
     sample = host_sample(tmp_path)
-    assert (sample.rss, sample.pss, sample.anon, sample.swap) == (704 * KIB, 500 * KIB, 304 * KIB, 8 * KIB)
-    assert (sample.shmem, sample.locked) == (150 * KIB, 5 * KIB)
+    assert (sample.rss, sample.pss, sample.swap) == (704 * KIB, 500 * KIB, 8 * KIB)
 
 
 def test_host_sample_without_proc_is_unknown(tmp_path: Path) -> None:
@@ -255,8 +250,8 @@ def test_host_sample_without_proc_is_unknown(tmp_path: Path) -> None:
 @linux
 def test_peak_is_at_least_the_present() -> None:
     sample = host_sample()
-    assert sample.rss and sample.peak_rss and sample.anon
-    assert sample.peak_rss > sample.anon
+    assert sample.rss and sample.peak_rss
+    assert sample.peak_rss >= sample.rss
 
 
 @pytest.fixture
@@ -279,7 +274,6 @@ def test_a_child_is_listed_until_it_ends(child: subprocess.Popen[bytes]) -> None
     with child:
         (sample,) = of(child)
         assert sample.name.startswith("python")
-        assert "sys.stdin.read()" in sample.command
         assert sample.rss and sample.pss and sample.uss
         assert 0 < sample.uss <= sample.pss <= sample.rss
         child.kill()

@@ -14,8 +14,6 @@ import pytest
 
 from memtriage.model.findings import Finding
 from memtriage.observe.counters import CounterReader, Reading
-from memtriage.observe.host import InUse
-from memtriage.session import death_watch, growth_watch
 from memtriage.session.core import Session
 from memtriage.session.ends import Terminated
 from memtriage.session.growth_watch import GrowthWatch
@@ -130,16 +128,6 @@ def test_a_mark_that_fails_is_noted_once(session: Session, monkeypatch: pytest.M
     assert session.position.step == 3
 
 
-def test_a_judgment_that_fails_is_noted_and_the_record_ended(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GrowthWatch, "judged", raising)
-    session.finish()
-    assert "(judge growth)" in lines(session, "note")[0]["text"]
-    (end,) = lines(session, "end")
-    assert end["verdict"] == session.verdict == "error"
-
-
 def test_death_is_judged_when_the_census_has_no_memory(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,12 +140,6 @@ def test_death_is_judged_when_the_census_has_no_memory(
     (finding,) = deaths(session)
     (end,) = lines(session, "end")
     assert finding["kind"] == end["verdict"] == "out_of_memory"
-
-
-def test_inputs_that_cannot_be_looked_at_are_noted(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(death_watch, "batch_elements", raising)
-    torch.ones(2, requires_grad=True).sum().backward()
-    assert "(batch size)" in lines(session, "note")[0]["text"]
 
 
 def test_a_forked_child_is_not_watched(session: Session) -> None:
@@ -280,23 +262,6 @@ def test_marks_of_several_threads_do_not_mix(session: Session) -> None:
     assert lines(session, "note") == []
 
 
-def test_projection_uses_a_mark_before_the_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end the program's functions have returned, and what they kept is gone."""
-    judged = []
-    monkeypatch.setattr(
-        growth_watch,
-        "limits_and_use",
-        lambda host, readings, passing: (judged.append((host, readings)), {}, {})[1:],
-    )
-    for name, mapped in (("step", 70), ("end", 30)):
-        in_use, readings = InUse(mapped, 20, 10), [Reading("cpu", allocated=mapped)]
-        monkeypatch.setattr(CounterReader, "in_use", lambda reader, in_use=in_use: in_use)
-        monkeypatch.setattr(CounterReader, "read", lambda reader, within_step, readings=readings: readings)
-        session.mark(name)
-    session.finish()
-    assert judged[-1] == (InUse(70, 20, 10), [Reading("cpu", allocated=70)])
-
-
 def test_backward_begins_under_the_census_lock(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     owned: list[bool] = []
     lock: Any = session._lock
@@ -357,18 +322,7 @@ def test_flat_counter_is_judged_on_the_programs_scale(
     monkeypatch.setattr(CounterReader, "in_malloc", lambda reader: readings[0].allocated)
     train(session)
     session.finish()
-    (judged,) = session.judged.values()
+    (judged,) = session.conclusion.judged.values()
     assert (judged.scale, judged.points, judged.reason) == (scale, points, None)
     assert judged.detection_limit is not None and judged.detection_limit.per == per
-    assert session.verdict == lines(session, "end")[0]["verdict"] == "clean"
-
-
-def test_a_device_without_a_counter_is_judged_by_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CounterReader, "read", lambda _, within_step: [Reading("cpu")])
-    session = begun(tmp_path)
-    backwards(session, 14, steps=True)
-    session.finish()
-    assert session.judged["cpu"].reason == "no counter of it can be read"
-    assert session.verdict == "not_judged"
+    assert session.conclusion.verdict == lines(session, "end")[0]["verdict"] == "clean"

@@ -137,39 +137,36 @@ def test_in_the_forward_of_a_longer_batch() -> None:
     assert "the limit: RAM, 8.0 GiB" in finding.evidence
 
 
-def test_in_the_forward_of_a_batch_as_any() -> None:
-    finding = died(train_step, at(largest=32))
-    assert (finding.phase, finding.playbook) == ("forward", "M21")
+def first_backward() -> None:
+    Burst.apply(torch.randn(4, requires_grad=True)).sum().backward()
 
 
-def test_in_the_very_first_forward() -> None:
-    finding = died(train_step, at(steps=0, backwards=0))
-    assert (finding.phase, finding.step) == ("forward", 0)
-
-
-def test_in_the_first_backward() -> None:
-    def step() -> None:
-        Burst.apply(torch.randn(4, requires_grad=True)).sum().backward()
-
-    finding = died(step, at(steps=0, backwards=0))
-    assert (finding.phase, finding.playbook) == ("backward", "M14")
-
-
-def test_in_the_first_optimizer_step() -> None:
+def first_optimizer_step() -> None:
     weight = torch.nn.Parameter(torch.zeros(1).expand(PIB))
     weight.grad = torch.zeros(1).expand(PIB)
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, foreach=False)
-    finding = died(optimizer.step, at(steps=0, backwards=1))
-    assert (finding.phase, finding.playbook) == ("optimizer", "M17")
+    torch.optim.SGD([weight], lr=0.1, momentum=0.9, foreach=False).step()
 
 
-def test_in_an_evaluation_without_gradients() -> None:
-    def evaluate() -> None:
-        with torch.no_grad():
-            Layer()(torch.randn(8, 4))
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def evaluate() -> None:
+    Layer()(torch.randn(8, 4))
 
-    finding = died(evaluate)
-    assert (finding.phase, finding.playbook) == ("evaluation", "M15")
+
+@pytest.mark.parametrize(
+    ("action", "position", "phase", "playbook"),
+    [
+        (train_step, at(largest=32), "forward", "M21"),  # a batch as any
+        (train_step, at(steps=0, backwards=0), "forward", "M4"),
+        (first_backward, at(steps=0, backwards=0), "backward", "M14"),
+        (first_optimizer_step, at(steps=0, backwards=1), "optimizer", "M17"),
+        (evaluate, at(), "evaluation", "M15"),
+    ],
+)
+def test_the_phase_is_read_from_the_frames(
+    action: Callable[[], None], position: TrainingPosition, phase: str, playbook: str
+) -> None:
+    finding = died(action, position)
+    assert (finding.phase, finding.playbook, finding.step) == (phase, playbook, position.step)
 
 
 def test_in_an_evaluation_with_gradients() -> None:

@@ -35,7 +35,7 @@ needs_kernel = pytest.mark.skipif(
 
 def child(pid: int, uss: int, shared: int, swap: int = 0) -> ChildSample:
     return ChildSample(
-        pid=pid, name="pt_data_worker", command="", rss=GIB, pss=GIB, uss=uss, shared_anon=shared, swap=swap
+        pid=pid, name="pt_data_worker", rss=GIB, pss=GIB, uss=uss, shared_anon=shared, swap=swap
     )
 
 

@@ -220,7 +220,7 @@ def test_the_jobs_ledger_is_that_of_the_last_moment_with_children(job: Job) -> N
     as_workers(job, process)
     job.wakes(1, 1)
     job.wakes(2, 2)
-    below = ChildSample(pid=process.pid, name="python", command="", rss=9, pss=7, uss=5)
+    below = ChildSample(pid=process.pid, name="python", rss=9, pss=7, uss=5)
     job.watch.at_sample(HostSample(rss=3, pss=2, uss=1), [below], None)
     job.watch.at_sample(HostSample(rss=3, pss=2, uss=1), [], None)
     ledger: Any = job.watch.ledger

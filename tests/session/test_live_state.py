@@ -17,7 +17,6 @@ from memtriage.model.position import TrainingPosition
 from memtriage.model.run_status import MOST_NAMES, RunStatus
 from memtriage.observe import cuda
 from memtriage.observe.counters import Reading
-from memtriage.observe.cuda import parse_counters
 from memtriage.session import core, live_state
 from memtriage.session.core import Session
 from memtriage.session.live_state import LiveState
@@ -28,25 +27,11 @@ from support import censuses
 GIB = 1 << 30
 
 
-def stats(allocated: int, reserved: int, split: int) -> dict[str, Any]:
-    """The nested statistics of one device, as `torch._C._cuda_memoryStats` gives them."""
-
-    def figures(current: int) -> dict[str, Any]:
-        return {"all": {"current": current, "peak": current + GIB, "allocated": current, "freed": 0}}
-
-    return {
-        "allocated_bytes": figures(allocated),
-        "reserved_bytes": figures(reserved),
-        "requested_bytes": figures(allocated - 5),
-        "active_bytes": figures(allocated),
-        "inactive_split_bytes": figures(split),
-        "num_alloc_retries": 0,
-        "num_ooms": 0,
-    }
-
-
 def on_gpu(allocated: int, reserved: int = 8 * GIB, split: int = 2 * GIB) -> Reading:
-    counters = parse_counters(stats(allocated, reserved, split), "native")
+    counters = DeviceCounters(
+        allocated=allocated, reserved=reserved, requested=allocated - 5, peak_allocated=allocated + GIB,
+        inactive_split=split,
+    )  # fmt: skip
     return Reading("cuda:0", counters.allocated, counters.reserved, counters.requested, 600, counters)
 
 
@@ -148,20 +133,6 @@ def test_with_expandable_segments_stranded_is_the_last_ledgers(machine: Machine,
 def ledger_with(stranded: int) -> Ledger:
     rows = [LedgerRow(row="stranded", bytes=stranded), LedgerRow(row="stranded", bytes=GIB, detail="a pool")]
     return Ledger(device="cuda:0", total=stranded + GIB, source="", rows=rows)
-
-
-def test_stranded_is_unknown_without_its_counter(machine: Machine, live: LiveState) -> None:
-    counters = parse_counters(stats(GIB, 2 * GIB, 0), "cudaMallocAsync")
-    marked(
-        live,
-        "step",
-        1.0,
-        1,
-        1,
-        [Reading("cuda:0", counters.allocated, counters.reserved, None, None, counters)],
-    )
-    assert stands(live).stranded == {}
-    assert latest(stands(live))["cuda:0"].allocated == GIB
 
 
 def test_limits_are_the_cap_or_the_device_and_the_hosts(machine: Machine, live: LiveState) -> None:
@@ -286,6 +257,7 @@ def test_scrapes_and_marks_may_come_at_once(machine: Machine, live: LiveState) -
         worker.join()
 
 
-def test_counters_without_a_peak_have_none(machine: Machine, live: LiveState) -> None:
+def test_counters_without_a_peak_or_split_have_none(machine: Machine, live: LiveState) -> None:
     marked(live, "step", 1.0, 1, 1, [Reading("cuda:0", 1, 2, None, None, DeviceCounters())])
-    assert stands(live).peak_allocated == {}
+    found = stands(live)
+    assert (found.peak_allocated, found.stranded, latest(found)["cuda:0"].allocated) == ({}, {}, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +49,19 @@ def test_findings_are_written_whole(record: SessionRecord) -> None:
     assert [line.get("final", False) for line in (first, second, last)] == [False, False, True]
 
 
+@dataclass
 class Part:
     """A part of the watch that fails."""
 
-    def __init__(self, record: SessionRecord, error: BaseException) -> None:
-        self._record = record
-        self._error = error
-        self.asked: list[tuple[int, str]] = []
+    record: SessionRecord
+    error: BaseException
+    asked: list[tuple[int, str]] = field(default_factory=list)
 
     @never_raises
     def _read_all_counters(self, number: int, *, name: str = "x") -> None:
         """Read."""
         self.asked.append((number, name))
-        raise self._error
+        raise self.error
 
 
 @pytest.mark.parametrize("error", [ValueError("its own"), SystemExit(3)])

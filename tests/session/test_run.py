@@ -17,6 +17,7 @@ import pytest
 from memtriage.model.report import RunReport
 from memtriage.process.messages import Messages
 from memtriage.session import run
+from memtriage.session.conclusion import Conclusion
 from memtriage.session.core import Session
 from memtriage.session.ends import start_record
 from memtriage.store.layout import RankIdentity
@@ -304,8 +305,8 @@ def test_without_a_record_the_rank_s_own_findings_are_reported(
     session = finished(Path("/proc/no/such"), identity(0, 2))
     for _ in range(5):
         session.user_step()
-    monkeypatch.setattr(Session, "verdict", "out_of_memory")
-    monkeypatch.setattr(Session, "exception_text", "MemoryError")
+    monkeypatch.setattr(Conclusion, "verdict", "out_of_memory")
+    session.conclusion.exception_text = "MemoryError"
     report = certain(run.report_run(session, tmp_path / "report.json", 2.0, Messages()))
     assert (report.verdict, report.steps, report.exception) == ("out_of_memory", 5, "MemoryError")
     assert (report.ranks.seen, report.ranks.of) == (1, 2)

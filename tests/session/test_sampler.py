@@ -102,7 +102,7 @@ def test_a_sample_is_of_the_process_its_children_and_its_group(
     monkeypatch.setattr(
         sampler,
         "children",
-        lambda: [ChildSample(pid=1, name="worker", command="", rss=9, pss=share) for share in shares],
+        lambda: [ChildSample(pid=1, name="worker", rss=9, pss=share) for share in shares],
     )
     sample = Quiet(lambda what: False).sampler.sample()
     assert (

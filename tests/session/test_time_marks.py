@@ -248,14 +248,17 @@ def test_signal_handler_runs_after_the_mark(program: Program) -> None:
     assert program.lock.acquire(blocking=False)
 
 
-def test_a_mark_that_fails_is_noted(program: Program) -> None:
+@pytest.mark.parametrize("error", [OSError("a file that vanished"), SystemExit("by an audit hook")])
+def test_a_mark_that_fails_or_that_an_audit_hook_ends_is_noted(
+    program: Program, error: BaseException
+) -> None:
     def fails() -> None:
-        raise OSError("a file that vanished")
+        raise error
 
     program.now = 1.0
     program.while_marking = fails
     program.wakes()
-    assert program.failed == ["time mark: a file that vanished"]
+    assert program.failed == [f"time mark: {error}"]
 
 
 def test_what_the_program_raises_in_a_mark_is_the_program_s(
@@ -271,13 +274,6 @@ def test_what_the_program_raises_in_a_mark_is_the_program_s(
         program.wakes()
     assert program.failed == []
     assert program.lock.acquire(blocking=False)
-
-
-def test_a_mark_that_an_audit_hook_ends_is_noted(program: Program) -> None:
-    program.now = 1.0
-    program.while_marking = lambda: sys.exit("by an audit hook")
-    program.wakes()
-    assert program.failed == ["time mark: by an audit hook"]
 
 
 def test_ctrl_c_in_a_mark_is_the_program_s(program: Program) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memtriage.account.cuts import CutMeter
@@ -60,6 +60,7 @@ SiteOf = Callable[[Any], str | None]
 """Returns where an object was allocated (`file.py:line in function`), or None."""
 
 
+@dataclass(slots=True)
 class GroupDetails:
     """Details of groups of one census. The graph must outlive it.
 
@@ -70,24 +71,14 @@ class GroupDetails:
         named: names a line of the source; without it the lines that store are not searched.
     """
 
-    def __init__(
-        self,
-        graph: HeapGraph,
-        namer: PathNamer,
-        held: HeldStorages,
-        holders: HolderIndex,
-        anchors: Mapping[int, HolderPath],
-        site_of: SiteOf,
-        named: LineNamer | None = None,
-    ) -> None:
-        self._graph = graph
-        self._namer = namer
-        self._held = held
-        self._holders = holders
-        self._node_anchors = anchors
-        self._site_of = site_of
-        self._named = named
-        self._bounds: dict[int, int] = {}
+    graph: HeapGraph
+    namer: PathNamer
+    held: HeldStorages
+    holders: HolderIndex
+    anchors: Mapping[int, HolderPath]
+    site_of: SiteOf
+    named: LineNamer | None = None
+    _bounds: dict[int, int] = field(default_factory=dict)
 
     def of(
         self,
@@ -97,8 +88,8 @@ class GroupDetails:
     ) -> dict[GroupKey, GroupDetail]:
         """Return details of some groups, as `CensusView.details`."""
         members: dict[GroupKey, list[HeldStorage]] = {key: [] for key in wanted}
-        for held in self._held.values():
-            key = held.facts.device, self._namer.path(held.position).anchor
+        for held in self.held.values():
+            key = held.facts.device, self.namer.path(held.position).anchor
             if key in members:
                 members[key].append(held)
         if not any(members.values()):
@@ -106,15 +97,13 @@ class GroupDetails:
         # A partial census knows sizes and sites, but not what else holds a group.
         asked = [key for key, group in members.items() if group and (alone is None or key in alone)]
         retained = None
-        if asked and self._graph.cut is None:
-            retained = RetainedSizes(self._graph, (*self._graph.tensors, *self._graph.nodes))
+        if asked and self.graph.cut is None:
+            retained = RetainedSizes(self.graph, (*self.graph.tensors, *self.graph.nodes))
         meter = None
         if retained is not None:
-            meter = CutMeter(
-                self._graph, self._namer, self._held, self._holders, self._node_anchors, retained, members
-            )
-        modules = module_of_nodes(self._graph, self._namer)
-        self._bounds = known_bounds(self._graph.objects[at] for at in self._graph.optimizers)
+            meter = CutMeter(self.graph, self.namer, self.held, self.holders, self.anchors, retained, members)
+        modules = module_of_nodes(self.graph, self.namer)
+        self._bounds = known_bounds(self.graph.objects[at] for at in self.graph.optimizers)
         details = {}
         for key, group in members.items():
             details[key] = self._detail(group, prefer.get(key), retained if key in asked else None)
@@ -128,7 +117,7 @@ class GroupDetails:
 
     def _saved_by(self, group: list[HeldStorage], modules: dict[int, HolderPath]) -> str | None:
         """Name the node that saved the largest storage of a group: `AddmmBackward0 in model.fc`."""
-        graph = self._graph
+        graph = self.graph
         saved = [held for held in group if held.owner in ("saved for backward", "autograd context")]
         if not saved:
             return None
@@ -143,23 +132,23 @@ class GroupDetails:
 
     def _add_holder_facts(self, detail: GroupDetail, anchor: HolderPath, group: list[HeldStorage]) -> None:
         """Add facts from the holder's classes, from its graph and from the source."""
-        graph = self._graph
+        graph = self.graph
         sample = max(group, key=lambda held: held.facts.nbytes)
-        holder, _ = self._holders.holder_of(sample.position)
+        holder, _ = self.holders.holder_of(sample.position)
         facts = holder_facts(graph, holder)
         detail.classes, detail.in_optimizer = facts.classes, facts.in_optimizer
         if ANY_ITEM in anchor:
             detail.collected = collects(
                 graph, [held.position for held in _from_the_ends(group)[: POLICY.sites]]
             )
-        nodes = [at for at, name in self._node_anchors.items() if name == anchor]
+        nodes = [at for at, name in self.anchors.items() if name == anchor]
         detail.differentiated = differentiates(graph, nodes)
         detail.backward_ran = backward_ran(graph, nodes)
         native = anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
         detail.packs_itself = native and packs_itself(
             graph, [held.position for held in group[: POLICY.sites]]
         )
-        if self._named is None:
+        if self.named is None:
             return
         if native:
             store = None
@@ -176,7 +165,7 @@ class GroupDetails:
             detail.carrier, carrying = self._carrier(anchor, nodes)
             store = carrying or store
         if store is not None:
-            detail.stored_at = self._named([(store.filename, store.line)])
+            detail.stored_at = self.named([(store.filename, store.line)])
             detail.stored_value, detail.carried = store.value, store.itself
             detail.stored_depth = store.depth
 
@@ -188,7 +177,7 @@ class GroupDetails:
         Returns:
             Its path and the line that stores it; None if there is none.
         """
-        graph, namer = self._graph, self._namer
+        graph, namer = self.graph, self.namer
         asked: set[HolderPath] = {anchor}
         for position in graph.tensors:
             path = namer.path(position)
@@ -197,7 +186,7 @@ class GroupDetails:
             if len(asked) > POLICY.variables:
                 break
             asked.add(path.anchor)
-            holder, _ = self._holders.holder_of(position)
+            holder, _ = self.holders.holder_of(position)
             store = storing_line(path.anchor, holder_facts(graph, holder).files)
             if store is not None and store.itself and leads_to(graph, position, nodes):
                 return path.anchor, store
@@ -211,22 +200,22 @@ class GroupDetails:
     ) -> GroupDetail:
         if not group:
             return GroupDetail()
-        namer, graph = self._namer, self._graph
+        namer, graph = self.namer, self.graph
         sample = max(group, key=lambda held: held.facts.nbytes)
-        holder, element = self._holders.holder_of(sample.position)
+        holder, element = self.holders.holder_of(sample.position)
         detail = GroupDetail(holder_kind=_kind_of_holder(graph.objects[holder]))
         detail.bound, detail.entries = bound_of(
-            graph.objects[self._holders.container_of(element)], self._bounds
+            graph.objects[self.holders.container_of(element)], self._bounds
         )
         detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
-        elements = {self._holders.holder_of(held.position)[1] for held in group}
+        elements = {self.holders.holder_of(held.position)[1] for held in group}
         detail.elsewhere = retained is not None and not retained.elsewhere.isdisjoint(elements)
         if retained is not None and not detail.elsewhere:
             detail.retained = self._retained(group, retained)
             detail.retained_of = sum(held.facts.nbytes for held in group)
             others: dict[HolderPath, None] = {}
             for held in group[: POLICY.holders]:
-                _, own_element = self._holders.holder_of(held.position)
+                _, own_element = self.holders.holder_of(held.position)
                 others.update(dict.fromkeys(self._others(own_element, retained)))
             detail.also_held_by = list(others)[: POLICY.also_held_by]
         preferring = [held for held in group if namer.path(held.position).whole == preferred]
@@ -238,7 +227,7 @@ class GroupDetails:
 
     def _others(self, element: int, retained: RetainedSizes) -> list[HolderPath]:
         """Return other paths to an element than by its holder, without those below the element."""
-        graph, namer = self._graph, self._namer
+        graph, namer = self.graph, self.namer
         inside = namer.path(element).anchor
         paths = [
             namer.edge(other, element).whole
@@ -253,10 +242,10 @@ class GroupDetails:
         Counted by element, because a variable's holder is the namespace of a whole module with other names.
         """
         alone = []
-        for holder, element in {self._holders.holder_of(held.position) for held in group}:
+        for holder, element in {self.holders.holder_of(held.position) for held in group}:
             if element != holder and retained.dominator[element] != holder:
                 continue
-            if self._namer.path(holder).namespace and self._others(element, retained):
+            if self.namer.path(holder).namespace and self._others(element, retained):
                 continue  # another name of the same namespace keeps it
             alone.append(element)
         nbytes = {held.position: held.facts.nbytes for held in group}
@@ -264,11 +253,11 @@ class GroupDetails:
 
     def _site(self, position: int) -> str | None:
         """Return where a storage was allocated, from its tensor, else from the node that keeps it."""
-        graph = self._graph
-        site = self._site_of(graph.objects[position])
+        graph = self.graph
+        site = self.site_of(graph.objects[position])
         at = graph.parents[position]
         while site is None and at >= 0 and graph.kind(at) in (NODE, TENSOR):
-            site = self._site_of(graph.objects[at])
+            site = self.site_of(graph.objects[at])
             at = graph.parents[at]
         return site
 

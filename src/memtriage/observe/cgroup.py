@@ -29,8 +29,6 @@ class CgroupMemory(msgspec.Struct, frozen=True, kw_only=True):
         path: directory the figures were read from.
         limit: the limit; None when there is none.
         usage: bytes charged now, including page cache.
-        peak: highest usage so far (v2: Linux 5.19 and newer).
-        anon: anonymous memory; without swap it can't be reclaimed.
         file: page cache, including `shmem`.
         inactive_file: page cache that is reclaimed first; the rest of the usage counts against the limit.
         shmem: shared memory and tmpfs; without swap it can't be reclaimed.
@@ -41,8 +39,6 @@ class CgroupMemory(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     limit: int | None = None
     usage: int | None = None
-    peak: int | None = None
-    anon: int | None = None
     file: int | None = None
     inactive_file: int | None = None
     shmem: int | None = None
@@ -102,9 +98,7 @@ class _Files(NamedTuple):
     file_system: str
     limit: str
     usage: str
-    peak: str
     events: str
-    anon: str
     file: str
     inactive_file: str
     shmem: str
@@ -115,9 +109,7 @@ _V1: Final = _Files(
     file_system="cgroup",
     limit="memory.limit_in_bytes",
     usage="memory.usage_in_bytes",
-    peak="memory.max_usage_in_bytes",
     events="memory.oom_control",
-    anon="total_rss",
     file="total_cache",
     inactive_file="total_inactive_file",
     shmem="total_shmem",
@@ -127,9 +119,7 @@ _V2: Final = _Files(
     file_system="cgroup2",
     limit="memory.max",
     usage="memory.current",
-    peak="memory.peak",
     events="memory.events",
-    anon="anon",
     file="file",
     inactive_file="inactive_file",
     shmem="shmem",
@@ -202,8 +192,6 @@ def _read(files: _Files, chain: list[Path]) -> CgroupMemory:
         path=str(group),
         limit=tightest,
         usage=_number(group / files.usage),
-        peak=_number(group / files.peak),
-        anon=stat.get(files.anon),
         file=stat.get(files.file),
         inactive_file=stat.get(files.inactive_file),
         shmem=stat.get(files.shmem),

@@ -17,8 +17,8 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MethodType, TracebackType
-from typing import Any, Final, Literal, Self
+from types import MethodType
+from typing import Any, Final, Literal
 
 from memtriage.model.blocks import Block, BlockState, DeviceCounters, Segment
 from memtriage.model.code_origin import CodeOwner, code_owner, path_below
@@ -98,24 +98,17 @@ def parse_counters(stats: Mapping[str, Any], backend_name: str | None) -> Device
     leaves the rest at zero.
     """
     allocated, reserved = _bytes(stats, "allocated_bytes"), _bytes(stats, "reserved_bytes")
-    kept = DeviceCounters(
+    own = stats if backend_name == "native" else {}
+    return DeviceCounters(
         allocated=allocated("current"),
         reserved=reserved("current"),
+        requested=_bytes(own, "requested_bytes")("current"),
+        active=_bytes(own, "active_bytes")("current"),
         peak_allocated=allocated("peak"),
         peak_reserved=reserved("peak"),
-    )
-    if backend_name != "native":
-        return kept
-    return DeviceCounters(
-        allocated=kept.allocated,
-        reserved=kept.reserved,
-        requested=_bytes(stats, "requested_bytes")("current"),
-        active=_bytes(stats, "active_bytes")("current"),
-        peak_allocated=kept.peak_allocated,
-        peak_reserved=kept.peak_reserved,
-        retries=stats.get("num_alloc_retries"),
-        ooms=stats.get("num_ooms"),
-        inactive_split=_bytes(stats, "inactive_split_bytes")("current"),
+        retries=own.get("num_alloc_retries"),
+        ooms=own.get("num_ooms"),
+        inactive_split=_bytes(own, "inactive_split_bytes")("current"),
     )
 
 
@@ -212,19 +205,14 @@ class AllocationHistory:
 
     def __init__(self) -> None:
         self._ours = False
-        self._max_entries = 1
 
     @property
     def borrowed(self) -> bool:
         """Whether `start` switched it on."""
         return self._ours
 
-    def start(self, max_entries: int = 1) -> bool:
+    def start(self) -> bool:
         """Switch recording on if it is off.
-
-        Args:
-            max_entries: bound of the event trace. In this mode torch keeps one entry, whatever the bound
-                (memory_snapshot.cpp); the bound is for a version that does not.
 
         Returns:
             True if allocations are recorded now, by this object or by another tool. False before CUDA is
@@ -235,8 +223,7 @@ class AllocationHistory:
         already_on = _history_enabled()
         if already_on is not False:
             return bool(already_on)
-        self._max_entries = max_entries
-        _record_history("state", max_entries)
+        _record_history("state")
         self._ours = bool(_history_enabled())
         return self._ours
 
@@ -244,20 +231,11 @@ class AllocationHistory:
         """Switch recording off if `start` switched it on and no tool took it over. May be called twice."""
         ours, self._ours = self._ours, False
         if ours and initialized() and _history_enabled() and not self._taken_over():
-            _record_history(None, self._max_entries)
+            _record_history(None)
 
     def _taken_over(self) -> bool:
         traces = _torch().cuda.memory._snapshot().get("device_traces", ())
-        return any(len(trace) > self._max_entries for trace in traces)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+        return any(len(trace) > _TRACE_ENTRIES for trace in traces)
 
 
 def allocation_site(frames: Sequence[Frame], script_root: str | None = None) -> str | None:
@@ -394,11 +372,14 @@ def _history_enabled() -> bool | None:
     return None if enabled is None else bool(enabled())
 
 
-def _record_history(enabled: Literal["state"] | None, max_entries: int) -> None:
-    # context "state" only keeps the stack on the live block; "alloc" would add it to the trace, which has one
-    # entry in this mode.
+_TRACE_ENTRIES: Final = 1
+"""Bound of the event trace: in this mode torch keeps one entry, whatever the bound (memory_snapshot.cpp)."""
+
+
+def _record_history(enabled: Literal["state"] | None) -> None:
+    # context "state" only keeps the stack on the live block; "alloc" would add it to the trace.
     _torch().cuda.memory._record_memory_history(
-        enabled=enabled, context="state", stacks="python", max_entries=max_entries
+        enabled=enabled, context="state", stacks="python", max_entries=_TRACE_ENTRIES
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType, ModuleType
 
 from memtriage.observe.classes import variables_of
@@ -32,6 +33,7 @@ from memtriage.observe.walker import CensusBudget, HeapWalker, ThreadFrame
 from memtriage.process.collector import pause_collector, resume_collector
 
 
+@dataclass
 class HeapWalk:
     """`with HeapWalk() as graph:` walks the heap, and drops the graph on exit.
 
@@ -48,15 +50,9 @@ class HeapWalk:
             tensors, all of the libraries are walked.
     """
 
-    def __init__(
-        self,
-        frames: Sequence[FrameType] = (),
-        budget: CensusBudget | None = None,
-        wanted: WantedContainers | None = None,
-    ) -> None:
-        self._frames = frames
-        self._budget = budget
-        self._wanted = wanted
+    frames: Sequence[FrameType] = ()
+    budget: CensusBudget | None = None
+    wanted: WantedContainers | None = None
 
     def __enter__(self) -> HeapGraph:
         self._collects = pause_collector()
@@ -65,7 +61,7 @@ class HeapWalk:
         self._graph = HeapGraph()
         self._graph.collects = self._collects
         try:
-            _walk_all(HeapWalker(self._graph, self._budget), self._frames, self._wanted)
+            _walk_all(HeapWalker(self._graph, self.budget), self.frames, self.wanted)
         except BaseException:
             self.__exit__()
             raise

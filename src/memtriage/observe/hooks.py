@@ -18,6 +18,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
@@ -37,6 +38,7 @@ class TrainingEvents(Protocol):
     def optimizer_ends(self, optimizer: Any, inside_backward: bool) -> None: ...
 
 
+@dataclass(slots=True)
 class TrainingHooks:
     """Installs the hooks, at once or when the program imports torch, and removes them.
 
@@ -46,18 +48,12 @@ class TrainingHooks:
         attach: calls the function that attaches the hooks, which fails if the module `torch` is another one.
     """
 
-    def __init__(
-        self,
-        events: TrainingEvents,
-        attach: Callable[[Callable[[], None]], None] = lambda attach: attach(),
-        gradients: Callable[[], None] | None = None,
-    ) -> None:
-        self._events = events
-        self._gradients = gradients
-        self._guarded = attach
-        self._undo: list[Callable[[], None]] = []
-        self._finder: TorchImport | None = None
-        self._pid = os.getpid()
+    events: TrainingEvents
+    attach: Callable[[Callable[[], None]], None] = lambda attach: attach()
+    gradients: Callable[[], None] | None = None
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+    _finder: TorchImport | None = None
+    _pid: int = field(default_factory=os.getpid)
 
     def install(self) -> None:
         """Install now if torch is imported, else right after its import.
@@ -78,7 +74,7 @@ class TrainingHooks:
         self._undo.clear()
 
     def _arrived(self) -> None:
-        self._guarded(self._attach)
+        self.attach(self._attach)
 
     def _attach(self) -> None:
         import torch
@@ -99,8 +95,8 @@ class TrainingHooks:
                 handle.remove()
 
         self._undo.append(undo)
-        if self._gradients is not None and hasattr(torch.autograd, _ENGINE):
-            self._wrap_engine(self._gradients)
+        if self.gradients is not None and hasattr(torch.autograd, _ENGINE):
+            self._wrap_engine(self.gradients)
 
     def _wrap_engine(self, computed: Callable[[], None]) -> None:
         import torch
@@ -137,7 +133,7 @@ class TrainingHooks:
     def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
-        events, pid, compiling = self._events, self._pid, torch.compiler.is_compiling
+        events, pid, compiling = self.events, self._pid, torch.compiler.is_compiling
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -166,13 +162,13 @@ class TrainingHooks:
         from torch.compiler import is_compiling
 
         if not is_compiling() and os.getpid() == self._pid:
-            self._events.optimizer_begins(optimizer)
+            self.events.optimizer_begins(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         from torch.compiler import is_compiling
 
         if not is_compiling() and os.getpid() == self._pid:
-            self._events.optimizer_ends(optimizer, inside_backward())
+            self.events.optimizer_ends(optimizer, inside_backward())
 
 
 def inside_backward() -> bool:

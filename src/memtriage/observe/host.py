@@ -32,23 +32,15 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rss: resident set.
         pss: resident set with each shared page divided by the number of processes that map it.
-        anon: resident private memory without a file.
-        file: resident pages of mapped files, including libraries.
-        shmem: resident shared memory, including page-locked memory of `cudaHostAlloc`.
         swap: swapped out.
         peak_rss: highest resident set so far (`VmHWM`).
-        locked: locked by `mlock`; `cudaHostAlloc` and `cudaHostRegister` do not count here.
         uss: pages that no other process maps.
     """
 
     rss: int | None = None
     pss: int | None = None
-    anon: int | None = None
-    file: int | None = None
-    shmem: int | None = None
     swap: int | None = None
     peak_rss: int | None = None
-    locked: int | None = None
     uss: int | None = None
 
 
@@ -58,7 +50,6 @@ class ChildSample(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid: process id.
         name: the kernel's name for it (torch names its loader workers `pt_data_worker`).
-        command: start of its command line.
         rss: resident set; pages shared with the parent are counted in every process.
         pss: resident set with shared pages divided among their users; this figure may be summed.
         uss: pages that no other process maps: what its end would free.
@@ -69,7 +60,6 @@ class ChildSample(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     name: str
-    command: str
     rss: int | None
     pss: int | None = None
     uss: int | None = None
@@ -147,12 +137,8 @@ def host_sample(proc: Path = SELF) -> HostSample:
     return HostSample(
         rss=_first(rollup.get("Rss"), status.get("VmRSS")),
         pss=rollup.get("Pss"),
-        anon=_first(rollup.get("Anonymous"), status.get("RssAnon")),
-        file=status.get("RssFile"),
-        shmem=status.get("RssShmem"),
         swap=_first(rollup.get("Swap"), status.get("VmSwap")),
         peak_rss=status.get("VmHWM"),
-        locked=_first(status.get("VmLck"), rollup.get("Locked")),
         uss=_private(rollup),
     )
 
@@ -303,17 +289,11 @@ _PAGEMAP_PIECE: Final = 1 << 20
 
 
 def _child(process: psutil.Process) -> ChildSample:
-    import psutil
-
-    command: list[str] = []
-    with contextlib.suppress(psutil.AccessDenied):
-        command = process.cmdline()
     rollup = kib_fields(text_of(Path(f"/proc/{process.pid}/smaps_rollup")))
     own = [rollup[key] for key in ("Anonymous", "Private_Dirty") if key in rollup]
     return ChildSample(
         pid=process.pid,
         name=process.name(),
-        command=" ".join(command)[:120],
         rss=rollup["Rss"] if "Rss" in rollup else _psutil_rss(process.pid),
         pss=rollup.get("Pss"),
         uss=_private(rollup),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from memtriage.model.asked import Answer
     from memtriage.model.findings import Finding
     from memtriage.model.position import TrainingPosition
     from memtriage.model.run_status import RunStatus
@@ -29,8 +28,6 @@ class ActiveWatch(Protocol):
     def residue(self, findings: Sequence[Finding]) -> None: ...
 
     def statuses(self) -> list[RunStatus]: ...
-
-    def answer(self, within_s: float) -> Answer: ...
 
 
 class ActiveListener(Protocol):

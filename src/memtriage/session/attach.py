@@ -32,7 +32,8 @@ from memtriage.model.position import TrainingPosition
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import MIB, count, rate, size
 from memtriage.observe.driver import process_memory
-from memtriage.observe.host import kib_fields, memory_classes, text_of
+from memtriage.observe.host import memory_classes
+from memtriage.observe.process_tree import sizes_of
 from memtriage.observe.smaps import MappingClass
 from memtriage.outside.answer import arguments
 from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, joined
@@ -136,11 +137,11 @@ class Attached:
 
     def read_counters(self, now: float) -> None:
         """Add a reading of what the kernel counts, at so many seconds since the start."""
-        sizes = kib_fields(text_of(Path(f"/proc/{self.pid}/status")))
-        if "RssAnon" not in sizes:  # also of a zombie
+        sizes = sizes_of(self.pid)
+        if sizes is None:  # also of a zombie
             self.ended = f"process {self.pid} ended"
         else:
-            self.seconds.read(_CPU, now, sizes["RssAnon"] + sizes.get("VmSwap", 0))
+            self.seconds.read(_CPU, now, sizes.anonymous)
         allocator = self.allocator  # another thread may set it
         if allocator is not None:
             self.allocated |= allocator.counters()

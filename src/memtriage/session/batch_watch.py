@@ -122,7 +122,7 @@ class BatchWatch:
         passes: Callable[[Epoch], None] = lambda epoch: None,
     ) -> None:
         self._rank = rank
-        self._record = record
+        self.record = record
         self._say = say
         self._passes = passes
         self._hook = LoaderHook(self._begins)
@@ -252,7 +252,7 @@ class BatchWatch:
         before, self._found = self._found, dict(self._too_large(position))
         for device, finding in self._found.items():
             if device not in before:
-                self._record.findings([finding], final=False)
+                self.record.findings([finding], final=False)
                 self._say(f"{finding.mechanism}; {finding.evidence[0]}")
 
     def _too_large(self, position: TrainingPosition) -> Iterable[tuple[str, Finding]]:

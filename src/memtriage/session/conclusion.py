@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from memtriage.diagnose.host.findings import host_findings, host_notes
 from memtriage.diagnose.verdict import verdict
@@ -24,6 +25,7 @@ from memtriage.session.residue import PhaseResidue
 from memtriage.store.records import End
 
 
+@dataclass(slots=True)
 class Conclusion:
     """Judges what the parts of a watch have gathered, once the program has ended.
 
@@ -41,35 +43,21 @@ class Conclusion:
         growth, fragmentation, host, batches, death, residue: the evidence.
     """
 
-    def __init__(
-        self,
-        rank: int | None,
-        progress: TrainingProgress,
-        record: SessionRecord,
-        live: LiveState,
-        *,
-        growth: GrowthWatch,
-        fragmentation: FragmentationWatch,
-        host: HostWatch,
-        batches: BatchWatch,
-        death: DeathWatch,
-        residue: PhaseResidue,
-    ) -> None:
-        self.findings: list[Finding] = []
-        self.judged: dict[str, Judged] = {}
-        self.exception_text: str | None = None
-        self.died_of_memory = False
-        self._rank = rank
-        self._progress = progress
-        self._record = record
-        self._live = live
-        self._growth = growth
-        self._fragmentation = fragmentation
-        self._host = host
-        self._batches = batches
-        self._death = death
-        self._residue = residue
-        self._failed_to_judge = True
+    rank: int | None
+    progress: TrainingProgress
+    record: SessionRecord
+    live: LiveState
+    growth: GrowthWatch
+    fragmentation: FragmentationWatch
+    host: HostWatch
+    batches: BatchWatch
+    death: DeathWatch
+    residue: PhaseResidue
+    findings: list[Finding] = field(default_factory=list)
+    judged: dict[str, Judged] = field(default_factory=dict)
+    exception_text: str | None = None
+    died_of_memory: bool = False
+    _failed_to_judge: bool = True
 
     @property
     def verdict(self) -> Verdict:
@@ -90,7 +78,7 @@ class Conclusion:
         self.exception_text = None if exception is None else exception_text(exception)
         self.died_of_memory = memory_error is not None
         self._judge_growth(failed)
-        self.findings += self._residue.findings()
+        self.findings += self.residue.findings()
         self._judge_fragmentation()
         self._judge_host()
         if memory_error is not None:
@@ -106,61 +94,61 @@ class Conclusion:
             devices: those whose peaks go into the record.
         """
         self._write_evidence()
-        self._record.findings(self.findings, final=True)
+        self.record.findings(self.findings, final=True)
         end = End(
             verdict=self.verdict,
-            steps=self._progress.position.step,
+            steps=self.progress.position.step,
             exception=self.exception_text,
             exit_code=exit_code,
-            time_s=round(self._progress.elapsed(), 3),
-            device_limits=self._growth.limits,
-            passing=self._growth.transient.most(),
+            time_s=round(self.progress.elapsed(), 3),
+            device_limits=self.growth.limits,
+            passing=self.growth.transient.most(),
             peak_rss=host_peak(),
             judged=self.judged,
         )
         try:
             end.peak_allocated, end.peak_reserved = allocator_peaks(devices)
         except Exception as error:
-            self._record.failed("read peaks", error)
-        self._record.write("end", end)
+            self.record.failed("read peaks", error)
+        self.record.write("end", end)
 
     @never_raises
     def _write_evidence(self) -> None:
-        self._growth.write_readings(last=True)
+        self.growth.write_readings(last=True)
 
     @never_raises
     def _judge_growth(self, failed: bool) -> None:
-        judgment = self._growth.judged()
-        self.findings = findings_of(judgment.leaks, self._rank)
-        self._live.leaks(self.findings)
+        judgment = self.growth.judged()
+        self.findings = findings_of(judgment.leaks, self.rank)
+        self.live.leaks(self.findings)
         self.judged = judged_in_words(
             judgment.judged,
             script_failed=failed,
-            steps=self._progress.position.step,
+            steps=self.progress.position.step,
             torch="torch" in sys.modules,
         )
         self._failed_to_judge = False
 
     @never_raises
     def _judge_fragmentation(self) -> None:
-        self.findings += self._fragmentation.findings()
+        self.findings += self.fragmentation.findings()
 
     @never_raises
     def _judge_host(self) -> None:
-        evidence = self._host.conclude()
+        evidence = self.host.conclude()
         for finding in host_findings(evidence):
-            finding.rank = self._rank
-            finding.step = self._progress.position.step if finding.step is None else finding.step
+            finding.rank = self.rank
+            finding.step = self.progress.position.step if finding.step is None else finding.step
             self.findings.append(finding)
         for note in host_notes(evidence):
-            self._record.note(note)
+            self.record.note(note)
 
     @never_raises
     def _judge_batches(self) -> None:
-        self.findings += self._batches.findings(self._progress.position)
+        self.findings += self.batches.findings(self.progress.position)
 
     @never_raises
     def _judge_death(self, error: BaseException) -> None:
-        finding = self._death.finding(error, self.findings)
-        finding.rank = self._rank
+        finding = self.death.finding(error, self.findings)
+        finding.rank = self.rank
         self.findings.insert(0, finding)

@@ -25,10 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from memtriage.model.asked import Answer
 from memtriage.model.census import Census
-from memtriage.model.findings import Finding, Verdict
-from memtriage.model.judged import Judged
+from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPosition
 from memtriage.model.run_status import RunStatus
 from memtriage.observe.counters import CounterReader
@@ -68,6 +66,8 @@ class Session:
         identity: which rank of which run this is.
         path: the rank's record.
         argv: the program and its arguments.
+        responder: takes censuses for other processes.
+        conclusion: has the result, after `finish`.
 
     Args:
         directory: where records go; for the rank's file in it see `store.layout`.
@@ -101,7 +101,7 @@ class Session:
         self._started_at = time.time()
 
         rank, lock = identity.rank, cast(Lock, self._lock)
-        self._record = record = SessionRecord(self.path)
+        self.record = record = SessionRecord(self.path)
         self._progress = progress = TrainingProgress()
         self._hooks = TrainingHooks(self, self._attach, self.gradients_computed)
         # The parts that marks go to.
@@ -133,7 +133,7 @@ class Session:
             rank=rank,
             batches_vary=lambda: death.batches_vary,
         )
-        self._responder = Responder(
+        self.responder = Responder(
             identity=identity,
             argv=argv,
             progress=progress,
@@ -160,7 +160,7 @@ class Session:
             whole=self._growth.job.at_sample,
             failed=record.failed,
         )
-        self._conclusion = Conclusion(
+        self.conclusion = Conclusion(
             rank,
             progress,
             record,
@@ -188,7 +188,7 @@ class Session:
     @property
     def record_error(self) -> str | None:
         """Why lines of the record are missing; None if all were written."""
-        return self._record.error
+        return self.record.error
 
     def elapsed(self) -> float:
         """Return seconds since the session was made."""
@@ -209,17 +209,8 @@ class Session:
                     self._lock.release()
             return self._live.statuses()
         except Exception as error:  # the caller can do without
-            self._record.failed("metrics", error)
+            self.record.failed("metrics", error)
             return []
-
-    def answer(self, within_s: float, follow: bool = False) -> Answer:
-        """Take a census for another process, or say why there is none. Called in the listener's thread.
-
-        Args:
-            within_s: how long to wait for an instant at which the program can be inspected.
-            follow: the census is to be compared with later ones.
-        """
-        return self._responder.answer(within_s, follow)
 
     # --- events: the start, the hooks and the program's own calls -------------------------------------------
 
@@ -228,7 +219,7 @@ class Session:
         """Begin the record, install the hooks."""
         self._running = True
         start = start_record(self.identity, self.argv, self._pid, self._started_at)
-        self._record.write("start", start)
+        self.record.write("start", start)
         self._hooks.install()
         self._growth.install()
         self._sampler.start()
@@ -341,7 +332,7 @@ class Session:
     def _report_suspects(self, leaks: list[Finding]) -> None:
         """Pass on what seems to leak. It goes into the record now, in case the process is killed."""
         self._live.leaks(leaks)
-        self._record.findings(leaks, final=False)
+        self.record.findings(leaks, final=False)
         if self._log is not None:
             self._log.suspect(leaks)
 
@@ -371,10 +362,10 @@ class Session:
             by_itself = failed(exit_code, exception)
             at_once = by_itself and not self._progress.works
             self._last_look(exception, error, brief or a_signal_waits(), at_once)
-            self._conclusion.judge(exception, error, by_itself)
+            self.conclusion.judge(exception, error, by_itself)
             last_readings = [] if self._last_mark is None else self._last_mark.readings
-            self._conclusion.write(exit_code, [reading.device for reading in last_readings])
-            self._record.close()
+            self.conclusion.write(exit_code, [reading.device for reading in last_readings])
+            self.record.close()
         finally:
             self._running = False
 
@@ -383,7 +374,7 @@ class Session:
         self._sampler.stop()
         self._growth.job.stop()
         if self._growth.job.ledger is not None:
-            self._record.write("ledger", self._growth.job.ledger)
+            self.record.write("ledger", self._growth.job.ledger)
         self._hooks.remove()
         self._batches.remove()
         self._growth.events.remove()
@@ -401,30 +392,3 @@ class Session:
             self._growth.remove()
         if self._last_census and not brief and (not at_once or error is not None):
             self._growth.take_ledgers(frames)
-
-    # --- the result, after `finish` -------------------------------------------------------------------------
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What is wrong."""
-        return self._conclusion.findings
-
-    @property
-    def judged(self) -> dict[str, Judged]:
-        """What the verdict is based on, by device."""
-        return self._conclusion.judged
-
-    @property
-    def verdict(self) -> Verdict:
-        """This rank's verdict; `error` if the watch itself failed to judge."""
-        return self._conclusion.verdict
-
-    @property
-    def died_of_memory(self) -> bool:
-        """Whether the program ended because memory ran out."""
-        return self._conclusion.died_of_memory
-
-    @property
-    def exception_text(self) -> str | None:
-        """What ended the program; None if it completed."""
-        return self._conclusion.exception_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
 
@@ -54,6 +54,7 @@ class BatchPolicy:
 BATCHES: Final = BatchPolicy()
 
 
+@dataclass(slots=True)
 class DeathWatch:
     """Notes what a program does, so that an out-of-memory error can be explained.
 
@@ -69,25 +70,17 @@ class DeathWatch:
         look: takes a census with the frames of an error, and makes other marks wait meanwhile.
     """
 
-    def __init__(
-        self,
-        *,
-        position: Callable[[], TrainingPosition],
-        running: Callable[[], bool],
-        failed: Callable[[str, Exception], None],
-        look: Callable[[Sequence[FrameType]], Census],
-    ) -> None:
-        self._position = position
-        self._running = running
-        self._note_failure = failed
-        self._look = look
-        self._observing = False
-        self._failed: FailedAllocation | None = None
-        self._owners: list[tuple[str, int]] = []
-        self.batch_elements: int | None = None
-        self.batches_vary: bool | None = None
-        self.largest_batch: int | None = None
-        self._input_due_s = 0.0
+    position: Callable[[], TrainingPosition]
+    running: Callable[[], bool]
+    failed: Callable[[str, Exception], None]
+    look: Callable[[Sequence[FrameType]], Census]
+    _observing: bool = False
+    _failed: FailedAllocation | None = None
+    _owners: list[tuple[str, int]] = field(default_factory=list)
+    batch_elements: int | None = None
+    batches_vary: bool | None = None
+    largest_batch: int | None = None
+    _input_due_s: float = 0.0
 
     # --- while the program runs -----------------------------------------------------------------------------
 
@@ -111,7 +104,7 @@ class DeathWatch:
         except Exception as error:  # foreign objects may do anything when inspected
             if is_programs_exception(error):
                 raise
-            self._note_failure("batch size", error)
+            self.failed("batch size", error)
             return None
         took = time.perf_counter() - now
         self._input_due_s = BATCHES.next_s(now, took)
@@ -130,7 +123,7 @@ class DeathWatch:
     def _out_of_memory(self, device: int, requested: int, limit: int, free: int) -> None:
         """Record the state inside the failing allocation, without using the GPU."""
         times = 1 if self._failed is None else self._failed.times + 1
-        if not self._running() or times > _MOST_LOOKED_AT:
+        if not self.running() or times > _MOST_LOOKED_AT:
             return
         grad_enabled = bool(sys.modules["torch"].is_grad_enabled())
         here = self._here()
@@ -147,11 +140,11 @@ class DeathWatch:
             name, requested, limit, free, here, cuda.counters(device), times=times
         )
         try:
-            self._failed.owners = owners_of(self._look(()).storages, name)
+            self._failed.owners = owners_of(self.look(()).storages, name)
         except Exception as error:  # host memory may be short, too: the counters must be enough
             if is_programs_exception(error):
                 raise
-            self._note_failure("census at the out-of-memory error", error)
+            self.failed("census at the out-of-memory error", error)
 
     def look_at(self, error: BaseException) -> bool:
         """Look at what the program had when an error ended it, if no observer has.
@@ -165,7 +158,7 @@ class DeathWatch:
         if self._failed is not None:
             return False
         with lifted_memory_limit():
-            census = self._look(error_frames(error))
+            census = self.look(error_frames(error))
         self._owners = owners_of(census.storages, device_of(error))
         return True
 
@@ -176,4 +169,4 @@ class DeathWatch:
         return died_of_memory(error, self._failed, self._here(), self._owners, source, leaks)
 
     def _here(self) -> TrainingPosition:
-        return replace(self._position(), batch_elements=self.batch_elements, largest_batch=self.largest_batch)
+        return replace(self.position(), batch_elements=self.batch_elements, largest_batch=self.largest_batch)

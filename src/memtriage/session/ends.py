@@ -7,23 +7,23 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from memtriage.observe import cuda
 from memtriage.observe.cgroup import host_limit
 from memtriage.observe.exceptions import summary_of, text_of
+from memtriage.observe.process_tree import started_at
 from memtriage.store.layout import RankIdentity
 from memtriage.store.records import Start
 
 
-def start_record(identity: RankIdentity, argv: list[str], pid: int, started_at: float) -> Start:
+def start_record(identity: RankIdentity, argv: list[str], pid: int, began: float) -> Start:
     """Return the first line of a rank's record.
 
     Args:
         identity: which rank of which run this is.
         argv: the program and its arguments.
         pid: of this process.
-        started_at: when the watch began, in seconds since the epoch.
+        began: when the watch did, in seconds since the epoch.
     """
     return Start(
         run_id=identity.run_id,
@@ -32,12 +32,12 @@ def start_record(identity: RankIdentity, argv: list[str], pid: int, started_at: 
         world_size=identity.world_size,
         local_rank=identity.local_rank,
         pid=pid,
-        pid_start=_kernel_start_time(),
+        pid_start=started_at(pid),
         host=socket.gethostname(),
         argv=argv,
         python=platform.python_version(),
         torch=torch_version(),
-        time=started_at,
+        time=began,
         host_limit=host_limit().bytes,
     )
 
@@ -79,11 +79,3 @@ def allocator_peaks(devices: Iterable[str]) -> tuple[dict[str, int], dict[str, i
                 allocated[name] = counters.peak_allocated
                 reserved[name] = counters.peak_reserved
     return allocated, reserved
-
-
-def _kernel_start_time() -> int | None:
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None

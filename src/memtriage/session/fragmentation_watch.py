@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from memtriage.account.gpu_ledger import STRANDED
@@ -50,6 +50,7 @@ def predicted_compaction(device: str) -> str | None:
     )
 
 
+@dataclass(slots=True)
 class FragmentationWatch:
     """Follows the GPUs at the ends of steps.
 
@@ -60,22 +61,15 @@ class FragmentationWatch:
         predict: called at the end of a step to predict a compaction.
     """
 
-    def __init__(
-        self,
-        rank: int | None,
-        record: SessionRecord,
-        ledgers: LedgerKeeper,
-        predict: Predict = predicted_compaction,
-    ) -> None:
-        self._rank = rank
-        self._record = record
-        self._ledgers = ledgers
-        self._predict = predict
-        self._courses: dict[str, ReservedCourse] = {}
-        self._looked: dict[str, int] = {}
-        self._asked_at: int | None = None
-        self._pinned: dict[str, str] = {}
-        self._compaction: dict[str, str] = {}
+    rank: int | None
+    record: SessionRecord
+    ledgers: LedgerKeeper
+    predict: Predict = predicted_compaction
+    _courses: dict[str, ReservedCourse] = field(default_factory=dict)
+    _looked: dict[str, int] = field(default_factory=dict)
+    _asked_at: int | None = None
+    _pinned: dict[str, str] = field(default_factory=dict)
+    _compaction: dict[str, str] = field(default_factory=dict)
 
     def at_mark(self, mark: MarkPoint) -> None:
         """Take the counters of a step. A device that has reserved more since the last one may be examined."""
@@ -96,9 +90,9 @@ class FragmentationWatch:
         if growth is None or growth.beyond < LOOK.again * self._looked.get(device, 0):
             return
         self._looked[device] = growth.beyond
-        self._ledgers.ask()
+        self.ledgers.ask()
         self._asked_at = step
-        would = self._predict(device)
+        would = self.predict(device)
         if would is not None:
             self._compaction[device] = f"memtriage.compact() at the end of step {step:,} {would}"
 
@@ -117,15 +111,15 @@ class FragmentationWatch:
             if (growth := course.growth()) is not None
         ]
         for finding in found:
-            finding.rank = self._rank
+            finding.rank = self.rank
         return sorted(found, key=lambda finding: -(finding.bytes or 0))
 
     def _note_pins(self) -> None:
         """Keep what the requested ledger says about pinned segments: a later one may be of the end."""
-        if self._asked_at is None or all(ledger.step != self._asked_at for ledger in self._ledgers.last):
+        if self._asked_at is None or all(ledger.step != self._asked_at for ledger in self.ledgers.last):
             return
         self._asked_at = None
-        for ledger in self._ledgers.last:
+        for ledger in self.ledgers.last:
             for row in ledger.rows:
                 if row.row == STRANDED and row.bytes and row.detail:
                     self._pinned[ledger.device] = f"at step {ledger.step:,}: {row.detail}"

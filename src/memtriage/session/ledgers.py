@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from memtriage.account.census import CensusView
@@ -36,6 +37,7 @@ _LASTING: Final = frozenset(("parameter", "buffer", "optimizer state"))
 """Owners of tensors that are there between two steps, unlike gradients and activations."""
 
 
+@dataclass(slots=True)
 class LedgerKeeper:
     """Takes the ledgers of every device in use, and of the host, while a census is open.
 
@@ -50,30 +52,21 @@ class LedgerKeeper:
         residue: gets what stays on the devices after a backward.
     """
 
-    def __init__(
-        self,
-        script_root: str | None,
-        progress: TrainingProgress,
-        record: SessionRecord,
-        live: LiveState,
-        host: HostWatch,
-        residue: Callable[[Sequence[Finding]], None],
-    ) -> None:
-        self.baselines: dict[int, int] = {}
-        self.last: Sequence[Ledger] = ()
-        self._script_root = script_root
-        self._progress = progress
-        self._record = record
-        self._live = live
-        self._host = host
-        self._residue = residue
-        self._host_reading: HostReading | None = None
-        self._due_s: float | None = None
-        self._tensors = 0
-        self._cost_s = 0.0
-        self._went_on = False
-        self._of_step: dict[str, int] = {}
-        self._at_end: dict[str, int] | None = None
+    script_root: str | None
+    progress: TrainingProgress
+    record: SessionRecord
+    live: LiveState
+    host: HostWatch
+    residue: Callable[[Sequence[Finding]], None]
+    baselines: dict[int, int] = field(default_factory=dict)
+    last: Sequence[Ledger] = ()
+    _host_reading: HostReading | None = None
+    _due_s: float | None = None
+    _tensors: int = 0
+    _cost_s: float = 0.0
+    _went_on: bool = False
+    _of_step: dict[str, int] = field(default_factory=dict)
+    _at_end: dict[str, int] | None = None
 
     @property
     def taken(self) -> bool:
@@ -82,7 +75,7 @@ class LedgerKeeper:
 
     def is_due(self) -> bool:
         """Return whether new ledgers are due. The first are taken at a census that has another reason."""
-        return self._due_s is not None and self._progress.elapsed() >= self._due_s
+        return self._due_s is not None and self.progress.elapsed() >= self._due_s
 
     def ask(self) -> None:
         """Make ledgers due now."""
@@ -91,7 +84,7 @@ class LedgerKeeper:
     @property
     def outdated(self) -> bool:
         """Whether the program has gone on since the last ledgers, and ended with its memory still in use."""
-        cheap = self._cost_s <= max(_LAST_S, _LAST_SHARE * self._progress.elapsed())
+        cheap = self._cost_s <= max(_LAST_S, _LAST_SHARE * self.progress.elapsed())
         at_end = self._at_end or {}
         there = all(at_end.get(name, 0) >= _STILL_THERE * used for name, used in self._of_step.items())
         return self._went_on and cheap and there
@@ -115,7 +108,7 @@ class LedgerKeeper:
         except Exception as error:
             if is_programs_exception(error):
                 raise
-            self._record.failed("read host", error)
+            self.record.failed("read host", error)
 
     def take(self, view: CensusView) -> None:
         """Take the ledgers from an open census.
@@ -130,32 +123,32 @@ class LedgerKeeper:
             return
         self._tensors = tensors
         if census.partial is not None:
-            self._record.note_once(f"a census is partial: {census.partial}; some holders are unknown")
+            self.record.note_once(f"a census is partial: {census.partial}; some holders are unknown")
         if is_rocm():
-            self._record.note_once(
+            self.record.note_once(
                 "this torch is built for ROCm, where memtriage was never tried: counters and holders come "
                 "from torch.cuda; the driver's figures come from NVML and are missing"
             )
         not_counted = uncounted(storage.device for storage in census.storages)
         if not_counted:
-            self._record.note_once(
+            self.record.note_once(
                 f"device memory of {', '.join(not_counted)} is not counted or judged: memtriage counts CUDA "
                 "devices, CPU tensors and the host. memtriage.census() lists the tensors there"
             )
         unread = unread_saved_tensors() if census.nodes else None
         if unread is not None:
-            self._record.note_once(unread)
+            self.record.note_once(unread)
         ledgers = take_ledgers(
-            census.storages, self.baselines, self._script_root, self._host_reading, census.parameters
+            census.storages, self.baselines, self.script_root, self._host_reading, census.parameters
         )
         self.last = ledgers
-        self._live.ledgers(ledgers, self._progress.elapsed())
+        self.live.ledgers(ledgers, self.progress.elapsed())
         job = [take_job_ledger()] if descendants() else []
         for ledger in [*ledgers, *job]:
-            ledger.step = self._progress.position.step
-            self._record.write("ledger", ledger)
-        self._host.at_census(view, self._host_reading)
-        self._residue(left_after_backward(census.storages, self._progress.position.step))
+            ledger.step = self.progress.position.step
+            self.record.write("ledger", ledger)
+        self.host.at_census(view, self._host_reading)
+        self.residue(left_after_backward(census.storages, self.progress.position.step))
         self._cost_s = census.seconds + time.perf_counter() - started
-        self._due_s = self._progress.elapsed() + self._cost_s / _LEDGER_SHARE
+        self._due_s = self.progress.elapsed() + self._cost_s / _LEDGER_SHARE
         self._went_on = False

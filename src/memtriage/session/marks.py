@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -76,6 +76,7 @@ class MarkPoint(msgspec.Struct, frozen=True):
         )
 
 
+@dataclass(slots=True)
 class StoredMarks:
     """Writes every mark while they are few, then fewer and fewer; the program's own marks always.
 
@@ -86,28 +87,21 @@ class StoredMarks:
         policy: which marks are written.
     """
 
-    def __init__(
-        self,
-        writer: RankWriter,
-        reader: CounterReader,
-        rank: int | None,
-        policy: StoringPolicy = STORING,
-    ) -> None:
-        self._policy = policy
-        self._writer = writer
-        self._reader = reader
-        self._rank = rank
-        self._made: dict[str, int] = {}
-        self._last_s = 0.0
+    writer: RankWriter
+    reader: CounterReader
+    rank: int | None
+    policy: StoringPolicy = STORING
+    _made: dict[str, int] = field(default_factory=dict)
+    _last_s: float = 0.0
 
     def at_mark(self, mark: MarkPoint) -> None:
         """Write a mark, if it is due."""
         now, number = mark.position.time_s, self._made.get(mark.name, 0) + 1
         if mark.name in ("backward", "step", "time"):
             self._made[mark.name] = number
-            if not self._policy.chosen(number) and now - self._last_s < self._policy.longest_s:
+            if not self.policy.chosen(number) and now - self._last_s < self.policy.longest_s:
                 return
         self._last_s = now
-        rss, pinned = self._reader.rss(), self._reader.pinned()
+        rss, pinned = self.reader.rss(), self.reader.pinned()
         for reading in mark.readings:
-            self._writer.write("mark", mark.of(reading, self._rank, rss, pinned))
+            self.writer.write("mark", mark.of(reading, self.rank, rss, pinned))

@@ -51,7 +51,7 @@ class SessionRecord(RankWriter):
 class HasRecord(Protocol):
     """A part of the watch that notes its failures in the record."""
 
-    _record: SessionRecord
+    record: SessionRecord
 
 
 Part = TypeVar("Part", bound=HasRecord)
@@ -70,7 +70,7 @@ def never_raises(method: Callable[Concatenate[Part, P], None]) -> Callable[Conca
                 if is_programs_exception(error):
                     raise
                 with suppress(Exception):  # the program continues even if no note can be written
-                    part._record.failed(method.__name__.strip("_").replace("_", " "), error)
+                    part.record.failed(method.__name__.strip("_").replace("_", " "), error)
 
         do_own_work(attempt)
 

@@ -79,7 +79,7 @@ def run_watched(
         return finish(execute(target))
     active.session = session
     server = None if metrics is None else _serve_metrics(session, metrics, messages)
-    listener = Listener(session.answer, say) if listen else None
+    listener = Listener(session.responder.answer, say) if listen else None
 
     def conclude(wait_s: float) -> Verdict | None:
         """Report, and return the verdict; None on the ranks that make no report."""
@@ -193,13 +193,13 @@ def _remembered(session: Session) -> tuple[RunReport, RunContext]:
     from memtriage.diagnose.ranks.merge import RunContext
 
     report = RunReport(
-        verdict=session.verdict,
+        verdict=session.conclusion.verdict,
         steps=session.position.step,
-        findings=session.findings,
+        findings=session.conclusion.findings,
         marks=[],
         ledger={},
-        exception=session.exception_text,
-        judged=session.judged,
+        exception=session.conclusion.exception_text,
+        judged=session.conclusion.judged,
         ranks=RankCount(seen=1, of=session.identity.world_size),
     )
     note = f"{session.path} could not be written ({session.record_error}): no marks, no ledger"
@@ -326,7 +326,7 @@ class Watch:
         )
         active.session = self._session
         self._session.start()
-        self._listener = Listener(self._session.answer, say) if self._listen else None
+        self._listener = Listener(self._session.responder.answer, say) if self._listen else None
         if self._listener is not None:
             self._listener.start()
         return self

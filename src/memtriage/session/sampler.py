@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import psutil
@@ -26,6 +27,7 @@ _CHILDREN_EVERY_S = 0.5
 _CHILDREN_SHARE = 0.02
 
 
+@dataclass(slots=True)
 class Sampler:
     """Samples every few seconds in its own thread; while there are children, more often.
 
@@ -40,41 +42,34 @@ class Sampler:
         failed: notes that a part of the watch failed, by its name.
     """
 
-    def __init__(
-        self,
-        watch: HostWatch,
-        *,
-        now: Callable[[], TrainingPosition],
-        marks: TimeMarks,
-        within_step: Callable[[], None],
-        write: Callable[[HostSampleLine], None],
-        job: Callable[[], None],
-        whole: Callable[[HostSample, list[ChildSample], CgroupMemory | None], None],
-        failed: Callable[[str, BaseException], None],
-    ) -> None:
-        self._watch = watch
-        self._now = now
-        self._marks = marks
-        self._within_step = within_step
-        self._write = write
-        self._job = job
-        self._whole = whole
-        self._failed = failed
-        self._stop = threading.Event()
+    watch: HostWatch
+    now: Callable[[], TrainingPosition]
+    marks: TimeMarks
+    within_step: Callable[[], None]
+    write: Callable[[HostSampleLine], None]
+    job: Callable[[], None]
+    whole: Callable[[HostSample, list[ChildSample], CgroupMemory | None], None]
+    failed: Callable[[str, BaseException], None]
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: OwnThread = field(init=False)
+    _next: float = 0.0
+    _next_host: float = 0.0
+    _next_children: float = 0.0
+
+    def __post_init__(self) -> None:
         self._thread = OwnThread(self._run)
-        self._next = self._next_host = self._next_children = 0.0
 
     def start(self) -> None:
         """Start the thread; if that fails, there are no samples."""
         try:
             self._thread.start()
         except RuntimeError as error:
-            self._failed("host samples", error)
+            self.failed("host samples", error)
 
     def stop(self) -> None:
         """End the thread and the time-based marks. May be called twice, and from the thread itself."""
         self._stop.set()
-        self._marks.stop()
+        self.marks.stop()
         self._thread.join(timeout=_STOP_WITHIN_S)
 
     def _run(self) -> None:
@@ -82,8 +77,8 @@ class Sampler:
         # heap, which must not count against a limit that the program sets later.
         while True:
             self._try(self._sample_if_due)
-            self._try(self._job)
-            due_s = self._try(self._marks.at_wake)
+            self._try(self.job)
+            due_s = self._try(self.marks.at_wake)
             if self._stop.wait(_WAKE_S if due_s is None else min(_WAKE_S, due_s)):
                 break
         self._try(self._sample_children)
@@ -97,22 +92,22 @@ class Sampler:
         try:
             return part()
         except (Exception, SystemExit) as error:
-            self._failed("host sample", error)
+            self.failed("host sample", error)
             return None
 
     def _sample_if_due(self) -> None:
-        now = self._now().time_s
+        now = self.now().time_s
         if now < self._next:
             return  # it has only come for a mark
         self._next = now + _SAMPLE_S
-        self._within_step()
-        self._watch.at_shared_memory(dev_shm())
+        self.within_step()
+        self.watch.at_shared_memory(dev_shm())
         if now >= self._next_host:
             self._next_host = now + _HOST_EVERY_S
-            self._write(self.sample())
+            self.write(self.sample())
         elif now >= self._next_children:
             self._sample_children()
-            took = self._now().time_s - now
+            took = self.now().time_s - now
             self._next_children = now + max(_CHILDREN_EVERY_S, took / _CHILDREN_SHARE)
 
     def _sample_children(self) -> None:
@@ -127,9 +122,9 @@ class Sampler:
         processes = children()
         below = [child.pss for child in processes if child.pss is not None]
         available = psutil.virtual_memory().available
-        self._watch.at_sample(own, processes, group, available)
-        self._whole(own, processes, group)
-        position = self._now()
+        self.watch.at_sample(own, processes, group, available)
+        self.whole(own, processes, group)
+        position = self.now()
         return HostSampleLine(
             time_s=round(position.time_s, 3),
             step=position.step,

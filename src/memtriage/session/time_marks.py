@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from memtriage.observe import cuda
@@ -42,6 +42,7 @@ class TimeMarkPolicy:
 POLICY: Final = TimeMarkPolicy()
 
 
+@dataclass(slots=True)
 class TimeMarks:
     """Asks the program's main thread for a mark whenever one is due, and never waits for it.
 
@@ -56,41 +57,32 @@ class TimeMarks:
         failed: notes that a part of the watch failed, by its name.
     """
 
-    def __init__(
-        self,
-        progress: TrainingProgress,
-        *,
-        since_mark: Callable[[], float],
-        mark: Callable[[], None],
-        lock: Lock,
-        failed: Callable[[str, BaseException], None],
-    ) -> None:
-        self._progress = progress
-        self._since_mark = since_mark
-        self._mark = mark
-        self._lock = lock
-        self._failed = failed
-        self._asked: MainThreadCall[None] | None = None
-        self._calls = RepeatedCalls()
-        self._first_s: float | None = None
-        self._made_s = 0.0
-        self._stopped = False
+    progress: TrainingProgress
+    since_mark: Callable[[], float]
+    mark: Callable[[], None]
+    lock: Lock
+    failed: Callable[[str, BaseException], None]
+    _asked: MainThreadCall[None] | None = None
+    _calls: RepeatedCalls = field(default_factory=RepeatedCalls)
+    _first_s: float | None = None
+    _made_s: float = 0.0
+    _stopped: bool = False
 
     def at_wake(self) -> float:
         """Ask for a mark if one is due; return the seconds until the next check.
 
         Until the program's work was seen to repeat, its stacks are read as often as marks are made at first.
         """
-        if not self._progress.works:
-            self._progress.repeats = self._calls.seen()
+        if not self.progress.works:
+            self.progress.repeats = self._calls.seen()
         remaining = self._remaining_s()
         if remaining > 0:
-            return remaining if self._progress.works else min(remaining, POLICY.apart_s)
+            return remaining if self.progress.works else min(remaining, POLICY.apart_s)
         # One request is enough: while the main thread is elsewhere, more would only fill the queue.
         if not self._stopped and (self._asked is None or not self._asked.queued):
             self._asked = own_work_in_main_thread(self._come)
             self._asked.ask()
-        loading = 0.0 if self._first_s is not None else POLICY.loading * self._progress.elapsed()
+        loading = 0.0 if self._first_s is not None else POLICY.loading * self.progress.elapsed()
         return max(POLICY.apart_s, loading)
 
     def stop(self) -> None:
@@ -100,9 +92,9 @@ class TimeMarks:
             self._asked.cancel()
 
     def _remaining_s(self) -> float:
-        if self._progress.trains:
-            return POLICY.quiet_s - self._since_mark()
-        now = self._progress.elapsed()
+        if self.progress.trains:
+            return POLICY.quiet_s - self.since_mark()
+        now = self.progress.elapsed()
         followed = 0.0 if self._first_s is None else now - self._first_s
         return self._made_s + max(POLICY.apart_s, POLICY.share * followed) - now
 
@@ -115,24 +107,24 @@ class TimeMarks:
         except (Exception, SystemExit) as error:  # an audit hook of the program may raise either
             if is_programs_exception(error):
                 raise
-            self._failed("time mark", error)
+            self.failed("time mark", error)
 
     def _make(self) -> None:
-        if self._lock._is_owned() or not self._lock.acquire(blocking=False):
+        if self.lock._is_owned() or not self.lock.acquire(blocking=False):
             return  # another thread makes a mark
         try:
             # Training may have begun since the request; then a step or a backward makes the mark.
             if self._remaining_s() <= 0 and not self._busy():
-                self._mark()
-                self._made_s = self._progress.elapsed()
+                self.mark()
+                self._made_s = self.progress.elapsed()
                 self._first_s = self._made_s if self._first_s is None else self._first_s
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def _busy(self) -> bool:
         """Whether the program is doing something that a mark, or its census, must not disturb."""
         # A thread that announced a backward may be on its way into the engine, where it is not visible yet.
-        in_backward = self._progress.position.phase == "backward" or backward_runs()
+        in_backward = self.progress.position.phase == "backward" or backward_runs()
         return in_backward or cuda.capturing() or _importing()
 
 

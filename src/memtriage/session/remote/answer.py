@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from memtriage.account.ledgers import take_ledgers
@@ -32,6 +33,7 @@ class Lock(AbstractContextManager[Any], Protocol):
     def _is_owned(self) -> bool: ...
 
 
+@dataclass(slots=True)
 class Responder:
     """Takes censuses of this process at requests from outside.
 
@@ -43,24 +45,13 @@ class Responder:
         baselines, script_root: as for `memtriage.session.remote.take.take_answer`.
     """
 
-    def __init__(
-        self,
-        *,
-        identity: RankIdentity,
-        argv: list[str],
-        progress: TrainingProgress,
-        lock: Lock,
-        running: Callable[[], bool],
-        baselines: Mapping[int, int],
-        script_root: str | None,
-    ) -> None:
-        self._identity = identity
-        self._argv = argv
-        self._progress = progress
-        self._lock = lock
-        self._running = running
-        self._baselines = baselines
-        self._script_root = script_root
+    identity: RankIdentity
+    argv: list[str]
+    progress: TrainingProgress
+    lock: Lock
+    running: Callable[[], bool]
+    baselines: Mapping[int, int]
+    script_root: str | None
 
     def answer(self, within_s: float, follow: bool = False) -> Answer:
         """Take a census of this process, or say why there is none.
@@ -73,7 +64,7 @@ class Responder:
             follow: as for `memtriage.session.remote.take.take_answer`.
         """
         deadline = Deadline(within_s)
-        while self._running():
+        while self.running():
             # The requesting process does not wait longer for the census itself (`remote/ask.py`).
             call = own_work_in_main_thread(lambda: self._look(deadline, follow))
             reached, answer = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
@@ -89,21 +80,21 @@ class Responder:
 
     def _look(self, deadline: Deadline, follow: bool) -> Answer | None:
         """Take a census now; None if this is not a suitable instant."""
-        if self._lock._is_owned() or not self._lock.acquire(blocking=False):
+        if self.lock._is_owned() or not self.lock.acquire(blocking=False):
             return None  # in the middle of a mark, which may be taking a census of its own
         try:
             # Another thread that announced a backward may not be visible in the engine yet.
-            in_backward = self._progress.position.phase == "backward"
-            if in_backward and self._progress.thread != threading.get_ident():
+            in_backward = self.progress.position.phase == "backward"
+            if in_backward and self.progress.thread != threading.get_ident():
                 return None
-            answer = take_answer(self._baselines, self._script_root, follow)
+            answer = take_answer(self.baselines, self.script_root, follow)
             return None if answer is None else self._placed(answer, deadline)
         except Exception as error:  # the program continues, whatever makes a census fail
             if is_programs_exception(error):
                 raise
             return Answer(pid=os.getpid(), refused=f"the census failed ({type(error).__name__}: {error})")
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def _counters_only(self, deadline: Deadline) -> Answer:
         """Return the counters without owners: most requests are for a process that hangs."""
@@ -111,7 +102,7 @@ class Responder:
             pid=os.getpid(),
             host=socket.gethostname(),
             time=time.time(),
-            ledgers=take_ledgers(None, dict(self._baselines)),
+            ledgers=take_ledgers(None, dict(self.baselines)),
             notes=[
                 f"no owners and no holders: for {duration(deadline.passed_s)} the process was inside a "
                 "backward, whose graph must not be read, or in a census of its own"
@@ -120,8 +111,8 @@ class Responder:
         return self._placed(bare, deadline)
 
     def _placed(self, answer: Answer, deadline: Deadline) -> Answer:
-        position = self._progress.position
-        answer.rank, answer.run_id, answer.argv = self._identity.rank, self._identity.run_id, self._argv
+        position = self.progress.position
+        answer.rank, answer.run_id, answer.argv = self.identity.rank, self.identity.run_id, self.argv
         answer.step, answer.microbatch, answer.doing = position.step, position.microbatch, position.phase
         answer.waited_s = round(max(0.0, deadline.passed_s - answer.paused_s), 6)
         return answer
