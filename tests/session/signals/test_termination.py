@@ -81,6 +81,12 @@ def running(program: str, prelude: str = PRELUDE) -> Iterator[Watched]:
             process.kill()
 
 
+def end_of(program: str) -> tuple[int, list[str], str]:
+    """Exit status, lines and error output of a program that is left alone."""
+    with running(program) as watched:
+        return watched.end()
+
+
 def wait_until_gone(pid: int) -> None:
     """Returns when the process, no child of ours, has ended."""
     try:
@@ -179,7 +185,7 @@ def test_report_that_hangs_is_ended(hang: str) -> None:
 
 def test_signals_during_the_report_change_nothing() -> None:
     """As of a scheduler that signals all processes of a job, and a launcher that passes it on."""
-    with running("""
+    assert end_of("""
         def report(signum):
             say("report", signum)
             for later in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
@@ -187,37 +193,34 @@ def test_signals_during_the_report_change_nothing() -> None:
             say("written")
         with TerminationGuard(report):
             os.kill(os.getpid(), signal.SIGTERM)
-    """) as watched:
-        assert watched.end() == (-signal.SIGTERM, ["report 15", "written"], "")
+    """) == (-signal.SIGTERM, ["report 15", "written"], "")
 
 
 def test_signals_during_the_report_go_to_the_earlier_handler() -> None:
-    with running("""
+    assert end_of("""
         signal.signal(signal.SIGTERM, lambda signum, frame: say("earlier"))
         def report(signum):
             os.kill(os.getpid(), signum)
             say("written")
         with TerminationGuard(report):
             os.kill(os.getpid(), signal.SIGTERM)
-    """) as watched:
-        assert watched.end() == (0, ["written", "earlier", "earlier"], "")
+    """) == (0, ["written", "earlier", "earlier"], "")
 
 
 @pytest.mark.parametrize("last", [False, True])
 def test_the_report_waits_for_the_watchs_work(last: bool) -> None:
-    with running(f"""
+    assert end_of(f"""
         from memtriage.session.signals.own_work import do_own_work
         def work():
             os.kill(os.getpid(), signal.SIGTERM)
             say("work is done")
         with TerminationGuard(report):
             do_own_work(work, last={last})
-    """) as watched:
-        assert watched.end() == (-signal.SIGTERM, ["work is done", "report 15"], "")
+    """) == (-signal.SIGTERM, ["work is done", "report 15"], "")
 
 
 def test_an_interrupt_waits_for_the_watchs_work() -> None:
-    with running("""
+    assert end_of("""
         from memtriage.session.signals.own_work import do_own_work
         def work():
             os.kill(os.getpid(), signal.SIGINT)
@@ -229,8 +232,7 @@ def test_an_interrupt_waits_for_the_watchs_work() -> None:
             except KeyboardInterrupt:
                 say("interrupted")
         say(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-    """) as watched:
-        assert watched.end() == (0, ["True", "work is done", "interrupted", "True"], "")
+    """) == (0, ["True", "work is done", "interrupted", "True"], "")
 
 
 def test_programs_own_handler_replaces_the_guards() -> None:
@@ -305,7 +307,8 @@ def test_default_set_again_by_the_program_brings_the_guard_back() -> None:
 
 
 def test_earlier_handler_is_called_after_the_report() -> None:
-    with running("""
+    lines = ["True", "report 15", "earlier 15 True", "earlier 15 True", "True"]
+    assert end_of("""
         def earlier(signum, frame):
             say("earlier", signum, frame is not None)
         signal.signal(signal.SIGTERM, earlier)
@@ -314,25 +317,24 @@ def test_earlier_handler_is_called_after_the_report() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
         say(signal.getsignal(signal.SIGTERM) is earlier)
-    """) as watched:
-        lines = ["True", "report 15", "earlier 15 True", "earlier 15 True", "True"]
-        assert watched.end() == (0, lines, "")
+    """) == (0, lines, "")
 
 
 def test_ignored_signals_stay_ignored() -> None:
-    with running("""
+    assert end_of("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with TerminationGuard(report) as guard:
             say(guard.active, guard.watchdog_pid)
             os.kill(os.getpid(), signal.SIGTERM)
         say("alive")
-    """) as watched:
-        assert watched.end() == (0, ["False None", "alive"], "")
+    """) == (0, ["False None", "alive"], "")
 
 
 def test_everything_is_put_back() -> None:
-    with running("""
+    default = str(signal.SIG_DFL)
+    lines = ["True True", "False True", f"{default} {default} -1", "True"]
+    assert end_of("""
         functions = signal.signal, signal.getsignal, signal.set_wakeup_fd
         files = os.listdir("/proc/self/fd")
         with TerminationGuard(report) as guard:
@@ -340,10 +342,7 @@ def test_everything_is_put_back() -> None:
         say(guard.active, functions == (signal.signal, signal.getsignal, signal.set_wakeup_fd))
         say(signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP), signal.set_wakeup_fd(-1))
         say(files == os.listdir("/proc/self/fd"))
-    """) as watched:
-        default = str(signal.SIG_DFL)
-        lines = ["True True", "False True", f"{default} {default} -1", "True"]
-        assert watched.end() == (0, lines, "")
+    """) == (0, lines, "")
 
 
 def test_interrupt_is_not_touched() -> None:
@@ -388,7 +387,7 @@ def test_forked_child_dies_and_parent_stays_guarded() -> None:
 
 
 def test_forked_child_has_the_earlier_handler() -> None:
-    with running("""
+    assert end_of("""
         signal.signal(signal.SIGTERM, lambda *_: say("earlier"))
         with TerminationGuard(report):
             child = os.fork()
@@ -396,8 +395,7 @@ def test_forked_child_has_the_earlier_handler() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 os._exit(0)
             os.waitpid(child, 0)
-    """) as watched:
-        assert watched.end() == (0, ["earlier"], "")
+    """) == (0, ["earlier"], "")
 
 
 def test_watchdog_is_no_child_and_holds_nothing() -> None:
@@ -484,7 +482,8 @@ def test_event_loop_with_its_own_wakeup_descriptor() -> None:
 
 
 def test_no_handler_without_a_watchdog() -> None:
-    with running("""
+    nothing = f"False None {signal.SIG_DFL}"
+    assert end_of("""
         import socket
         from memtriage.session.signals import watchdog
         def attempt():
@@ -500,16 +499,13 @@ def test_no_handler_without_a_watchdog() -> None:
         say(signal.set_wakeup_fd(-1) == ours.fileno())
         watchdog.start = lambda *_: None
         attempt()
-    """) as watched:
-        nothing = f"False None {signal.SIG_DFL}"
-        assert watched.end() == (0, [nothing, nothing, "True", nothing], "")
+    """) == (0, [nothing, nothing, "True", nothing], "")
 
 
 def test_nested_guard_leaves_it_to_the_outer_one() -> None:
-    with running("""
+    assert end_of("""
         with TerminationGuard(report):
             with TerminationGuard(lambda signum: say("inner")) as inner:
                 say(inner.active)
             os.kill(os.getpid(), signal.SIGTERM)
-    """) as watched:
-        assert watched.end() == (-signal.SIGTERM, ["False", "report 15"], "")
+    """) == (-signal.SIGTERM, ["False", "report 15"], "")
