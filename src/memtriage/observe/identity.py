@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from memtriage.observe.classes import variables_of
 from memtriage.observe.kinds import FrameLocals
+from memtriage.observe.loaded_modules import modules
 from memtriage.observe.tensors import plain
 
 _WITNESSES: Final = 16
@@ -134,5 +135,4 @@ def _same(followed: dict[int, tuple[int, weakref.ref[Any]]], storage: Any) -> bo
 
 def module_namespaces() -> dict[int, ModuleType]:
     """Every loaded module, by the address of its variables' dict."""
-    modules = [module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)]
-    return {id(variables_of(module)): module for module in modules}
+    return {id(variables_of(module)): module for module in modules()}
