@@ -145,6 +145,15 @@ def test_runs_of_three_ranks_are_drawn_together(ranks, text):
     assert rank_list(ranks) == text
 
 
+@given(st.sets(st.integers(min_value=0, max_value=200)))
+def test_a_rank_list_names_each_rank_once(ranks):
+    named = []
+    for part in filter(None, rank_list(ranks).split(", ")):
+        first, _, last = part.partition("-")
+        named += range(int(first), int(last or first) + 1)
+    assert named == sorted(ranks)
+
+
 def test_nouns_follow_their_numbers():
     assert [count(number, "step") for number in (0, 1, 2, 1000)] == [
         "0 steps",

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.model.asked import Answer, HeldHere, Unanswered
+from memtriage.model.units import count, duration, size
 from memtriage.report.console import BULLET, Page
 from memtriage.report.run.terminal import ledger_blocks
 from memtriage.report.styles import BAD, GOOD, HOLDER
-from memtriage.report.text import count, duration, size
 
 _SIZE_WIDTH: Final = 12
 

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.model.difference import Difference, DifferenceRow, FigureChange
-from memtriage.model.units import count, signed
+from memtriage.model.units import count, signed, size
 from memtriage.report.console import Page
-from memtriage.report.text import size
 
 _ROWS: Final = 12
 """Rows that are printed; JSON has them all."""

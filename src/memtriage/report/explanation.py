@@ -16,11 +16,11 @@ from rich.text import Text
 
 from memtriage.messages.grammar.message import Message, as_printed, figures
 from memtriage.model.explanation import Explanation, Fix, Label, LogEvent, Maths
+from memtriage.model.units import count, rank_list
 from memtriage.playbook.entries import PlaybookAction, PlaybookEntry
 from memtriage.report import labels
 from memtriage.report.console import BULLET, Page
 from memtriage.report.styles import BAD, GOOD, PLAIN_WARN, WARN
-from memtriage.report.text import count, rank_list
 
 _MOST_LINES: Final = 20
 _AMOUNTS: Final = tuple((facts, fixes) for fixes in (3, 2, 1) for facts in (3, 2, 1))

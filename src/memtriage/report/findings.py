@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from memtriage.model.findings import GROWING, SEVERE, TRAITS
+from memtriage.model.units import UNKNOWN, count, devices_in_words, rank_list, rate, size
 from memtriage.report import labels
-from memtriage.report.text import KINDS, UNKNOWN, count, devices_in_words, rank_list, rate, size
+from memtriage.report.labels import KINDS
 
 if TYPE_CHECKING:
     from memtriage.model.findings import Finding, FindingKind

@@ -1,9 +1,10 @@
-"""The labels of findings and answers: the same in every report, as text, on pages and in notebooks."""
+"""The labels and kinds of findings: the same in every report, as text, on pages and in notebooks."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from memtriage.model.findings import FindingKind
 from memtriage.playbook.entries import PLAYBOOK as ENTRIES
 
 KEPT_ALIVE_BY: Final = "kept alive by"
@@ -19,6 +20,23 @@ TO_CONFIRM: Final = "to confirm"
 EVIDENCE: Final = "evidence"
 PLAYBOOK: Final = "playbook"
 UNLIKELY: Final = "unlikely to help"
+
+KINDS: Final[dict[FindingKind, str]] = {
+    "leak": "leak",
+    "garbage_cycle": "garbage cycle",
+    "residue": "residue",
+    "fragmentation": "fragmentation",
+    "private_pool": "private pool",
+    "stream_pool": "stream pool",
+    "out_of_memory": "out of memory",
+    "pinned_rounding": "pinned-memory rounding",
+    "malloc_retention": "memory kept by malloc",
+    "worker_copy_on_write": "workers un-share memory",
+    "shared_memory": "shared memory",
+    "host_limit": "host memory at its limit",
+    "rank_differs": "rank differs",
+}
+"""Kinds of findings in words."""
 
 
 def playbook_entry(name: str, dot: str) -> str:

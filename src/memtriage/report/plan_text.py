@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.model.plan import Maximum, PassedOver, Plan, PlanStep
+from memtriage.model.units import count, duration, size
 from memtriage.report.console import BULLET, Page
 from memtriage.report.styles import BAD, GOOD
-from memtriage.report.text import count, duration, size
 
 _INDENT: Final = "     "
 _NAME_WIDTH: Final = 24

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.model.prediction import HOST_PEAK, Against, Horizon, PeakRow, Prediction
-from memtriage.model.units import count, rank_list
+from memtriage.model.units import UNKNOWN, count, duration, rank_list, size
 from memtriage.report.console import BULLET, Page
-from memtriage.report.text import UNKNOWN, duration, size
 
 _NAME_WIDTH: Final = 20
 """Width of the longest owner's name, `communication buffer`."""

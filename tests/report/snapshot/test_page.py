@@ -12,9 +12,9 @@ import pytest
 from memtriage.model.blocks import Block
 from memtriage.model.findings import Finding
 from memtriage.model.recording import OWNERS, Events, Lives, Recording, SiteRow, Stack, Timeline
+from memtriage.model.units import size
 from memtriage.report.html.shell import LARGEST
 from memtriage.report.snapshot.page import html
-from memtriage.report.text import size
 from support.chromium import Chromium
 from support.page_data import data_in
 from support.recordings import MIB, Tape, recording, stack, training

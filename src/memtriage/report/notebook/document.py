@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from memtriage.model.cell import CellReport, Freed, HolderChange, MemoryNow
+from memtriage.model.units import size
 from memtriage.report.notebook.words import (
     devices_in_words,
     freed_in_words,
@@ -19,7 +20,6 @@ from memtriage.report.notebook.words import (
     title,
 )
 from memtriage.report.styles import Severity
-from memtriage.report.text import size
 
 _FINDINGS: Final = 6
 

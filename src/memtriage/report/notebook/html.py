@@ -11,12 +11,11 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from memtriage.model.units import signed
+from memtriage.model.units import count, signed, size
 from memtriage.report.html.shell import asset
 from memtriage.report.notebook.document import Document
 from memtriage.report.notebook.words import change_in_words, peak_in_words
 from memtriage.report.run.ledger import ledger
-from memtriage.report.text import count, size
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -7,12 +7,11 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from memtriage.model.units import signed
+from memtriage.model.units import count, signed, size
 from memtriage.report.console import Page, console_for
 from memtriage.report.notebook.document import Document, Part
 from memtriage.report.notebook.words import change_in_words, peak_in_words
 from memtriage.report.run.terminal import finding_block, ledger_blocks
-from memtriage.report.text import count, size
 
 _SIZE_WIDTH: Final = 12
 

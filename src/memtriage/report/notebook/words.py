@@ -8,11 +8,10 @@ from typing import Final
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange
-from memtriage.model.units import signed
+from memtriage.model.units import UNKNOWN, count, duration, signed, size
 from memtriage.report.findings import FindingGroup, fold
 from memtriage.report.run.words import VERDICTS, sentence
 from memtriage.report.styles import Severity
-from memtriage.report.text import UNKNOWN, count, duration, size
 
 _LEAST_TOLD: Final = 1024
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from memtriage.diagnose.ranks.killed import fate
 from memtriage.diagnose.ranks.merge import process_courses
 from memtriage.model.marks import Mark
+from memtriage.model.units import count, devices_in_words, is_process
 from memtriage.report.html.columns import pack
 from memtriage.report.html.downsample import instants
 from memtriage.report.run.words import COURSE_MARKS
-from memtriage.report.text import count, devices_in_words, is_process
 from memtriage.store.reader import RankRecord
 
 HOST: Final = "host"

@@ -18,9 +18,11 @@ from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import DEVICE_HOST
 from memtriage.model.rank_groups import RankGroups
 from memtriage.model.report import RunReport
+from memtriage.model.units import UNKNOWN, count, duration, rank_list, size
 from memtriage.model.version import __version__
 from memtriage.report.findings import FindingGroup, fold
 from memtriage.report.html.shell import report_page
+from memtriage.report.labels import KINDS
 from memtriage.report.run.course import charts
 from memtriage.report.run.ledger import ledger
 from memtriage.report.run.ranks import compared_ranks
@@ -30,7 +32,6 @@ from memtriage.report.run.words import (
     notes,
     sentence,
 )
-from memtriage.report.text import KINDS, UNKNOWN, count, duration, rank_list, size
 from memtriage.store.reader import RankRecord, RunRecord
 
 _DRAWN_RANKS: Final = 48

@@ -10,7 +10,7 @@ import msgspec
 
 from memtriage.diagnose.ranks.groups import POLICY
 from memtriage.model.findings import GROWING
-from memtriage.report.text import count, rank_list, rate, size
+from memtriage.model.units import count, rank_list, rate, size
 
 if TYPE_CHECKING:
     from memtriage.model.rank_groups import (

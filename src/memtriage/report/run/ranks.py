@@ -11,9 +11,9 @@ import numpy as np
 from memtriage.diagnose.ranks.groups import COUNTS, GROWTH, SIZES
 from memtriage.model.rank_groups import RankFigureName, RankFigures, RankGroups
 from memtriage.model.report import RunReport
+from memtriage.model.units import count
 from memtriage.report.html.columns import pack
 from memtriage.report.run.rank_words import heading, rank_lines, words_of
-from memtriage.report.text import count
 
 _PLOTTED: Final = 4096
 """Ranks that a plot has dots for; of more, those that stand out and every so many of the others."""

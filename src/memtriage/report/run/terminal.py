@@ -18,6 +18,7 @@ from rich.text import Text
 
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import GROWING, TRAITS
+from memtriage.model.units import count, duration, size
 from memtriage.report import labels, plot
 from memtriage.report.console import Page, console_for
 from memtriage.report.findings import FindingGroup, fold
@@ -33,7 +34,6 @@ from memtriage.report.run.words import (
     sentence,
 )
 from memtriage.report.styles import BAD, SEVERITY_STYLES
-from memtriage.report.text import count, duration, size
 
 if TYPE_CHECKING:
     from memtriage.model.findings import Finding

@@ -10,10 +10,7 @@ import msgspec
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.findings import GROWING
-from memtriage.report.findings import FindingGroup
-from memtriage.report.styles import Severity
-from memtriage.report.text import (
-    KINDS,
+from memtriage.model.units import (
     count,
     devices_in_words,
     duration,
@@ -24,6 +21,9 @@ from memtriage.report.text import (
     size,
     work_of,
 )
+from memtriage.report.findings import FindingGroup
+from memtriage.report.labels import KINDS
+from memtriage.report.styles import Severity
 
 if TYPE_CHECKING:
     from memtriage.model.findings import Verdict

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from memtriage.account.segments import whole_pages
 from memtriage.model.blocks import Block, Segment
 from memtriage.model.recording import NO_FRAMES, DeviceRecording, PinnedSegment
+from memtriage.model.units import count, size
 from memtriage.report.html.columns import Texts, pack
 from memtriage.report.snapshot.words import where
-from memtriage.report.text import count, size
 
 _USED: Final = 0
 _AWAITING: Final = 1

@@ -24,9 +24,11 @@ from memtriage.model.recording import (
     Recording,
     SiteRow,
 )
+from memtriage.model.units import count, duration, size
 from memtriage.model.version import __version__
 from memtriage.report.html.columns import Texts
 from memtriage.report.html.shell import report_page
+from memtriage.report.labels import KINDS
 from memtriage.report.snapshot.map import segment_map
 from memtriage.report.snapshot.timeline import timeline
 from memtriage.report.snapshot.words import (
@@ -40,7 +42,6 @@ from memtriage.report.snapshot.words import (
     verdict,
     where,
 )
-from memtriage.report.text import KINDS, count, duration, size
 
 _TIMELINE_CHARACTERS: Final = 750_000
 _MAP_PARTS: Final = 28_000

@@ -19,9 +19,9 @@ from typing import IO, Any, Final
 import numpy as np
 
 from memtriage.model.recording import NO_FRAMES, OWNERS, Annotation, DeviceRecording, Recording
+from memtriage.model.units import size
 from memtriage.report.html.downsample import extremes, instants
 from memtriage.report.snapshot.words import where
-from memtriage.report.text import size
 
 COUNTED_INSTANTS: Final = 20_000
 """Instants of a device at which counters are written at most: each is about 300 bytes of JSON."""

@@ -12,12 +12,13 @@ from rich.console import Console
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import Finding
 from memtriage.model.recording import DeviceRecording, OwnedBytes, PinnedSegment, Recording
+from memtriage.model.units import count, size
 from memtriage.report.console import BULLET, Page
+from memtriage.report.labels import KINDS
 from memtriage.report.plot import area
 from memtriage.report.snapshot.json_form import stranded_by
 from memtriage.report.snapshot.words import PRIVATE_FREE, amount, facts, level, verdict
 from memtriage.report.styles import SEVERITY_STYLES
-from memtriage.report.text import KINDS, count, size
 
 _LABELS: Final = 20
 _OWNERS: Final = 12

@@ -10,9 +10,9 @@ import msgspec
 from rich.console import Console
 
 from memtriage.allocator.what_if import Scenario, WhatIfOutcome
+from memtriage.model.units import count, size
 from memtriage.report.console import Page
 from memtriage.report.styles import PLAIN_BAD
-from memtriage.report.text import count, size
 
 Devices = Sequence[tuple[str, Sequence[Scenario]]]
 """Each device (`cuda:N`) with its scenarios."""

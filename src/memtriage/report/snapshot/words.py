@@ -7,9 +7,10 @@ from typing import Final
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import GROWING, SEVERE, Finding
 from memtriage.model.recording import OWNERS, DeviceRecording
+from memtriage.model.units import UNKNOWN, count, rate, size
 from memtriage.report.findings import FindingFact, FindingGroup
+from memtriage.report.labels import KINDS
 from memtriage.report.styles import Severity
-from memtriage.report.text import KINDS, UNKNOWN, count, rate, size
 
 COLORS: Final[dict[str, str]] = {
     "parameter": "hue-1",

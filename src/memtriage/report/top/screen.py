@@ -19,12 +19,11 @@ from textual.widget import Widget
 from textual.widgets import DataTable, Footer, Static
 
 from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine, course_of
-from memtriage.model.units import count
+from memtriage.model.units import count, size
 from memtriage.report import plot
 from memtriage.report.console import Page
 from memtriage.report.run.terminal import finding_block, ledger_blocks
 from memtriage.report.styles import BAD, PLAIN_BAD, PLAIN_GOOD, SEVERITY_STYLES, WARN, color_of
-from memtriage.report.text import size
 from memtriage.report.top.words import (
     BY_KEY,
     Column,

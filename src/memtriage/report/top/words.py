@@ -8,10 +8,10 @@ from statistics import median
 from typing import Any, Final
 
 from memtriage.diagnose.ranks.live import LiveView, RankLine
+from memtriage.model.units import UNKNOWN, duration, size
 from memtriage.report.findings import FindingGroup, fold
 from memtriage.report.run.words import VERDICTS, facts, nothing_found, sentence
 from memtriage.report.styles import Severity
-from memtriage.report.text import UNKNOWN, duration, size
 
 
 @dataclass(frozen=True, slots=True)

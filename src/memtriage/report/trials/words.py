@@ -15,9 +15,8 @@ from memtriage.model.trials import (
     TrialsVerdict,
     VariantRow,
 )
-from memtriage.model.units import four_digits, measured_time
+from memtriage.model.units import UNKNOWN, count, four_digits, measured_time, rank_list, size
 from memtriage.report.styles import Severity
-from memtriage.report.text import UNKNOWN, count, rank_list, size
 
 TIME: Final = "time_per_step"
 VERDICTS: Final[dict[TrialsVerdict, tuple[str, Severity]]] = {
