@@ -278,14 +278,10 @@ FORMS: Final[Mapping[tuple[str, str], MessageForm]] = {
     **_rows(
         ("allocator_limit", "does_not_fit"),
         {
-            (
-                "engine",
-                "share",
-            ): "weights use up the engine's share of the device: the device may have free memory",
-            (
-                "engine",
-                "pool",
-            ): "a pool that the program reserves for itself is full: its share, not the device",
+            ("engine", "share"): "weights use up the engine's share of the device: the device may have "
+            "free memory",
+            ("engine", "pool"): "a pool that the program reserves for itself is full: its share, not the "
+            "device",
         },
         fixes=(
             ("raise-cap", "the engine's share is used up; the device may have more"),

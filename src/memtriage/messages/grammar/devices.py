@@ -77,23 +77,16 @@ _FORMS: Final[Mapping[tuple[str, str], str]] = {
     ("xpu-runtime", ""): r"UR_RESULT_ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY)",
     ("cudnn", ""): r"(?:cuDNNerror:)?CUDNN_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR_\w{0,20}ALLOCATION_FAILED)",
     ("cudnn", "not initialized"): r"(?:cuDNNerror:)?CUDNN_STATUS_NOT_INITIALIZED",
-    (
-        "cublas",
-        "not initialized",
-    ): r"(?:CUDAerror:)?CUBLAS_STATUS_NOT_INITIALIZED(?:whencalling`[^`]{0,200}`)?",
-    (
-        "cublas",
-        "",
-    ): r"(?:CUDAerror:)?(?:CUBLAS|HIPBLAS|CUSOLVER|CUSPARSE|CUFFT|CURAND|HIPFFT|ROCBLAS)_\w{0,20}?"
-    r"ALLOC(?:ATION)?_FAILED(?:whencalling`[^`]{0,200}`)?",
+    ("cublas", "not initialized"): r"(?:CUDAerror:)?CUBLAS_STATUS_NOT_INITIALIZED"
+    r"(?:whencalling`[^`]{0,200}`)?",
+    ("cublas", ""): r"(?:CUDAerror:)?(?:CUBLAS|HIPBLAS|CUSOLVER|CUSPARSE|CUFFT|CURAND|HIPFFT|ROCBLAS)_"
+    r"\w{0,20}?ALLOC(?:ATION)?_FAILED(?:whencalling`[^`]{0,200}`)?",
     # Says memory, and is another error.
     ("not-memory", "illegal access"): r"illegalmemoryaccesswasencountered|MemoryaccessfaultbyGPUnode",
     ("not-memory", "on-chip shared memory"): r"outofresources?:(?:sharedmemory|tensormemory|"
     r"[\w.]{1,120}?,?Required:\d)",
-    (
-        "not-memory",
-        "device error",
-    ): r"(?:(?:CUDA|HIP)(?:runtime|kernel|driver)?error|TritonError\[(?:CUDA|HIP)\]):"
+    ("not-memory", "device error"): r"(?:(?:CUDA|HIP)(?:runtime|kernel|driver)?error|"
+    r"TritonError\[(?:CUDA|HIP)\]):"
     r"(?:device-sideasserttriggered|misalignedaddress|unspecifiedlaunch(?:failure)?|anillegalinstruction|"
     r"invaliddeviceordinal|nokernelimageisavailable|thelaunchtimedout|uncorrectableECCerror|"
     r"invalidconfigurationargument|invaliddevicefunction|invalidpc|hardwarestackerror)|"
@@ -111,16 +104,10 @@ GRAMMARS: Final = (
 
 _ENGINES: Final[Mapping[tuple[str, str], str]] = {
     ("vllm", "blocks"): r"Noavailablememoryforthecacheblocks",
-    (
-        "vllm",
-        "startup",
-    ): rf"Freememoryondevice(?:\w+:\d+)?\((?P<free>{NUMBER})/(?P<total>{NUMBER})GiB\)onstartupis"
-    rf"lessthandesiredGPUmemoryutilization\([\d.]{{1,6}},(?P<desired>{NUMBER})GiB\)",
-    (
-        "vllm",
-        "length",
-    ): rf"(?P<kv_needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailableKVcachememory"
-    rf"\((?P<kv_available>{NUMBER})GiB\)",
+    ("vllm", "startup"): rf"Freememoryondevice(?:\w+:\d+)?\((?P<free>{NUMBER})/(?P<total>{NUMBER})GiB\)"
+    rf"onstartupislessthandesiredGPUmemoryutilization\([\d.]{{1,6}},(?P<desired>{NUMBER})GiB\)",
+    ("vllm", "length"): rf"(?P<kv_needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailable"
+    rf"KVcachememory\((?P<kv_available>{NUMBER})GiB\)",
     ("engine", "share"): r"(?:[Nn]otenough|[Ii]nsufficient)\w{0,12}memory\.?[^\n]{0,60}?--mem-fraction",
     ("engine", "batch"): r"[Nn]otenoughmemorytohandle\d{1,12}\w{0,20}tokens",
     ("engine", "pool"): r"(?:[Pp]refill|[Dd]ecode)outofmemory\.|[Nn]ospaceleftforonlyonerequest|"
