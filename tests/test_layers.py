@@ -86,7 +86,6 @@ SCENARIOS = {
     "account/no_trace",
     "catalogue/known",
     "cli/many_ranks",
-    "integrations/callback_metrics",
     "integrations/extras",
     "integrations/notebook/kernel",
     "integrations/notebook/shell",

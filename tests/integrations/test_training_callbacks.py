@@ -1,11 +1,13 @@
-"""The callbacks in the real frameworks: a leak is found, marks are made, an error ends the watch."""
+"""The callbacks in the real frameworks: leaks, marks, errors, and metrics where the frameworks log."""
 
 from __future__ import annotations
 
+import csv
 import logging
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from memtriage.integrations.huggingface import MemtriageCallback as TrainerCallb
 from memtriage.integrations.lightning import MemtriageCallback as LightningCallback
 from memtriage.integrations.pytorch_lightning import MemtriageCallback as OlderCallback
 from memtriage.process import active
+from support import censuses
 
 STEPS = 24
+RSS = "memtriage/host/rss_bytes"
 KEPT: list[torch.Tensor] = []
 
 
@@ -43,16 +47,18 @@ class Model(torch.nn.Module):
         return {"loss": out.square().mean(), "logits": out}
 
 
-def train_with_trainer(folder: Path, callback: TrainerCallback, keep: bool) -> None:
-    data = [{"x": torch.randn(64), "labels": torch.zeros(1)} for _ in range(STEPS)]
+def train_with_trainer(folder: Path, callback: TrainerCallback, keep: bool = False, **given: Any) -> None:
+    usual = {
+        "max_steps": STEPS, "report_to": [], "eval_strategy": "steps", "eval_steps": 12, "save_steps": 12,
+        "logging_strategy": "no",
+    }  # fmt: skip
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=1, report_to=[], use_cpu=True,
-        disable_tqdm=True, eval_strategy="steps", eval_steps=12, save_steps=12, logging_strategy="no",
-    )  # fmt: skip
-    trainer = transformers.Trainer(
-        Model(keep), arguments, train_dataset=data, eval_dataset=data[:2], callbacks=[callback]
+        str(folder), per_device_train_batch_size=1, use_cpu=True, disable_tqdm=True, **{**usual, **given}
     )
-    trainer.train()
+    data = [{"x": torch.randn(64), "labels": torch.zeros(1)} for _ in range(arguments.max_steps)]
+    transformers.Trainer(
+        Model(keep), arguments, train_dataset=data, eval_dataset=data[:2], callbacks=[callback]
+    ).train()
 
 
 class Module(lightning.pytorch.LightningModule):
@@ -73,11 +79,14 @@ class Module(lightning.pytorch.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def train_with_lightning(folder: Path, callback: Any, keep: bool, fails: bool = False) -> None:
-    loader = DataLoader(TensorDataset(torch.randn(STEPS, 64)))
+def train_with_lightning(
+    folder: Path, callback: Any, keep: bool = False, fails: bool = False, batches: int = STEPS, **given: Any
+) -> None:
+    loader = DataLoader(TensorDataset(torch.randn(batches, 64)))
     trainer = lightning.pytorch.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=folder,
+        max_epochs=1, accelerator="cpu", enable_checkpointing=False, default_root_dir=folder,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[callback], num_sanity_val_steps=0,
+        **{"logger": False, **given},
     )  # fmt: skip
     trainer.fit(Module(keep, fails), loader, DataLoader(TensorDataset(torch.randn(2, 64))))
 
@@ -127,6 +136,94 @@ def test_either_name_of_lightning_has_its_own_base() -> None:
 
     assert issubclass(OlderCallback, pytorch_lightning.Callback)
     assert issubclass(LightningCallback, lightning.pytorch.Callback)
+
+
+# --- metrics ------------------------------------------------------------------------------------------------
+
+LOGS = {"max_steps": 4, "logging_strategy": "steps", "logging_steps": 2, "save_strategy": "no"}
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """TensorBoard and MLflow write below this folder."""
+    mlflow = pytest.importorskip("mlflow")
+    censuses.leave_out(monkeypatch)
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    before = mlflow.get_tracking_uri()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    yield tmp_path
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture
+def wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A run that the frameworks find and use; `WANDB_MODE` would count only before W&B's first use."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(mode="offline", dir=tmp_path, project="memtriage") as run:
+        yield run
+
+
+def curves(folder: Path) -> dict[str, list[int]]:
+    """Steps of each scalar on the board."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def mlflow_steps() -> list[int]:
+    import mlflow
+
+    experiments = [experiment.experiment_id for experiment in mlflow.search_experiments()]
+    (run,) = mlflow.search_runs(experiments, output_format="list")
+    return [metric.step for metric in mlflow.MlflowClient().get_metric_history(run.info.run_id, RSS)]
+
+
+def test_trainer_logs_to_all_its_reporters(
+    local: Path, wandb_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_with_trainer(local / "out", TrainerCallback(), report_to=["tensorboard", "wandb", "mlflow"], **LOGS)
+    found = curves(local / "board")
+    assert found[f"train/{RSS}"][:2] == [2, 4]
+    assert found["train/loss"] == [2, 4]  # its own are where they were
+    assert mlflow_steps()[:2] == [2, 4]
+    assert wandb_run.summary[f"train/{RSS}"] > 1e6
+    assert RSS not in capsys.readouterr().out  # the lines that Trainer prints stay short
+
+
+def test_a_subclass_of_the_callback_finds_the_reporters_too(local: Path) -> None:
+    class Own(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            super().on_train_begin(*args, **kwargs)
+
+    train_with_trainer(local / "out", Own(), report_to=["tensorboard"], **LOGS)
+    assert f"train/{RSS}" in curves(local / "board")
+
+
+def test_lightning_logs_to_all_its_loggers(local: Path, wandb_run: Any) -> None:
+    from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+
+    board = TensorBoardLogger(local / "lit")
+    table = CSVLogger(local / "table")
+    loggers = [board, table, WandbLogger(), MLFlowLogger(tracking_uri=(local / "mlruns").as_uri())]
+    train_with_lightning(local, LightningCallback(), batches=4, logger=loggers, log_every_n_steps=2)
+    assert curves(Path(board.log_dir))[RSS] == [1, 3]
+    with Path(table.log_dir, "metrics.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file) if row[RSS]] == [1, 3]
+    assert mlflow_steps() == [1, 3]
+    assert wandb_run.summary[RSS] > 1e6
+
+
+def test_lightning_logs_once_a_step_of_several_batches(local: Path) -> None:
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    board = TensorBoardLogger(local / "lit")
+    of_three = {"accumulate_grad_batches": 3, "log_every_n_steps": 2}
+    train_with_lightning(local, LightningCallback(), batches=12, logger=board, **of_three)
+    assert curves(Path(board.log_dir))[RSS] == [1, 3]
 
 
 def train_healthy(folder: Path) -> None:
