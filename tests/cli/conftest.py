@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.cli import trace_options
+from memtriage.cli import app, trace_options
+from support.refusals import Refused
 
 STEP_PROGRAM = """
 import torch
@@ -27,6 +28,21 @@ def build(device, micro_batch=64):
 def no_progress_on_slow_machines(monkeypatch):
     """No line of progress among those that tests compare, however long a trace takes."""
     monkeypatch.setattr(trace_options, "_FIRST_LINE_S", float("inf"))
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str]) -> Refused:
+    """Call a command that cannot do its work: status 2, and one line on stderr, which is returned."""
+
+    def call(*arguments: str) -> str:
+        capfd.readouterr()
+        assert app.main([*arguments]) == 2
+        out, err = capfd.readouterr()
+        lines = [line for line in err.splitlines() if not line.startswith("memtriage: ")]  # of progress
+        assert (out, len(lines)) == ("", 1), err
+        return lines[0]
+
+    return call
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from memtriage.outside import elsewhere
 from memtriage.outside.memory import OtherBuildError, OutsideError
 from memtriage.session import attach as session
 from memtriage.session import job_ranks
+from support.refusals import Refused
 
 REPORT = RunReport(verdict="clean", steps=7, findings=[], marks=[], ledger={}, ranks=RankCount(seen=1, of=1))
 
@@ -63,11 +64,9 @@ def test_a_process_is_watched_for_a_time(
 
 
 @pytest.mark.parametrize("given", ["0s", "0", "-1s", "5d", "s", "1.s", "soon", "5 m"])
-def test_a_time_that_is_none_is_refused(
-    watching: Watching, given: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["attach", "4711", f"--for={given}"]) == 2
-    assert capsys.readouterr().err == f"memtriage attach: invalid --for '{given}': use 60s, 5m or 1h\n"
+def test_a_time_that_is_none_is_refused(watching: Watching, given: str, refused: Refused) -> None:
+    expected = f"memtriage attach: invalid --for '{given}': use 60s, 5m or 1h"
+    assert refused("attach", "4711", f"--for={given}") == expected
     assert watching.asked == []
 
 
@@ -89,11 +88,10 @@ def test_the_report_may_be_json(watching: Watching, capfdbinary: pytest.CaptureF
     ids=["this process", "no process"],
 )
 def test_a_process_that_cannot_be_watched_is_told(
-    watching: Watching, pid: int, said: str, capsys: pytest.CaptureFixture[str]
+    watching: Watching, pid: int, said: str, refused: Refused
 ) -> None:
     watching.error = OutsideError("its memory cannot be read")
-    assert main(["attach", str(pid)]) == 2
-    assert capsys.readouterr().err == f"memtriage attach: {said}\n"
+    assert refused("attach", str(pid)) == f"memtriage attach: {said}"
 
 
 @pytest.mark.parametrize("status", [0, 2, None])
@@ -118,9 +116,8 @@ def test_the_python_of_the_process_is_asked_where_it_is_another(
 
 
 def test_without_its_python_there_is_nothing_to_ask(
-    watching: Watching, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    watching: Watching, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.setattr(elsewhere, "run_there", lambda *given: pytest.fail("nothing to run"))
     watching.error = OtherBuildError("another build of Python", None)
-    assert main(["attach", "4711"]) == 2
-    assert capsys.readouterr().err == "memtriage attach: another build of Python\n"
+    assert refused("attach", "4711") == "memtriage attach: another build of Python"

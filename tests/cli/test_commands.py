@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import typer
 
 from memtriage.cli import app, commands
-from memtriage.cli.commands import COMMANDS, EXIT_STATUSES, dispatch
+from memtriage.cli.commands import COMMANDS, EXAMPLES, EXIT_STATUSES, dispatch, name_of
 from memtriage.model.version import __version__
 
-GROUPS = {
-    "Watch a job": ["run", "top", "report", "census", "attach", "install-listener"],
-    "Read an error or a recording": ["explain", "snapshot"],
-    "Before a run, without a GPU": ["predict", "plan"],
-    "Test a change": ["diff", "gate", "compare"],
-    "Look up": ["doctor", "holders", "metrics"],
-}
+GROUPS = {title: [name_of(function) for function in functions] for title, functions in COMMANDS.items()}
+NAMES = [name for names in GROUPS.values() for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +38,9 @@ def test_commands_are_listed_under_headings_in_their_order(capsys: pytest.Captur
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_help_of_a_command_fits_and_has_an_example(
-    command: commands.Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app.main([command.name, "--help"]) == 0
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_a_command_fits_and_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main([name, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if len(line) > 80]
     assert not re.search(r"[{}]|<\w+", "\n".join(lines))  # as parsers write metavars: `{FILE} <path>`
@@ -59,19 +51,15 @@ def test_help_of_a_command_fits_and_has_an_example(
     assert examples
     for words in examples:
         assert "memtriage" in words
-        assert words[words.index("memtriage") + 1] == command.name
+        assert words[words.index("memtriage") + 1] == name
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_examples_have_options_that_exist(command: commands.Command) -> None:
-    known = {option for parameter in parameters(command.name) for option in parameter.opts}
-    for example in command.examples:
-        own = example.partition(" -- ")[0].split()
-        assert {word for word in own if word.startswith("-")} <= known
-
-
-def parameters(name: str) -> Any:
-    return typer.main.get_command(commands._application()).commands[name].params
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_have_options_that_exist(example: str) -> None:
+    _, name, *words = example.partition(" -- ")[0].split()
+    command = typer.main.get_command(commands._application()).commands[name]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= known
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
@@ -115,11 +103,7 @@ def test_the_status_is_the_command_s(
         """Stop."""
         raise typer.Abort
 
-    made = [
-        commands.Command("Look up", name, function, ())
-        for name, function in (("status", status), ("nothing", nothing), ("interrupted", interrupted))
-    ]
-    monkeypatch.setattr(commands, "COMMANDS", made)
+    monkeypatch.setattr(commands, "COMMANDS", {"Look up": (status, nothing, interrupted)})
     assert (dispatch(["status"]), dispatch(["nothing"])) == (3, 0)
     with pytest.raises(KeyboardInterrupt):
         dispatch(["interrupted"])

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ import memtriage
 from memtriage.cli import app
 from memtriage.cli.explain import parse_shapes
 from memtriage.playbook.entries import PLAYBOOK
+from support.refusals import Refused
 
 TEXT = (
     "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total "
@@ -98,35 +100,15 @@ def test_every_entry_as_json(name: str, capfdbinary: pytest.CaptureFixture[bytes
         (["."], ".: Is a directory"),
         (["-", "--shapes", "batch"], "invalid --shapes 'batch': use NAME=SIZE, such as batch=8"),
         (["-", "--shapes", "batch=eight"], "invalid --shapes 'batch=eight': use NAME=SIZE, such as batch=8"),
-        (["a", "b"], None),
-        (["--nonsense"], None),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(
-    arguments: list[str],
-    reason: str | None,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    piped(monkeypatch, b"")
-    assert app.main(["explain", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    if reason is not None:
-        assert err == f"memtriage explain: {reason}\n"
+def test_bad_input_is_one_line(arguments: list[str], reason: str, refused: Refused) -> None:
+    assert refused("explain", *arguments) == f"memtriage explain: {reason}"
 
 
-def test_at_a_terminal_it_does_not_wait_for_input(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    assert app.main(["explain"]) == 2
-    assert "name a file" in capsys.readouterr().err
+def test_at_a_terminal_it_does_not_wait_for_input(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert "name a file" in refused("explain")
 
 
 @pytest.mark.parametrize(

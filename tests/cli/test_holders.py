@@ -36,8 +36,3 @@ def test_what_is_not_installed_is_listed_only_if_asked_for(capsys: pytest.Captur
     assert not [name for name in absent if name in capsys.readouterr().out.split()]
     assert main(["holders", "--all"]) == 0
     assert absent <= set(capsys.readouterr().out.split())
-
-
-def test_bad_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["holders", "--nonsense"]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -14,6 +14,7 @@ from memtriage.report.monitoring.gauges import GAUGES
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import Start
 from memtriage.store.writer import RankWriter
+from support.refusals import Refused
 
 
 def write_rank(top: Path, rank: int) -> None:
@@ -60,11 +61,8 @@ def test_a_run_in_progress_as_prometheus_text(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_without_the_library_the_line_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     write_rank(tmp_path, 0)
-    assert app.main(["report", str(tmp_path), "--prometheus"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
-    assert "pip install 'memtriage[prometheus]'" in err
+    assert "pip install 'memtriage[prometheus]'" in refused("report", str(tmp_path), "--prometheus")

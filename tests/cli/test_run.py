@@ -12,47 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from memtriage.model.report import RunReport
 from memtriage.model.units import size
 from support.context_programs import KEEPS_IN_CONTEXT
 from support.signals import AS_FROM_A_TERMINAL
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-KINDS = {
-    "leak", "garbage_cycle", "residue", "fragmentation", "private_pool", "stream_pool", "out_of_memory",
-    "pinned_rounding", "malloc_retention", "worker_copy_on_write", "shared_memory", "host_limit",
-    "rank_differs",
-}  # fmt: skip
-NUMBER, TEXT, NOTHING = (int,), (str,), (type(None),)
-REPORT = {
-    "schema": NUMBER, "verdict": TEXT, "steps": NUMBER, "findings": (list,), "marks": (list,),
-    "ledger": (dict,), "ledger_steps": (dict,), "exception": TEXT + NOTHING, "judged": (dict,),
-    "ranks": (dict,),
-}  # fmt: skip
-FINDING = {
-    "kind": TEXT, "device": TEXT, "rank": NUMBER + NOTHING, "bytes": NUMBER + NOTHING,
-    "bytes_per_step": NUMBER + NOTHING, "bytes_per_microbatch": NUMBER + NOTHING,
-    "bytes_per_second": NUMBER + NOTHING, "bytes_step": NUMBER + NOTHING,
-    "certainty": TEXT + NOTHING, "holder": TEXT + NOTHING,
-    "holder_path": (list,) + NOTHING, "also_held_by": (list,), "also_held_by_paths": (list,),
-    "projection": (dict,) + NOTHING, "allocated_at": TEXT + NOTHING, "stored_at": TEXT + NOTHING,
-    "mechanism": TEXT + NOTHING,
-    "fix": TEXT + NOTHING, "playbook": TEXT + NOTHING, "phase": TEXT + NOTHING, "step": NUMBER + NOTHING,
-    "evidence": (list,), "event": TEXT + NOTHING, "bytes_per_event": NUMBER + NOTHING,
-    "where": TEXT + NOTHING, "process": TEXT + NOTHING, "cuts": (list,),
-}  # fmt: skip
-CUT = {
-    "cut": TEXT, "at": TEXT, "releases": NUMBER + NOTHING, "remains_per_event": NUMBER + NOTHING,
-    "line": TEXT + NOTHING,
-}  # fmt: skip
-MARK = {
-    "name": TEXT, "step": NUMBER, "microbatch": NUMBER, "rank": NUMBER + NOTHING, "time_s": (float,),
-    "device": TEXT, "allocated": NUMBER + NOTHING, "reserved": NUMBER + NOTHING,
-    "requested": NUMBER + NOTHING, "outside": NUMBER + NOTHING, "host_rss": NUMBER + NOTHING,
-    "host_pinned": NUMBER + NOTHING,
-}  # fmt: skip
-ROW = {"row": TEXT, "bytes": NUMBER, "owner": TEXT + NOTHING, "detail": TEXT + NOTHING}
 
 
 @dataclass(frozen=True)
@@ -112,33 +80,12 @@ def report_again(folder: Path) -> dict[str, Any]:
     return report
 
 
-def assert_shape(record: dict[str, Any], shape: dict[str, tuple[type, ...]]) -> None:
-    assert set(record) == set(shape)
-    for key, kinds in shape.items():
-        assert type(record[key]) in kinds, (key, record[key])
-
-
 def assert_report(report: dict[str, Any]) -> None:
-    """The report has exactly the keys of schema 1, each of its type."""
-    assert_shape(report, REPORT)
+    """The report has exactly the keys of schema 1, each of its type; every ledger has rows."""
+    known = msgspec.convert(report, RunReport)
+    assert msgspec.json.decode(msgspec.json.encode(known)) == report
     assert report["schema"] == 1
-    assert_shape(report["ranks"], {"seen": NUMBER, "of": NUMBER})
-    for mark in report["marks"]:
-        assert_shape(mark, MARK)
-    for finding in report["findings"]:
-        assert_shape(finding, FINDING)
-        assert finding["kind"] in KINDS
-        for cut in finding["cuts"]:
-            assert_shape(cut, CUT)
-        for path in [finding["holder_path"] or [], *finding["also_held_by_paths"]]:
-            for segment in path:
-                assert_shape(segment, {"kind": TEXT, "name": TEXT})
-        assert len(finding["also_held_by_paths"]) == len(finding["also_held_by"])
-        assert all(type(text) is str for text in [*finding["also_held_by"], *finding["evidence"]])
-    for rows in report["ledger"].values():
-        assert rows
-        for row in rows:
-            assert_shape(row, ROW)
+    assert all(report["ledger"].values())
 
 
 # --- a healthy script ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from memtriage import load_snapshot
 from memtriage.cli import app
+from support.refusals import Refused
 
 DATA = Path(__file__).parents[1] / "data" / "snapshots"
 LEAK = str(DATA / "loss_list.pickle.gz")
@@ -70,16 +71,10 @@ class Touches:
         return os.system, (f"touch {self.path}",)
 
 
-def test_a_malicious_file_is_refused_and_does_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_malicious_file_is_refused_and_does_nothing(tmp_path: Path, refused: Refused) -> None:
     path, touched = tmp_path / "evil.pickle", tmp_path / "touched"
     path.write_bytes(pickle.dumps({"segments": [Touches(touched)], "device_traces": []}))
-    assert app.main(["snapshot", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    assert "names no code" in captured.err
+    assert "names no code" in refused("snapshot", str(path))
     assert not touched.exists()
 
 
@@ -90,21 +85,12 @@ def test_a_malicious_file_is_refused_and_does_nothing(
         ([HEALTHY, "--html", "/no/such/folder/page.html"], "No such file"),
         ([HEALTHY, "--what-if", "--compare", LEAK], "use only one of --compare and --what-if"),
         ([HEALTHY, "--compare", "none.pickle"], "none.pickle"),
+        (["/tmp"], "/tmp: Is a directory"),
         ([], "FILE"),
     ],
 )
-def test_bad_usage_is_one_line_and_status_2(
-    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app.main(["snapshot", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    assert reason in error
-
-
-def test_a_folder_is_no_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["snapshot", str(tmp_path)]) == 2
-    assert str(tmp_path) in capsys.readouterr().err
+def test_bad_usage_is_one_line(arguments: list[str], reason: str, refused: Refused) -> None:
+    assert reason in refused("snapshot", *arguments)
 
 
 def test_the_library_gives_the_same() -> None:

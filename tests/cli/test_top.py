@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from memtriage.cli import app, top
 from support.live_runs import LiveRank
+from support.refusals import Refused
 
 
 @pytest.mark.parametrize("arguments", [[], ["--once"]])
@@ -40,30 +42,17 @@ def test_json(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Non
     ],
 )
 def test_refused_in_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert app.main(["top", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and said in err and len(err.splitlines()) == 1
-
-
-class Terminal:
-    def isatty(self) -> bool:
-        return True
+    assert said in refused("top", *arguments)
 
 
 def test_without_textual_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     LiveRank(tmp_path).steps(3)
-    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(top, "find_spec", lambda name: None)
-    assert app.main(["top", str(tmp_path)]) == 2
-    err = capsys.readouterr().err
-    assert "pip install 'memtriage[top]'" in err and len(err.splitlines()) == 1
+    assert "pip install 'memtriage[top]'" in refused("top", str(tmp_path))

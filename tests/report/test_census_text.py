@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 
 import msgspec
 
@@ -62,7 +61,7 @@ def printed(rows: int = 20) -> str:
 
 def test_on_paper() -> None:
     text = printed()
-    assert text.startswith("CENSUS  rank 3 after 12 steps, in forward\ntrain.py · process 4711 on node0")
+    assert text.startswith("CENSUS: rank 3 after 12 steps, in forward\ntrain.py · process 4711 on node0")
     assert "paused for 250 ms" in text and "420,454 objects, 2,542 autograd nodes" in text
     assert "- something is missing" in text
     assert "cuda:3 of rank 3  30.0 MiB in use" in text
@@ -81,7 +80,7 @@ def test_what_is_missing_is_in_the_first_line() -> None:
     missing = ["8 gradients changed while they were read", "searched 10 objects until the time was over"]
     render([msgspec.structs.replace(ANSWER, incomplete=missing)], console_for(stream), 20)
     first = " ".join(stream.getvalue().split("train.py")[0].split())
-    assert first == f"INCOMPLETE CENSUS rank 3 after 12 steps, in forward: {'; '.join(missing)}"
+    assert first == f"INCOMPLETE CENSUS: rank 3 after 12 steps, in forward: {'; '.join(missing)}"
 
 
 def test_holders_beyond_the_rows_asked_for_are_summed() -> None:
@@ -91,7 +90,8 @@ def test_holders_beyond_the_rows_asked_for_are_summed() -> None:
 
 
 def test_as_json() -> None:
-    said = json.loads(as_json([ANSWER], [Unanswered(9, "process 9 ended before it answered")]))
+    failed = [Unanswered(9, "process 9 ended before it answered")]
+    said = msgspec.to_builtins(as_json([ANSWER], failed))
     assert said["schema"] == 1
     assert said["failed"] == [{"pid": 9, "why": "process 9 ended before it answered"}]
     (one,) = said["answers"]

@@ -7,14 +7,13 @@ import sys
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from memtriage.report.console import Page, console_for
 
 
 def printed(hang: int | None) -> list[str]:
     out = io.StringIO()
-    Page(Console(file=out, width=20)).hanging(Text("key: "), Text("some words that wrap"), hang=hang)
+    Page(Console(file=out, width=20)).hanging("key: ", "some words that wrap", hang=hang)
     return out.getvalue().splitlines()
 
 
@@ -25,7 +24,7 @@ def test_later_lines_hang_below_the_text_by_default() -> None:
 
 def test_a_raw_line_is_not_wrapped() -> None:
     out = io.StringIO()
-    Page(Console(file=out, width=20)).raw(Text("some words that are longer than that"))
+    Page(Console(file=out, width=20)).raw("some words that are longer than that  ")
     assert out.getvalue() == "some words that are longer than that\n"
 
 
@@ -41,16 +40,28 @@ def test_values_of_a_field_stand_beside_its_label_or_below_it_where_there_is_no_
     assert lines(20, "one", "- some words") == ["  label", "    one", "    - some words"]
 
 
-def test_words_about_an_amount_wrap_beside_it() -> None:
+def figures(width: int) -> list[str]:
     out = io.StringIO()
-    page = Page(Console(file=out, width=40))
-    page.amount("stranded", "577.1 MiB", "free, but pinned by live blocks", labels=14)
-    page.amount("parameter", "1.0 GiB", labels=14)
-    assert out.getvalue().splitlines() == [
-        "  stranded    577.1 MiB  free, but",
-        "                         pinned by live",
-        "                         blocks",
-        "  parameter   1.0 GiB",
+    page = Page(Console(file=out, width=width))
+    page.named("stranded", "577.1 MiB", words="free, but pinned by live blocks")
+    page.named("parameter", "1.0 GiB", "12.5%")
+    page.sized(["1.0 GiB", "12.5 MiB"], "train.py:3 in step")
+    return out.getvalue().splitlines()
+
+
+def test_figures_are_in_columns_beside_words_or_on_lines_of_their_own() -> None:
+    assert figures(80) == [
+        "  stranded               577.1 MiB  free, but pinned by live blocks",
+        "  parameter                1.0 GiB   12.5%",
+        "       1.0 GiB    12.5 MiB  train.py:3 in step",
+    ]
+    assert figures(40) == [
+        "  stranded               577.1 MiB",
+        "      free, but pinned by live blocks",
+        "  parameter",
+        "                         1.0 GiB   12.5%",
+        "       1.0 GiB    12.5 MiB",
+        "      train.py:3 in step",
     ]
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from memtriage.messages.explain import explain
 from memtriage.model.explanation import Explanation, Fix, LogEvent, Settle
 from memtriage.playbook.entries import PLAYBOOK
-from memtriage.report.explanation import render, render_entry, write_json
+from memtriage.report.explanation import render, render_entry
 
 TEXTS = [
     json.loads(line)["text"]
@@ -100,13 +100,6 @@ def test_an_entry_has_all_that_the_playbook_says(name: str) -> None:
     assert PLAYBOOK[name].says in shown
     for rung in (*PLAYBOOK[name].rungs, *PLAYBOOK[name].actions):
         assert rung.saves in shown and rung.no_help in shown
-
-
-def test_json_is_one_line() -> None:
-    stream = io.BytesIO()
-    write_json(explain(TEXTS[0]), stream)
-    assert stream.getvalue().count(b"\n") == 1
-    assert json.loads(stream.getvalue())["diagnosis"] == "fragmentation"
 
 
 @pytest.mark.parametrize(

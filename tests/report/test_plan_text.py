@@ -63,7 +63,7 @@ def shown(plan, width=100):
 def test_a_plan_goes_from_the_answer_to_the_reasons():
     text = shown(made())
     order = [
-        "FITS  with 1 change",
+        "FITS: with 1 change",
         "needs 8.0 GiB as it is",
         "6.0 GiB with the changes (peak in backward)",
         "1. 8-bit AdamW",
@@ -86,14 +86,14 @@ def test_a_plan_goes_from_the_answer_to_the_reasons():
 
 def test_what_does_not_fit_says_by_how_much_and_what_remains():
     text = shown(made(fits=False, short_by=GIB // 2, next_cheaper=None))
-    assert text.startswith("DOES NOT FIT  512.0 MiB short, even with every change")
+    assert text.startswith("DOES NOT FIT: 512.0 MiB short, even with every change")
     assert "what remains at the peak: activation 3.0 GiB, parameter 1.0 GiB" in text
     assert "Next cheaper" not in text
 
 
 def test_a_script_that_does_not_fit_is_not_said_to_have_had_every_change():
     text = shown(made(fits=False, short_by=GIB // 2, next_cheaper=None, settings_only=True))
-    assert text.startswith("DOES NOT FIT  512.0 MiB short, only allocator settings were tried:")
+    assert text.startswith("DOES NOT FIT: 512.0 MiB short, only allocator settings were tried:")
     assert "every change" not in text
 
 
@@ -107,7 +107,7 @@ def test_changes_passed_over_for_the_same_reason_share_a_line():
 
 def test_what_fits_as_it_is():
     text = shown(made(steps=[], next_cheaper=None, passed_over=[], notes=[]))
-    assert text.startswith("FITS  as it is")
+    assert text.startswith("FITS: as it is")
     assert "with the changes" not in text
     assert "Changes" not in text and "Passed over" not in text
 

@@ -95,7 +95,7 @@ def test_what_comes_of_a_run_is_indented_where_it_wraps() -> None:
 def test_a_module_is_below_its_figures_where_they_leave_no_room() -> None:
     wide, narrow = shown(made(), 100), shown(made(), 60)
     assert f"  activation               2.0 GiB  {MODULE}    12 aten::mm\n" in wide
-    assert f"  activation               2.0 GiB\n      {MODULE}  12 aten::mm\n" in narrow
+    assert f"  activation               2.0 GiB\n      {MODULE}    12 aten::mm\n" in narrow
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -149,7 +149,7 @@ With one thing changed  peak reserved without a limit
 
 Against the run on cuda:0  recorded, predicted, difference
   step 40 (last), end of the optimizer's step, allocated     1.0 GiB     1.0 GiB   +0.0%
-  step 40 (last), end of the optimizer's step, reserved         n/a     1.0 GiB     n/a
+  step 40 (last), end of the optimizer's step, reserved         n/a     1.0 GiB         n/a
   step 1, end of backward, allocated                 1.0 GiB     1.0 GiB   +0.0%
   step 1, end of backward, reserved                  2.0 GiB     1.0 GiB  -50.0%
 

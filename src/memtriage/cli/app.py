@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from memtriage.cli import run
+from memtriage.cli.output import Refusal
 from memtriage.process.messages import complain
 
 _NAMES: Final = {"darwin": "macOS", "win32": "Windows"}
@@ -53,12 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader went away (`| head`). The interpreter would complain at exit.
         _discard_output()
         return 0
+    except Refusal as error:
+        why = str(error)
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        _discard_output()
-        complain(f"memtriage {command}", "the output could not be written: no space left on the device")
-        return run.USAGE_STATUS
+        why = f"{error.filename}: {error.strerror}"
+        if error.filename is None:
+            _discard_output()
+            why = "the output could not be written: no space left on the device"
+    complain(f"memtriage {command}", why)
+    return run.USAGE_STATUS
 
 
 def _discard_output() -> None:

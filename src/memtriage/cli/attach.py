@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from memtriage.cli.output import Refusal
 from memtriage.model.units import parse_duration
 from memtriage.process.messages import complain
 
@@ -25,8 +26,7 @@ def attach(
     try:
         seconds = parse_duration(for_, "--for")
     except ValueError as error:
-        complain("memtriage attach", error)
-        return 2
+        raise Refusal(error) from None
     import psutil
 
     from memtriage.outside.answer import why_refused
@@ -44,12 +44,11 @@ def attach(
         again = ["attach", str(pid), "--for", for_, *flags]
         status = None if error.python is None else run_there(error.python, pid, again)
         if status is None:
-            complain("memtriage attach", error)
-        return 2 if status is None else status
+            raise Refusal(error) from None
+        return status
     except OutsideError as error:
         why = why_refused(error, pid, "attach") if existed else f"there is no process {pid}"
-        complain("memtriage attach", why)
-        return 2
+        raise Refusal(why) from None
     if json:
         from memtriage.report.run.json_file import write_stream
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from memtriage.cli.output import Refusal, answer
 from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
@@ -40,17 +40,17 @@ def census(
     written = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", pause)
     pause_s = float(written[1]) / (1000 if written[2] == "ms" else 1) if written else 0.0
     if pause and not 0 < pause_s <= _LONGEST_PAUSE_S:
-        return _refused(f"invalid --pause={pause}: use 50ms, or another time up to {_LONGEST_PAUSE_S} s")
+        raise Refusal(f"invalid --pause={pause}: use 50ms, or another time up to {_LONGEST_PAUSE_S} s")
     from memtriage.session.remote.ask import AskError, ask, ask_all, listening
 
     if not timeout > 0:
-        return _refused(f"invalid --timeout {timeout}: expected more than 0 seconds")
+        raise Refusal(f"invalid --timeout {timeout}: expected more than 0 seconds")
     if rows < 1:
-        return _refused(f"invalid --rows {rows}: expected at least 1")
+        raise Refusal(f"invalid --rows {rows}: expected at least 1")
     try:
         pids = listening(pid)
     except AskError as error:
-        return _refused(str(error))
+        raise Refusal(error) from None
     if pids:
         answers, failed = ask_all(pids, timeout, ask)
     else:
@@ -66,18 +66,16 @@ def census(
             options = ["--timeout", str(timeout), "--rows", str(rows), *flags]
             arguments = ["census", "--pid", str(pid), *options]
             status = None if error.python is None else run_there(error.python, pid, arguments)
-            return _refused(str(error)) if status is None else status
+            if status is None:
+                raise Refusal(error) from None
+            return status
     for unanswered in failed:
-        _refused(unanswered.why)
+        complain("memtriage census", unanswered.why)
     if not answers:
         return 2
     from memtriage.report.census_text import as_json, render
-    from memtriage.report.console import console_for
 
-    if json:
-        sys.stdout.buffer.write(as_json(answers, failed))
-    else:
-        render(answers, console_for(sys.stdout), rows)
+    answer(as_json(answers, failed), json, lambda console: render(answers, console, rows))
     return INCOMPLETE_STATUS if any(answer.incomplete for answer in answers) else 0
 
 
@@ -93,8 +91,3 @@ def _read(pid: int, timeout_s: float, *, pause_s: float) -> Answer:
         raise
     except OutsideError as error:
         raise AskError(str(error)) from None
-
-
-def _refused(text: str) -> int:
-    complain("memtriage census", text)
-    return 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Annotated, Any, Final, cast
 
 import typer
@@ -50,120 +50,62 @@ def _run() -> None:
     """Stand in the list of commands: `memtriage.cli.app` hands `run` on before this parser sees it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One sub-command.
+COMMANDS: Final[Mapping[str, tuple[Callable[..., Any], ...]]] = {
+    "Watch a job": (_run, top, report, census, attach, install_listener),
+    "Read an error or a recording": (explain, snapshot),
+    "Before a run, without a GPU": (predict, plan),
+    "Test a change": (diff, gate, compare),
+    "Look up": (doctor, holders, metrics),
+}
+"""The sub-commands by the headings of `memtriage --help`. A command has its function's name, with dashes; the
+first line of the docstring is its summary."""
 
-    Attributes:
-        group: the heading under which `memtriage --help` lists it.
-        name: the word after `memtriage`.
-        function: what runs; its docstring's first line is the summary.
-        examples: command lines for its `--help`.
-    """
+EXAMPLES: Final = """\
+memtriage top memtriage-run
+memtriage report memtriage-run
+memtriage report memtriage-run --html run.html --redact
+memtriage census --pid 4711
+memtriage census --pid 4711 --pause
+memtriage attach 4711 --for 5m
+memtriage install-listener
+memtriage explain train.log
+memtriage explain M8
+memtriage snapshot run.pickle
+memtriage snapshot run.pickle --html run.html
+memtriage predict train.py:build
+memtriage predict train.py -- --batch-size 8
+memtriage predict --horizon 1000 train.py
+memtriage predict --hf-config config.json --batch 8
+memtriage predict --hf-config config.json --method lora --task sft
+memtriage plan train.py:build --budget 24GiB
+memtriage plan --hf-config config.json --budget 80GiB
+memtriage plan --hf-config config.json --budget 24GiB --maximize batch
+memtriage diff runs/before runs/after
+memtriage diff before.pickle after.pickle
+memtriage diff --env old/bin/python new/bin/python -- train.py
+memtriage gate --base main --budget 24GiB -- train.py --batch-size 8
+memtriage compare trials.toml
+memtriage doctor
+memtriage holders --all
+memtriage metrics --grafana > memtriage.json
+""".splitlines()
+"""Command lines for the help of each command."""
 
-    group: str
-    name: str
-    function: Callable[..., Any]
-    examples: tuple[str, ...]
 
-
-COMMANDS: Final = (
-    Command("Watch a job", "run", _run, ()),
-    Command("Watch a job", "top", top, ("memtriage top memtriage-run",)),
-    Command(
-        "Watch a job",
-        "report",
-        report,
-        (
-            "memtriage report memtriage-run",
-            "memtriage report memtriage-run --html run.html --redact",
-        ),
-    ),
-    Command(
-        "Watch a job",
-        "census",
-        census,
-        ("memtriage census --pid 4711", "memtriage census --pid 4711 --pause"),
-    ),
-    Command("Watch a job", "attach", attach, ("memtriage attach 4711 --for 5m",)),
-    Command("Watch a job", "install-listener", install_listener, ("memtriage install-listener",)),
-    Command(
-        "Read an error or a recording",
-        "explain",
-        explain,
-        (
-            "memtriage explain train.log",
-            "memtriage explain M8",
-        ),
-    ),
-    Command(
-        "Read an error or a recording",
-        "snapshot",
-        snapshot,
-        (
-            "memtriage snapshot run.pickle",
-            "memtriage snapshot run.pickle --html run.html",
-        ),
-    ),
-    Command(
-        "Before a run, without a GPU",
-        "predict",
-        predict,
-        (
-            "memtriage predict train.py:build",
-            "memtriage predict train.py -- --batch-size 8",
-            "memtriage predict --horizon 1000 train.py",
-            "memtriage predict --hf-config config.json --batch 8",
-            "memtriage predict --hf-config config.json --method lora --task sft",
-        ),
-    ),
-    Command(
-        "Before a run, without a GPU",
-        "plan",
-        plan,
-        (
-            "memtriage plan train.py:build --budget 24GiB",
-            "memtriage plan --hf-config config.json --budget 80GiB",
-            "memtriage plan --hf-config config.json --budget 24GiB --maximize batch",
-        ),
-    ),
-    Command(
-        "Test a change",
-        "diff",
-        diff,
-        (
-            "memtriage diff runs/before runs/after",
-            "memtriage diff before.pickle after.pickle",
-            "memtriage diff --env old/bin/python new/bin/python -- train.py",
-        ),
-    ),
-    Command(
-        "Test a change",
-        "gate",
-        gate,
-        ("memtriage gate --base main --budget 24GiB -- train.py --batch-size 8",),
-    ),
-    Command("Test a change", "compare", compare, ("memtriage compare trials.toml",)),
-    Command("Look up", "doctor", doctor, ("memtriage doctor",)),
-    Command("Look up", "holders", holders, ("memtriage holders --all",)),
-    Command("Look up", "metrics", metrics, ("memtriage metrics --grafana > memtriage.json",)),
-)
+def name_of(command: Callable[..., Any]) -> str:
+    """Return the word after `memtriage`."""
+    return command.__name__.strip("_").replace("_", "-")
 
 
 class _Groups(TyperGroup):
     """Lists the commands under headings, in the order of `COMMANDS`."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for group in dict.fromkeys(command.group for command in COMMANDS):
+        for group, functions in COMMANDS.items():
+            names = map(name_of, functions)
+            rows = [(name, self.commands[name].get_short_help_str(limit=80)) for name in names]
             with formatter.section(group):
-                formatter.write_dl(
-                    [
-                        (command.name, self.commands[command.name].get_short_help_str(limit=80))
-                        for command in COMMANDS
-                        if command.group == group
-                    ],
-                    col_max=10,
-                )
+                formatter.write_dl(rows, col_max=10)
 
 
 class _PlainHelp(TyperCommand):
@@ -234,14 +176,16 @@ def _application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback()(_options)
-    for command in COMMANDS:
-        summary = RUN_SUMMARY if command.name == "run" else None
-        examples = _listed("Examples", command.examples) if command.examples else None
-        application.command(command.name, cls=_PlainHelp, help=summary, epilog=examples)(command.function)
+    for function in chain.from_iterable(COMMANDS.values()):
+        name = name_of(function)
+        summary = RUN_SUMMARY if name == "run" else None
+        examples = [line for line in EXAMPLES if line.split()[1] == name]
+        epilog = _listed("Examples", examples) if examples else None
+        application.command(name, cls=_PlainHelp, help=summary, epilog=epilog)(function)
     return application
 
 
-def _listed(title: str, lines: list[str] | tuple[str, ...]) -> str:
+def _listed(title: str, lines: list[str]) -> str:
     """Return a titled list that the help keeps as it is instead of filling lines."""
     return "\n".join(["\b", f"{title}:", *(f"  {line}" for line in lines)])
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from memtriage.cli.output import Refusal, answer
 from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
@@ -77,13 +77,7 @@ def compare(
             raise TrialsError(f"no such directory: {directory}; use -o to name the directory of the trials")
         return _print_report(trials, state, json, html)
     except TrialsError as error:
-        complain("memtriage compare", error)
-        return 2
-    except BrokenPipeError:
-        raise  # the reader of the report went away: `memtriage.cli.app` ends quietly
-    except OSError as error:
-        complain("memtriage compare", f"{error.filename or 'output'}: {error.strerror or error}")
-        return 2
+        raise Refusal(error) from None
     except TerminationRequested as error:
         _say("terminated; run the same command again to continue")
         signal.signal(error.signum, signal.SIG_DFL)
@@ -132,8 +126,6 @@ def _print_plan(trials: Trials, directory: Path) -> int:
 
 
 def _print_report(trials: Trials, state: ComparisonState, json: bool, html: Path | None) -> int:
-    import msgspec
-
     from memtriage.prove.result import make_report
 
     made = make_report(trials, state)
@@ -142,14 +134,9 @@ def _print_report(trials: Trials, state: ComparisonState, json: bool, html: Path
         from memtriage.report.trials import page
 
         write_page(page.html(made), html)
-    if json:
-        sys.stdout.write(msgspec.json.encode(made).decode() + "\n")
-    else:
-        from memtriage.report.console import console_for
-        from memtriage.report.trials.terminal import render
+    from memtriage.report.trials.terminal import render
 
-        render(made, console_for(sys.stdout))
-    return 0
+    return answer(made, json, lambda console: render(made, console))
 
 
 def _say(text: str) -> None:

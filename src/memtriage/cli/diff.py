@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from memtriage.process.messages import complain
-
-BAD_INPUT: Final = 2
+from memtriage.cli.output import Refusal, answer
 
 
 def diff(
@@ -49,10 +47,8 @@ def diff(
                 f"{before.name} is a {before.of}, {after.name} a {after.of}: expected two of a kind"
             )
     except ValueError as error:
-        complain("memtriage diff", error)
-        return BAD_INPUT
-    write(before, after, as_json=json)
-    return 0
+        raise Refusal(error) from None
+    return write(before, after, as_json=json)
 
 
 def command_of(program: list[str]) -> list[str]:
@@ -70,17 +66,10 @@ def show(line: str) -> None:
     print(f"memtriage: {line}", file=sys.stderr, flush=True)
 
 
-def write(before: Any, after: Any, *, as_json: bool) -> None:
+def write(before: Any, after: Any, *, as_json: bool) -> int:
     """Print the difference of two sides."""
-    import msgspec
-
     from memtriage.difference.table import difference
-
-    found = difference(before, after)
-    if as_json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
-        return
-    from memtriage.report.console import console_for
     from memtriage.report.difference import render
 
-    render(found, console_for(sys.stdout))
+    found = difference(before, after)
+    return answer(found, as_json, lambda console: render(found, console))

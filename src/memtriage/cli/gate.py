@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from memtriage.cli.diff import BAD_INPUT, command_of, show
+from memtriage.cli.diff import command_of, show
+from memtriage.cli.output import Refusal, answer
 from memtriage.model.units import parse_size, signed, size
-from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from memtriage.model.difference import Side
 
 ABOVE: Final = 3
@@ -65,31 +66,24 @@ def gate(
         show(f"predicting {name} as it is now")
         after = predicted(Environment(name, Path.cwd()), arguments, show)
     except ValueError as error:
-        complain("memtriage gate", error)
-        return BAD_INPUT
+        raise Refusal(error) from None
     found = difference(before, after)
     what, peak, limit = max(_checks(before, after, share, most), key=lambda check: check[1] / check[2])
     above = peak > limit
     verdict = f"{'ABOVE' if above else 'WITHIN'} the limit: {size(peak)} {what}, at most {size(limit)}"
     if above:
         verdict += f" ({signed(peak - limit)})"
-    try:
-        if markdown is not None:
-            markdown.write_text(report.markdown(found, verdict), encoding="utf-8")
-        if junit is not None:
-            junit.write_text(report.junit(found, name, verdict if above else None), encoding="utf-8")
-    except OSError as error:
-        complain("memtriage gate", f"{error.filename}: {error.strerror or error}")
-        return BAD_INPUT
-    if json:
-        told = GateResult(**msgspec.structs.asdict(found), limit=limit, peak=peak, exceeded=above)
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
-    else:
-        from memtriage.report.console import Page, console_for
+    if markdown is not None:
+        markdown.write_text(report.markdown(found, verdict), encoding="utf-8")
+    if junit is not None:
+        junit.write_text(report.junit(found, name, verdict if above else None), encoding="utf-8")
 
-        console = console_for(sys.stdout)
-        Page(console).line((verdict, "bold"))
+    def render(console: Console) -> None:
+        console.print(verdict, style="bold", soft_wrap=True)
         report.render(found, console)
+
+    result = GateResult(**msgspec.structs.asdict(found), limit=limit, peak=peak, exceeded=above)
+    answer(result, json, render)
     return ABOVE if above else 0
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
-import msgspec
 import typer
+
+from memtriage.cli.output import answer
 
 
 def holders(
@@ -19,16 +19,9 @@ def holders(
     """List library caches that are known to keep memory."""
     from memtriage.catalogue.catalogue import BUILT_IN
     from memtriage.catalogue.installed import holders_here
-
-    here = holders_here(BUILT_IN)
-    if json:
-        from memtriage.catalogue.remarks import REMARKS
-
-        said = {"schema": 1, "holders": here, "not_detected": REMARKS}
-        sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
-        return 0
-    from memtriage.report.console import console_for
+    from memtriage.catalogue.remarks import REMARKS
     from memtriage.report.holders import render
 
-    render(here, console_for(sys.stdout), every=every)
-    return 0
+    here = holders_here(BUILT_IN)
+    result = {"schema": 1, "holders": here, "not_detected": REMARKS}
+    return answer(result, json, lambda console: render(here, console, every=every))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memtriage.process.messages import complain
+from memtriage.cli.output import Refusal, answer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def install_listener(
@@ -21,19 +23,14 @@ def install_listener(
     try:
         files = hook.uninstall(folder) if uninstall else hook.install(folder)
     except OSError as error:
-        complain("memtriage install-listener", f"cannot write to {folder}: {error.strerror}")
-        return 2
+        raise Refusal(f"cannot write to {folder}: {error.strerror}") from None
     names = [str(file) for file in files]
-    if json:
-        import msgspec
 
-        result = {"schema": 1, "installed": not uninstall, "files": names}
-        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
-        return 0
-    for name in names:
-        print(f"{'removed' if uninstall else 'wrote'} {name}")
-    if uninstall:
-        print("jobs that run already continue to listen" if names else "there was nothing to remove")
-    else:
-        print("jobs that start from now on in this environment listen once they import torch")
-    return 0
+    def render(console: Console) -> None:
+        now = "jobs that start from now on in this environment listen once they import torch"
+        if uninstall:
+            now = "jobs that run already continue to listen" if names else "there was nothing to remove"
+        for line in (*(f"{'removed' if uninstall else 'wrote'} {name}" for name in names), now):
+            console.print(line, soft_wrap=True)
+
+    return answer({"schema": 1, "installed": not uninstall, "files": names}, json, render)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from memtriage.cli.output import answer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def metrics(
@@ -13,33 +17,29 @@ def metrics(
     json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> int:
     """List the exported metrics; print a Grafana dashboard."""
-    if grafana:
-        from memtriage.report.monitoring.gauges import dashboard
+    from memtriage.report.monitoring.gauges import GAUGES, dashboard
 
+    if grafana:
         print(dashboard(), end="")
         return 0
-    from memtriage.report.monitoring.gauges import GAUGES
+    rows = [
+        {
+            "prometheus": gauge.prometheus,
+            "opentelemetry": gauge.name,
+            "scalar": gauge.scalar_name,
+            "unit": gauge.unit,
+            "labels": gauge.labels,
+            "help": gauge.help,
+        }
+        for gauge in GAUGES
+    ]
 
-    if json:
-        from msgspec.json import encode
+    def render(console: Console) -> None:
+        from memtriage.report.console import Page
 
-        rows = [
-            {
-                "prometheus": gauge.prometheus,
-                "opentelemetry": gauge.name,
-                "scalar": gauge.scalar_name,
-                "unit": gauge.unit,
-                "labels": gauge.labels,
-                "help": gauge.help,
-            }
-            for gauge in GAUGES
-        ]
-        sys.stdout.buffer.write(encode({"schema": 1, "metrics": rows}) + b"\n")
-        return 0
-    from memtriage.report.console import Page, console_for
+        page = Page(console)
+        for gauge in GAUGES:
+            page.line((f"{gauge.prometheus}{{{','.join(gauge.labels)}}}", "bold"), indent=4)
+            page.line((f"    {gauge.help}", ""), indent=4)
 
-    page = Page(console_for(sys.stdout))
-    for gauge in GAUGES:
-        page.line((f"{gauge.prometheus}{{{','.join(gauge.labels)}}}", "bold"), indent=4)
-        page.line((f"    {gauge.help}", ""), indent=4)
-    return 0
+    return answer({"schema": 1, "metrics": rows}, json, render)

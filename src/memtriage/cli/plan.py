@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
+from memtriage.cli.output import answer
 from memtriage.cli.trace_options import NamedProgram, traces_a_program
 from memtriage.model.target import TraceTarget
 from memtriage.model.units import parse_size
@@ -36,31 +36,22 @@ def plan(
     ] = None,
 ) -> int:
     """Find the cheapest changes that fit a memory budget."""
-    import msgspec
-
     from memtriage.model.plan import Plan
+    from memtriage.report.plan_text import render
 
     world_size = program.ranks(ranks) or 1
     if maximize is not None:
         return _maximize(program, parse_size(budget, "budget"), maximize, world_size, as_json=json)
 
     result = program.trace("plan", {"budget": budget, "world_size": world_size}, Plan)
-    if json:
-        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
-    else:
-        from memtriage.report.console import console_for
-        from memtriage.report.plan_text import render
-
-        render(result, console_for(sys.stdout))
-    return 0
+    return answer(result, json, lambda console: render(result, console))
 
 
 def _maximize(program: NamedProgram, budget: int, maximize: str, world_size: int, *, as_json: bool) -> int:
-    import msgspec
-
     from memtriage.model.plan import SizedProgram
     from memtriage.planning.maximize import NAMES
     from memtriage.planning.maximize import maximize as search
+    from memtriage.report.plan_text import render_maximum
 
     wanted = maximize.split(",")
     if not set(wanted) <= NAMES.keys() or len(set(wanted)) < len(wanted):
@@ -71,11 +62,4 @@ def _maximize(program: NamedProgram, budget: int, maximize: str, world_size: int
         return sized.trace("sized", {"world_size": world_size, **options}, SizedProgram)
 
     found = search(program.target, budget, sorted(wanted), trace)
-    if as_json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
-    else:
-        from memtriage.report.console import console_for
-        from memtriage.report.plan_text import render_maximum
-
-        render_maximum(found, console_for(sys.stdout))
-    return 0
+    return answer(found, as_json, lambda console: render_maximum(found, console))

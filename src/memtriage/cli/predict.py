@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from memtriage.cli.output import answer
 from memtriage.cli.trace_options import NamedProgram, traces_a_program
 from memtriage.model.units import parse_size
 
@@ -57,11 +57,10 @@ def predict(
     ] = None,
 ) -> int:
     """Predict the peak memory of a step, without a GPU."""
-    import msgspec
-
     from memtriage.model.prediction import RankPrediction
     from memtriage.prediction.distributed.ranks import all_ranks
     from memtriage.prediction.host.replay import add_node
+    from memtriage.report.prediction_text import render
 
     ranks = program.ranks(ranks)
     world_size = 1 if ranks is None else ranks
@@ -103,14 +102,7 @@ def predict(
     if host:
         courses = [predicted(each).host for each in range(min(on_node, 2))]
         add_node(prediction, [course for course in courses if course is not None], on_node)
-    if json:
-        sys.stdout.write(msgspec.json.encode(prediction).decode() + "\n")
-    else:
-        from memtriage.report.console import console_for
-        from memtriage.report.prediction_text import render
-
-        render(prediction, console_for(sys.stdout))
-    return 0
+    return answer(prediction, json, lambda console: render(prediction, console))
 
 
 def _ranks_of_node(given: int | None, world_size: int) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memtriage.cli.output import Refusal
 from memtriage.process.collector import collector_paused
-from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
     from memtriage.store.reader import RunRecord
@@ -67,8 +67,7 @@ def _report(
     try:
         run = read_run(directories, ahead=True)
     except RecordError as error:
-        complain("memtriage report", error)
-        return 2
+        raise Refusal(error) from None
     if redact or bundle is not None:
         from memtriage.report.redact import redacted
 
@@ -76,11 +75,7 @@ def _report(
     if bundle is not None:
         from memtriage.store.bundle import write_bundle
 
-        try:
-            write_bundle(run, bundle)
-        except OSError as error:
-            complain("memtriage report", f"{bundle}: {error.strerror or error}")
-            return 2
+        write_bundle(run, bundle)
         print(f"wrote {bundle}; show it with: memtriage report {bundle}", file=sys.stderr)
     if not as_recorded:
         run.ranks = [judged_again(rank) for rank in run.ranks]
@@ -90,11 +85,7 @@ def _report(
         from memtriage.report.html.shell import write_page
         from memtriage.report.run import page
 
-        try:
-            write_page(page.html(run, merged, known), html)
-        except OSError as error:
-            complain("memtriage report", f"{html}: {error.strerror or error}")
-            return 2
+        write_page(page.html(run, merged, known), html)
         print(f"wrote {html}", file=sys.stderr)
     if prometheus:
         return _prometheus(run)
@@ -116,7 +107,6 @@ def _prometheus(run: RunRecord) -> int:
     try:
         text = exposition(status_of(rank) for rank in run.ranks)
     except ImportError as error:
-        complain("memtriage report", error)
-        return 2
+        raise Refusal(error) from None
     print(text, end="")
     return 0

@@ -77,18 +77,12 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """A parsed command line.
+    """A parsed command line: options as they were given, None or False without them.
 
     Attributes:
         target: what to run; None when help was asked for.
-        directory: `-o` as given; None for the default.
-        json_path: `--json` as given; None without it.
-        host_tuning: `--host-tuning` was given.
-        prime: `--prime` was given.
-        per_microbatch: `--per-microbatch` was given.
-        metrics: `--metrics` as given; None without it.
-        listen: `--listen` was given.
-        fail_on: `--fail-on` as given; None without it.
+        directory: of `-o`.
+        json_path: of `--json`.
     """
 
     target: ScriptTarget | None

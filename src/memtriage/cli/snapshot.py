@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memtriage.cli.diff import BAD_INPUT, write
-from memtriage.process.messages import complain
+from memtriage.cli.diff import write
+from memtriage.cli.output import Refusal, answer
 
 if TYPE_CHECKING:
     from memtriage.model.recording import Recording
@@ -43,32 +42,23 @@ def snapshot(
     from memtriage.snapshots.read import load_snapshot
 
     if compare is not None and what_if:
-        return _refuse("use only one of --compare and --what-if")
+        raise Refusal("use only one of --compare and --what-if")
     try:
         recording = load_snapshot(file)
         other = None if compare is None else load_snapshot(compare)
     except SnapshotError as error:
-        return _refuse(str(error))
-    except OSError as error:
-        return _refuse(f"{error.filename or file}: {error.strerror or error}")
-    try:
-        _write_files(recording, html, perfetto)
-    except OSError as error:
-        return _refuse(f"{error.filename}: {error.strerror or error}")
+        raise Refusal(error) from None
+    _write_files(recording, html, perfetto)
     if what_if:
-        _what_if(recording, json)
-    elif other is not None:
+        return _what_if(recording, json)
+    if other is not None:
         from memtriage.difference.sources import of_snapshot
 
-        write(of_snapshot(recording), of_snapshot(other), as_json=json)
-    else:
-        _print(recording, json)
-    return 0
+        return write(of_snapshot(recording), of_snapshot(other), as_json=json)
+    from memtriage.report.snapshot.json_form import as_json
+    from memtriage.report.snapshot.terminal import render
 
-
-def _refuse(reason: str) -> int:
-    complain("memtriage snapshot", reason)
-    return BAD_INPUT
+    return answer(as_json(recording), json, lambda console: render(recording, console))
 
 
 def _write_files(recording: Recording, html: Path | None, perfetto: Path | None) -> None:
@@ -83,26 +73,9 @@ def _write_files(recording: Recording, html: Path | None, perfetto: Path | None)
         write_trace(recording, perfetto)
 
 
-def _print(recording: Recording, as_json: bool) -> None:
-    if as_json:
-        from memtriage.report.snapshot.json_form import write_stream
-
-        write_stream(recording, sys.stdout.buffer)
-        return
-    from memtriage.report.console import console_for
-    from memtriage.report.snapshot.terminal import render
-
-    render(recording, console_for(sys.stdout))
-
-
-def _what_if(recording: Recording, as_json: bool) -> None:
+def _what_if(recording: Recording, json: bool) -> int:
     from memtriage.allocator.what_if import scenarios
-    from memtriage.report.snapshot import what_if as snapshot_what_if
+    from memtriage.report.snapshot.what_if import as_json, render
 
     outcomes = [(device.device, scenarios(device, recording.settings)) for device in recording.devices]
-    if as_json:
-        snapshot_what_if.write_json(outcomes, sys.stdout.buffer)
-        return
-    from memtriage.report.console import console_for
-
-    snapshot_what_if.render(outcomes, console_for(sys.stdout))
+    return answer(as_json(outcomes), json, lambda console: render(outcomes, console))

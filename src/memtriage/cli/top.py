@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from memtriage.process.messages import complain
+from memtriage.cli.output import Refusal, answer
 
 _LEAST_S: Final = 0.2
 
@@ -35,34 +35,24 @@ def top(
     from memtriage.report.top.words import BY_KEY
 
     if sort not in BY_KEY:
-        return _refused(f"invalid --sort {sort!r}: use one of {', '.join(BY_KEY)}")
+        raise Refusal(f"invalid --sort {sort!r}: use one of {', '.join(BY_KEY)}")
     if not every >= _LEAST_S:
-        return _refused(f"invalid --every {every}: expected at least {_LEAST_S} seconds")
+        raise Refusal(f"invalid --every {every}: expected at least {_LEAST_S} seconds")
     if missing := next((path for path in directories if not path.exists()), None):
-        return _refused(f"{missing}: no such file or directory")
+        raise Refusal(f"{missing}: no such file or directory")
     run = LiveRun(directories)
     if once or json or not (sys.stdout.isatty() and sys.stdin.isatty()):
         view = run.refresh()
         if view.waiting is not None:
-            return _refused(view.waiting)
-        from memtriage.report.console import console_for
-        from memtriage.report.top import text as top_text
+            raise Refusal(view.waiting)
+        from memtriage.report.top.text import as_json, render
 
-        if json:
-            sys.stdout.buffer.write(top_text.as_json(view))
-        else:
-            top_text.render(view, console_for(sys.stdout), BY_KEY[sort])
-        return 0
+        return answer(as_json(view), json, lambda console: render(view, console, BY_KEY[sort]))
     if find_spec("textual") is None:
-        return _refused(
+        raise Refusal(
             "the live screen needs Textual: pip install 'memtriage[top]', or use `memtriage top --once DIR`"
         )
     from memtriage.report.top.screen import TopScreen
 
     TopScreen(run, every, BY_KEY[sort]).run()
     return 0
-
-
-def _refused(text: str) -> int:
-    complain("memtriage top", text)
-    return 2

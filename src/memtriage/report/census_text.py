@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from memtriage.model.asked import Answer, HeldHere, Unanswered
 from memtriage.model.units import count, duration, size
-from memtriage.report.console import BULLET, Page
+from memtriage.report.console import Page
 from memtriage.report.run.terminal import ledger_blocks
 from memtriage.report.styles import BAD, GOOD, HOLDER
-
-_SIZE_WIDTH: Final = 12
 
 
 def render(answers: Sequence[Answer], console: Console, rows: int) -> None:
@@ -33,10 +30,9 @@ def render(answers: Sequence[Answer], console: Console, rows: int) -> None:
         _one(page, answer, rows)
 
 
-def as_json(answers: Sequence[Answer], failed: Sequence[Unanswered]) -> bytes:
-    """Return the same as one line of JSON, with every holder."""
-    said = {"schema": 1, "answers": [_plain(answer) for answer in answers], "failed": list(failed)}
-    return msgspec.json.encode(said) + b"\n"
+def as_json(answers: Sequence[Answer], failed: Sequence[Unanswered]) -> dict[str, Any]:
+    """Return the same as JSON has it, with every holder."""
+    return {"schema": 1, "answers": [_plain(answer) for answer in answers], "failed": list(failed)}
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
@@ -49,11 +45,10 @@ def _plain(answer: Answer) -> dict[str, Any]:
 def _one(page: Page, answer: Answer, rows: int) -> None:
     who = f"process {answer.pid}" if answer.rank is None else f"rank {answer.rank}"
     missing = f": {'; '.join(answer.incomplete)}" if answer.incomplete else ""
-    head = ("INCOMPLETE CENSUS", BAD) if missing else ("CENSUS", GOOD)
-    page.line(head, ("  ", ""), (f"{who}{_instant(answer)}{missing}", "bold"))
+    head = ("incomplete census", BAD) if missing else ("census", GOOD)
+    page.verdict(*head, f"{who}{_instant(answer)}{missing}")
     page.line((page.dot.join(_facts(answer)), "dim"))
-    for note in answer.notes:
-        page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)
+    page.bullets("", answer.notes)
     ledger_blocks(page, {ledger.device: ledger.rows for ledger in answer.ledgers}, answer.rank)
     for device in dict.fromkeys(held.device for held in answer.holders):
         _holders(page, device, [held for held in answer.holders if held.device == device], rows)
@@ -81,16 +76,13 @@ def _holders(page: Page, device: str, held: Sequence[HeldHere], rows: int) -> No
     storages = sum(row.count for row in held)
     total = sum(row.bytes for row in held)
     page.heading(f"kept alive on {device}", f"{size(total)} in {count(storages, 'storage')}")
-    shown = list(held[:rows])
-    for row in shown:
+    for row in held[:rows]:
         holder = row.holder or f"{count(row.count, 'storage')} of smaller holders"
         owners = ", ".join(sorted(row.owners, key=lambda owner: -row.owners[owner]))
         known = f"{', '.join(row.known)}: " if row.known else ""
-        detail = Text.assemble(
-            (page.plain(f"{known}{holder}"), HOLDER if row.holder else ""),
-            (page.plain(f"{page.dot}{owners}{page.dot}{count(row.count, 'storage')}"), "dim"),
-        )
-        page.hanging(Text(f"  {size(row.bytes):>{_SIZE_WIDTH}}  "), detail, whole=True)
+        detail = f"{page.dot}{owners}{page.dot}{count(row.count, 'storage')}"
+        path = (f"{known}{holder}", HOLDER if row.holder else "")
+        page.sized([size(row.bytes)], path, (detail, "dim"), whole=True)
     if rest := held[rows:]:
         nbytes, more = sum(row.bytes for row in rest), sum(row.count for row in rest)
-        page.line((f"  {size(nbytes):>{_SIZE_WIDTH}}  ", ""), (f"{count(more, 'storage')} of others", "dim"))
+        page.sized([size(nbytes)], (f"{count(more, 'storage')} of others", "dim"))

@@ -24,8 +24,12 @@ _LEAST_WIDTH: Final = 40
 _NARROW: Final = 60
 _WIDEST: Final = 120  # longer lines are hard to read
 _LABELS: Final = 16
+_NAMES: Final = 20
+_FIGURE, _SHARE = 12, 8
 _LEAST_VALUE: Final = 44
 _HANGING: Final = (BULLET, "-> ", "!! ")
+Part = str | tuple[str, str] | Text
+"""Words, words and their style, or a text that is printed as it is."""
 _STYLES: Final = {"path": HOLDER, "fix": FIX}
 
 
@@ -86,14 +90,24 @@ class Page:
     def gap(self) -> None:
         self.console.print()
 
-    def line(self, *parts: tuple[str, str], indent: int = 0) -> None:
-        """Print a paragraph of styled parts; its second and later lines are indented."""
-        text = Text.assemble(*((self.plain(part), style) for part, style in parts))
-        self.hanging(Text(), text, hang=indent)
+    def text(self, *parts: Part) -> Text:
+        """Return parts as one text, each as `plain` returns it."""
+        text = Text()
+        for part in parts:
+            if isinstance(part, Text):
+                text.append_text(part)
+            else:
+                words, style = (part, "") if isinstance(part, str) else part
+                text.append(self.plain(words), style)
+        return text
+
+    def line(self, *parts: Part, indent: int = 0) -> None:
+        """Print a paragraph; its second and later lines are indented."""
+        self.hanging("", *parts, hang=indent)
 
     def verdict(self, word: str, style: str, sentence: str) -> None:
         """Print the line that a report begins with: `LEAK: 311.2 MiB per step on cuda:0`."""
-        self.line((f"{word.upper()}:", style), (" ", ""), (sentence, "bold"))
+        self.line((f"{word.upper()}:", style), " ", (sentence, "bold"))
 
     def heading(self, title: str, detail: str = "") -> None:
         self.gap()
@@ -112,13 +126,12 @@ class Page:
         widest = max((Text(self.plain(value)).cell_len + _hang(value) for value in values), default=0)
         stacked = self.width < labels + min(widest, _LEAST_VALUE)
         if stacked and label:
-            self.raw(Text(f"  {label}", style="dim"))
+            self.raw((f"  {label}", "dim"))
         indent = 4 if stacked else labels
         for number, value in enumerate(values):
             first = number == 0 and not stacked
-            before = Text((f"  {label}" if first else "").ljust(indent), style="dim")
-            shown = Text(self.plain(value), style=style)
-            self.hanging(before, shown, hang=indent + _hang(value), whole=whole)
+            before = ((f"  {label}" if first else "").ljust(indent), "dim")
+            self.hanging(before, (value, style), hang=indent + _hang(value), whole=whole)
 
     def fact(self, fact: FindingFact, *, labels: int) -> None:
         """Print what is known of a finding; paths stay on one line in a file, to be searched for."""
@@ -127,42 +140,70 @@ class Page:
         self.field(fact.label, *values, style=_STYLES.get(fact.form, ""), whole=whole, labels=labels)
 
     def bullets(self, title: str, sentences: Sequence[str]) -> None:
-        """Print sentences under a heading, if there are any."""
-        if sentences:
+        """Print sentences under a heading, if there are any; without one if the title is empty."""
+        if sentences and title:
             self.heading(title)
         for sentence in sentences:
-            self.line((f"  {BULLET}", "dim"), (sentence, ""), indent=4)
+            self.line((f"  {BULLET}", "dim"), sentence, indent=4)
 
-    def amount(self, label: str, amount: str, words: str = "", *, labels: int = _LABELS) -> None:
-        """Print a labeled size, and words beside it, whatever the width.
+    def named(self, name: str, *figures: str, names: int = _NAMES, words: str = "") -> None:
+        """Print a name, figures in columns, and words; what does not fit beside the others is below them.
 
         Args:
-            label: what has this size.
-            amount: the size, aligned to the right.
-            words: what there is to say of it; wrapped beside it.
-            labels: columns left of the size.
+            names: columns for the name.
         """
-        before = Text.assemble((f"  {label}".ljust(labels), "dim"), f"{amount}  ")
-        if words:
-            self.hanging(before, Text(self.plain(words)))
-        else:
-            before.rstrip()
-            self.raw(before)
+        cells = _columns(figures)
+        beside = f"  {name:<{names}}"
+        if len(beside) + len(cells) > self.width:
+            self.line(f"  {name}", indent=4)
+            beside = " " * _NAMES
+        self._with_words(beside + cells, words)
 
-    def raw(self, text: Text) -> None:
-        """Print a line as it is."""
+    def sized(self, figures: Sequence[str], *words: Part, whole: bool = False) -> None:
+        """Print figures in columns, and words beside them or below.
+
+        Args:
+            whole: keep the words on one line in a file.
+        """
+        self._with_words(f"  {_columns(figures)}", *words, whole=whole)
+
+    def _with_words(self, figures: str, *words: Part, whole: bool = False) -> None:
+        text = self.text(*words)
+        if self.width - len(figures) - 2 >= min(text.cell_len, _LEAST_VALUE):
+            self.hanging(f"{figures}  ", text, whole=whole)
+            return
+        self.raw(figures)
+        if text:
+            self.hanging("      ", text, hang=8, whole=whole)
+
+    def numbered(self, number: int, title: Part, *details: Part) -> None:
+        """Print an item of a list, and below it what there is to say of it."""
+        self.hanging((f"  {number}. ", "bold"), title)
+        for detail in details:
+            self.hanging("     ", detail)
+
+    def raw(self, *parts: Part) -> None:
+        """Print a line as it is, without the spaces at its end."""
+        text = self.text(*parts)
+        text.rstrip()
         self.console.print(text, soft_wrap=True)
 
-    def hanging(self, before: Text, text: Text, *, hang: int | None = None, whole: bool = False) -> None:
-        """Print a text behind another, its second and later lines `hang` columns in (default: below it)."""
-        hang = before.cell_len if hang is None else hang
+    def hanging(self, before: Part, *parts: Part, hang: int | None = None, whole: bool = False) -> None:
+        """Print a text after another; later lines are `hang` columns in, by default as far as the first."""
+        head, text = self.text(before), self.text(*parts)
+        hang = head.cell_len if hang is None else hang
         rows = [text]
         if not whole or self.console.is_terminal:
-            width = max(10, self.width - max(before.cell_len, hang))
+            width = max(10, self.width - max(head.cell_len, hang))
             rows = list(text.wrap(self.console, width, overflow="fold")) or [text]
         for number, row in enumerate(rows):
-            row.rstrip()
-            self.raw(Text.assemble(before if number == 0 else " " * hang, row))
+            line = Text.assemble(head if number == 0 else " " * hang, row)
+            line.rstrip()
+            self.console.print(line, soft_wrap=True)
+
+
+def _columns(figures: Sequence[str]) -> str:
+    return "".join(f"{figure:>{_SHARE if figure.endswith('%') else _FIGURE}}" for figure in figures)
 
 
 def _hang(value: str) -> int:

@@ -6,7 +6,6 @@ from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
 from rich.console import Console
-from rich.text import Text
 
 from memtriage.model.difference import Difference, DifferenceRow, FigureChange
 from memtriage.model.units import count, signed, size
@@ -34,13 +33,13 @@ def render(difference: Difference, console: Console) -> None:
         page.heading("What makes the difference", "difference, before -> after")
     for row in shown:
         figures = f"  {_course(row.difference, row.before, row.after)}  "
-        page.hanging(Text(page.plain(figures)), Text(page.plain(page.dot.join(_place(row)))))
+        page.hanging(figures, page.dot.join(_place(row)))
     if left:
-        page.raw(Text(page.plain(f"  {signed(rest):>{_SIZE_WIDTH}}  in {count(left, 'more row')}")))
+        page.sized([signed(rest)], f"in {count(left, 'more row')}")
     page.heading("In all")
-    page.line((f"  {_course(difference.difference, difference.before, difference.after)}  at the peak", ""))
+    page.line(f"  {_course(difference.difference, difference.before, difference.after)}  at the peak")
     for name, change in difference.figures.items():
-        page.line((f"  {_change(change)}  {name}", ""))
+        page.line(f"  {_change(change)}  {name}")
     page.bullets("Also different", difference.suspects)
 
 

@@ -1,4 +1,4 @@
-"""The terminal page of an explanation, its JSON, and a page of the playbook.
+"""The terminal page of an explanation, and a page of the playbook.
 
 The page goes from the answer to its reasons: diagnosis, what failed, evidence, what to do, what is open. By
 default it has at most `_MOST_LINES` lines.
@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import BinaryIO, Final
+from typing import Final
 
-import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from memtriage.messages.grammar.message import Message, as_printed, figures
 from memtriage.model.explanation import Explanation, Fix, Label, LogEvent, Maths
 from memtriage.model.units import count, rank_list
 from memtriage.playbook.entries import PlaybookAction, PlaybookEntry
 from memtriage.report import labels
-from memtriage.report.console import BULLET, Page
+from memtriage.report.console import Page
 from memtriage.report.styles import BAD, GOOD, PLAIN_WARN, WARN
 
 _MOST_LINES: Final = 20
@@ -71,11 +69,6 @@ _MATHS_STYLES: Final[dict[Maths, str]] = {
 }
 
 
-def write_json(explanation: Explanation, stream: BinaryIO) -> None:
-    """Write an explanation as one line of JSON to a binary stream such as `sys.stdout.buffer`."""
-    stream.write(msgspec.json.encode(explanation) + b"\n")
-
-
 def render(explanation: Explanation, console: Console, *, full: bool = False) -> None:
     """Print an explanation: the most important facts and actions, or all of it."""
     page = Page(console)
@@ -92,16 +85,8 @@ def render(explanation: Explanation, console: Console, *, full: bool = False) ->
 
 def _brief(page: Page, explanation: Explanation, facts: int, actions: int) -> None:
     _verdict(page, explanation, _QUOTE)
-    for line in explanation.evidence[:facts]:
-        page.field("", f"{BULLET}{line}", labels=2)
-    if explanation.fixes:
-        page.heading("What to do")
-        for number, fix in enumerate(explanation.fixes[:actions], 1):
-            page.hanging(Text(f"  {number}. ", style="bold"), Text(page.plain(_sentence(fix.action))))
-            saves = f"saves up to {as_printed(fix.saves_bytes)}" if fix.saves_bytes else ""
-            result = _MATHS[fix.math] if fix.math in ("approximate", "different") else ""
-            details = page.dot.join(part for part in (fix.why, saves, result) if part)
-            page.hanging(Text("     "), Text(page.plain(details), style="dim"))
+    page.bullets("", explanation.evidence[:facts])
+    _fixes(page, explanation.fixes[:actions], full=False)
     if not explanation.fixes or explanation.diagnosis in _OPEN:
         _confirm(page, explanation)
     left = [
@@ -115,14 +100,10 @@ def _brief(page: Page, explanation: Explanation, facts: int, actions: int) -> No
 
 def _full(page: Page, explanation: Explanation) -> None:
     _verdict(page, explanation, _CAUSE_TEXT)
-    if explanation.evidence:
-        page.heading(labels.EVIDENCE.capitalize())
-        for line in explanation.evidence:
-            page.field("", f"{BULLET}{line}", labels=2)
-    _fixes(page, explanation.fixes)
+    page.bullets(labels.EVIDENCE.capitalize(), explanation.evidence)
+    _fixes(page, explanation.fixes, full=True)
     if explanation.stale_advice is not None:
-        page.heading(labels.UNLIKELY.capitalize())
-        page.field("", f"{BULLET}{explanation.stale_advice}", labels=2)
+        page.bullets(labels.UNLIKELY.capitalize(), [explanation.stale_advice])
     _confirm(page, explanation)
     _events(page, explanation.events)
 
@@ -130,7 +111,7 @@ def _full(page: Page, explanation: Explanation) -> None:
 def _confirm(page: Page, explanation: Explanation) -> None:
     if explanation.settle is not None:
         page.heading(labels.TO_CONFIRM.capitalize(), explanation.settle.fact)
-        page.hanging(Text("  $ ", style="dim"), Text(page.plain(explanation.settle.command)), whole=True)
+        page.hanging(("  $ ", "dim"), explanation.settle.command, whole=True)
 
 
 def _headline(explanation: Explanation) -> str:
@@ -167,17 +148,18 @@ def _verdict(page: Page, explanation: Explanation, longest: int) -> None:
         page.field("", page.dot.join(part for part in (cause.family, *where) if part), labels=2, style="dim")
 
 
-def _fixes(page: Page, fixes: Sequence[Fix]) -> None:
-    if not fixes:
-        return
-    page.heading("What to do")
+def _fixes(page: Page, fixes: Sequence[Fix], *, full: bool) -> None:
+    if fixes:
+        page.heading("What to do")
     for number, fix in enumerate(fixes, 1):
         saves = f"saves up to {as_printed(fix.saves_bytes)}" if fix.saves_bytes else ""
-        page.hanging(Text(f"  {number}. ", style="bold"), Text(page.plain(_sentence(fix.action))))
-        page.hanging(Text("     "), Text(page.plain(f"{labels.WHY}: {fix.why}")))
+        why, style = [f"{labels.WHY}: {fix.why}"], _MATHS_STYLES[fix.math]
         details = [saves, f"speed: {fix.costs}", _MATHS[fix.math], fix.playbook]
+        if not full:
+            result = _MATHS[fix.math] if fix.math in ("approximate", "different") else ""
+            why, style, details = [], "dim", [fix.why, saves, result]
         text = page.dot.join(detail for detail in details if detail)
-        page.hanging(Text("     "), Text(page.plain(text), style=_MATHS_STYLES[fix.math]))
+        page.numbered(number, _sentence(fix.action), *why, (text, style))
 
 
 def _events(page: Page, events: Sequence[LogEvent]) -> None:
@@ -197,10 +179,8 @@ def _events(page: Page, events: Sequence[LogEvent]) -> None:
         times = f" x {event.count:,}" if event.count > 1 else ""
         what = "a consequence" if event.diagnosis is None else event.diagnosis.replace("_", " ")
         text = textwrap.shorten(event.text, _EVENT_TEXT, placeholder=" ...")
-        before = Text(f"{mark} {event.line:>{width},}  ", style=style)
-        page.hanging(
-            before, Text(page.plain(f"{who}{what}{times}  {text}"), style="" if mark.strip() else "dim")
-        )
+        before = (f"{mark} {event.line:>{width},}  ", style)
+        page.hanging(before, (f"{who}{what}{times}  {text}", "" if mark.strip() else "dim"))
     if len(shown) < len(events):
         page.line((f"   {len(events) - len(shown):,} more in --json", "dim"))
 
@@ -222,9 +202,9 @@ def _sentence(action: str) -> str:
 def render_entry(entry: PlaybookEntry, console: Console) -> None:
     """Print an entry of the playbook."""
     page = Page(console)
-    page.line((entry.name, "bold"), ("  ", ""), (entry.subject, "bold"))
+    page.line((f"{entry.name}  {entry.subject}", "bold"))
     page.gap()
-    page.line((entry.says, ""))
+    page.line(entry.says)
     for rung in (*entry.rungs, *entry.actions):
         page.gap()
         page.line((_sentence(rung.action), "bold"))
@@ -236,8 +216,3 @@ def describe_rung(rung: PlaybookAction) -> list[tuple[str, str]]:
     """Return what there is to say of a change, each with its heading."""
     maths = rung.maths if rung.maths_note is None else f"{rung.maths}; {rung.maths_note}"
     return [("saves", rung.saves), ("speed", rung.costs), ("result", maths), ("no help when", rung.no_help)]
-
-
-def write_entry_json(entry: PlaybookEntry, stream: BinaryIO) -> None:
-    """Write an entry of the playbook as one line of JSON."""
-    stream.write(msgspec.json.encode({"schema": 1, **msgspec.to_builtins(entry)}) + b"\n")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from rich.console import Console
-from rich.text import Text
 
 from memtriage.model.plan import Maximum, PassedOver, Plan, PlanStep
 from memtriage.model.units import count, duration, size
-from memtriage.report.console import BULLET, Page
+from memtriage.report.console import Page
 from memtriage.report.styles import BAD, GOOD
 
 _INDENT: Final = "     "
@@ -44,11 +43,8 @@ def render(plan: Plan, console: Console) -> None:
             if len(rungs) == 1:
                 page.field(rungs[0], why, labels=_NAME_WIDTH)
             else:
-                page.line((f"  {', '.join(rungs)}: {why}", ""), indent=4)
-    if plan.notes:
-        page.heading("Assumed")
-        for note in plan.notes:
-            page.field("", f"{BULLET}{note}", labels=2)
+                page.line(f"  {', '.join(rungs)}: {why}", indent=4)
+    page.bullets("Assumed", plan.notes)
 
 
 def render_maximum(maximum: Maximum, console: Console) -> None:
@@ -56,21 +52,18 @@ def render_maximum(maximum: Maximum, console: Console) -> None:
     page = Page(console)
     budget = size(maximum.budget)
     if not maximum.found:
-        short = f"  the smallest size that was tried needs {size(maximum.least_needs)} of {budget}"
-        page.line(("DOES NOT FIT", BAD), (short, "bold"))
+        short = f"the smallest size that was tried needs {size(maximum.least_needs)} of {budget}"
+        page.verdict("does not fit", BAD, short)
     for row in maximum.found:
         sizes = [f"{name} {n:,}" for name, n in (("batch", row.batch), ("seq", row.seq)) if n is not None]
-        page.line(("FITS", GOOD), (f"  {', '.join(sizes)}: needs {size(row.needs)} of {budget}", "bold"))
+        page.verdict("fits", GOOD, f"{', '.join(sizes)}: needs {size(row.needs)} of {budget}")
         if row.next is not None and row.next_needs is not None:
             name = "seq" if row.batch is None else "batch"
             excess = size(row.next_needs - round(maximum.budget * (1 - maximum.margin)))
             more = f"{size(row.next_needs)}, {excess} too much; {maximum.margin:.0%} stays free"
-            page.line((f"      {name} {row.next:,} needs {more}", ""))
+            page.line(f"      {name} {row.next:,} needs {more}")
     page.line((f"{count(maximum.traces, 'trace')} in {duration(maximum.seconds)}", "dim"))
-    if maximum.notes:
-        page.heading("Assumed")
-        for note in maximum.notes:
-            page.field("", f"{BULLET}{note}", labels=2)
+    page.bullets("Assumed", maximum.notes)
 
 
 def _verdict(page: Page, plan: Plan) -> None:
@@ -79,40 +72,32 @@ def _verdict(page: Page, plan: Plan) -> None:
         tried = "even with every change that helps"
         if plan.settings_only:
             tried = "only allocator settings were tried: changes of the program need a build function"
-        page.line(("DOES NOT FIT", BAD), (f"  {size(plan.short_by)} short, {tried}", "bold"))
-    elif plan.steps:
-        page.line(("FITS", GOOD), (f"  with {count(len(plan.steps), 'change')}", "bold"))
-    else:
-        page.line(("FITS", GOOD), ("  as it is", "bold"))
-    if not plan.fits:
+        page.verdict("does not fit", BAD, f"{size(plan.short_by)} short, {tried}")
         owners = [f"{owner} {size(held)}" for owner, held in after.by_owner.items()][:_OWNERS]
-        page.line((f"what remains at the peak: {', '.join(owners)}", ""))
+        page.line(f"what remains at the peak: {', '.join(owners)}")
+    else:
+        page.verdict("fits", GOOD, f"with {count(len(plan.steps), 'change')}" if plan.steps else "as it is")
     needs = f"needs {size(before.needs)} as it is (peak in {before.phase})"
     if plan.steps:
         needs += f", {size(after.needs)} with the changes (peak in {after.phase})"
-    page.line((f"{needs}; the budget is {size(plan.budget)}", ""))
-    page.line(
-        (
-            f"including {size(plan.outside_allocator)} outside the allocator; {plan.margin:.0%} of the "
-            f"budget stays free; {count(plan.traces, 'trace')} in {duration(plan.seconds)}",
-            "dim",
-        )
-    )
+    page.line(f"{needs}; the budget is {size(plan.budget)}")
+    outside = f"including {size(plan.outside_allocator)} outside the allocator"
+    traces = f"{count(plan.traces, 'trace')} in {duration(plan.seconds)}"
+    page.line((f"{outside}; {plan.margin:.0%} of the budget stays free; {traces}", "dim"))
 
 
 def _step(page: Page, number: int, step: PlanStep) -> None:
-    page.hanging(Text(f"  {number}. ", style="bold"), Text(page.plain(step.action), style="bold"))
     facts = (f"needs {size(step.after.needs)}", f"saves {size(step.saves)}", step.playbook)
-    page.hanging(Text(_INDENT), Text(page.plain(page.dot.join(facts))))
-    page.hanging(Text(_INDENT), Text(page.plain(f"speed: {step.speed}"), style="dim"))
     result = step.maths if step.maths_note is None else f"{step.maths}; {step.maths_note}"
-    page.hanging(Text(_INDENT), Text(page.plain(f"result: {result}"), style="dim"))
+    details = [f"speed: {step.speed}", f"result: {result}"]
     if step.simulated_by is not None:
-        page.hanging(Text(_INDENT), Text(page.plain(f"simulated: {step.simulated_by}"), style="dim"))
+        details.append(f"simulated: {step.simulated_by}")
+    dim = ((detail, "dim") for detail in details)
+    page.numbered(number, (step.action, "bold"), page.dot.join(facts), *dim)
     for framework, code in step.code.items():
-        page.raw(Text(f"{_INDENT}{_FRAMEWORKS[framework]}:", style="dim"))
+        page.raw((f"{_INDENT}{_FRAMEWORKS[framework]}:", "dim"))
         for line in code.splitlines():
-            page.hanging(Text(f"{_INDENT}  "), Text(page.plain(line)), whole=True)
+            page.hanging(f"{_INDENT}  ", line, whole=True)
 
 
 def _why(passed: PassedOver) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 
 from rich.console import Console
 
 from memtriage.allocator.what_if import Scenario, WhatIfOutcome
-from memtriage.report.snapshot.what_if import render, write_json
+from memtriage.report.snapshot.what_if import as_json, render
 
 GIB = 1 << 30
 
@@ -56,9 +55,7 @@ def test_errors_that_are_met_or_avoided() -> None:
 
 
 def test_json_has_every_figure() -> None:
-    stream = io.BytesIO()
-    write_json([("cuda:0", [scenario("as recorded", recorded_ooms=1, met_ooms=1)])], stream)
-    told = json.loads(stream.getvalue())
+    told = as_json([("cuda:0", [scenario("as recorded", recorded_ooms=1, met_ooms=1)])])
     assert told["schema"] == 1
     (device,) = told["devices"]
     assert device["device"] == "cuda:0"

@@ -6,24 +6,18 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from memtriage.model.findings import Finding
 from memtriage.model.recording import OWNERS, Steps
 from memtriage.model.units import MIB
 from memtriage.report.html.shell import asset
-from memtriage.report.snapshot.words import BOTTOM_FIRST, amount, color, level, meaning, verdict
+from memtriage.report.snapshot.words import OWNER_LOOKS, amount, level, verdict
 
 
-@pytest.mark.parametrize("owner", OWNERS)
-def test_an_owner_has_a_meaning_and_a_color_of_its_own(owner: str) -> None:
-    assert meaning(owner)
-    assert re.search(rf"--{color(owner)}: light-dark\(", asset("page.css"))
-    assert [other for other in OWNERS if color(other) == color(owner)] == [owner]
-
-
-def test_a_stack_has_every_owner_once() -> None:
-    assert sorted(BOTTOM_FIRST) == sorted(OWNERS)
+def test_every_owner_has_a_meaning_and_a_color_of_its_own() -> None:
+    assert sorted(OWNER_LOOKS) == sorted(OWNERS)
+    assert len({look.color for look in OWNER_LOOKS.values()}) == len(OWNERS)
+    for look in OWNER_LOOKS.values():
+        assert look.meaning and re.search(rf"--{look.color}: light-dark\(", asset("page.css"))
 
 
 def finding(**fields: object) -> Finding:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from memtriage.diagnose.ranks.live import LiveRun, LiveView
@@ -48,7 +48,7 @@ def test_a_file_has_every_column_on_one_line(tmp_path: Path) -> None:
     assert table[1][:4] == ["1", "node1", "cuda:1", "10"]
     assert "+32.0 MiB" in " ".join(table[1])
     text = "\n".join(lines)
-    assert lines[0].startswith("LEAK  32.0 MiB per step on cuda:1")
+    assert lines[0].startswith("LEAK: 32.0 MiB per step on cuda:1")
     assert re.search(r"kept alive by +train\.losses\[\*\] -> grad_fn MulBackward0", text)
 
 
@@ -95,7 +95,7 @@ def test_sorted_by_growth(tmp_path: Path) -> None:
 
 
 def test_json(tmp_path: Path) -> None:
-    said = json.loads(as_json(two_ranks(tmp_path)))
+    said = msgspec.to_builtins(as_json(two_ranks(tmp_path)))
     assert (said["schema"], said["verdict"], said["steps"], said["finished"]) == (1, "leak", 10, False)
     assert said["ranks"] == {"seen": 2, "of": 2}
     assert said["by_rank"][1]["growth"] == 32 * MIB

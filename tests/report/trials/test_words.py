@@ -18,7 +18,7 @@ from memtriage.model.trials import (
     VariantRow,
 )
 from memtriage.report.trials import words
-from memtriage.report.trials.words import interval, ratio_spread, size_spread, time_spread
+from memtriage.report.trials.words import interval
 
 MIB = 1 << 20
 SURE = Spread(low=0.98, high=1.013, confidence=0.9375, basis="trials")
@@ -74,19 +74,48 @@ def target(verdict: str = "met", **fields: Any) -> TargetRow:
     return TargetRow(**{**usual, **fields})
 
 
-def test_ranges_and_intervals_in_words() -> None:
-    assert time_spread(Figure(value=1.0, lowest=0.0201, highest=0.0203)) == "20.10-20.30 ms"
-    assert time_spread(Figure(value=1.0, lowest=0.9, highest=1.1)) == "900.0 ms-1.100 s"
-    assert time_spread(Figure(value=1.0, lowest=1.0, highest=1.0)) == ""
-    assert size_spread(Figure(value=1.0, lowest=MIB, highest=2 * MIB, by_rank={0: 1.0})) == "1.0-2.0 MiB"
-    assert size_spread(None) == ""
-    sure = Spread(low=0.98, high=1.013, confidence=0.9375, basis="trials")
-    assert interval(sure) == "0.980 to 1.013 (94 % confidence)"
+def test_intervals_in_words() -> None:
+    assert interval(SURE) == "0.980 to 1.013 (94 % confidence)"
     steps = Spread(low=0.98, high=0.99, confidence=0.95, basis="steps")
     assert interval(steps) == "0.980 to 0.990 (95 % confidence, over steps)"
-    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=sure, within_noise=True)).endswith("within noise")
-    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=steps, within_noise=False)) == "0.980-0.990"
-    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=None, within_noise=None)) == "no interval"
+
+
+def figure(value: float, lowest: float, highest: float, **fields: Any) -> Figure:
+    return Figure(value=value, lowest=lowest, highest=highest, **fields)
+
+
+@pytest.mark.parametrize(
+    ("metric", "known", "column", "text", "below"),
+    [
+        ("time_per_step", figure(0.02, 0.0201, 0.0203), "time per step", "20.00 ms", "20.10-20.30 ms"),
+        ("time_per_step", figure(1.0, 0.9, 1.1), "time per step", "1.000 s", "900.0 ms-1.100 s"),
+        ("time_per_step", figure(1.0, 1.0, 1.0), "time per step", "1.000 s", ""),
+        ("allocated", figure(3 * MIB, MIB, 2 * MIB, by_rank={0: 1}), "allocated", "3.0 MiB", "1.0-2.0 MiB"),
+        ("peak_reserved", figure(MIB, MIB, MIB, by_rank={0: 1024, 3: MIB}), "peak reserved", "1.0 MiB",
+         "1.0 KiB-1.0 MiB"),
+    ],
+)  # fmt: skip
+def test_figures_and_their_spread(metric: str, known: Figure, column: str, text: str, below: str) -> None:
+    shown = {cell.column: cell for cell in words.cells(report(), variant(figures={metric: known}))}
+    assert shown.pop(column) == (column, known.value, text, below)
+    ratio = shown.pop("x bf16")
+    assert ratio[1:] == (None, "-", "")
+    assert {cell[1:] for cell in shown.values()} == {(None, "n/a", "")}
+
+
+@pytest.mark.parametrize(
+    ("spread", "noise", "below"),
+    [
+        (SURE, True, "0.980-1.013\nwithin noise"),
+        (SURE, False, "0.980-1.013"),
+        (None, None, "no interval"),
+    ],
+)
+def test_a_ratio_has_its_interval(spread: Spread | None, noise: bool | None, below: str) -> None:
+    against = AgainstBaseline(ratio=1.25, spread=spread, within_noise=noise)
+    time = figure(1.0, 1.0, 1.0, against_baseline=against)
+    (_, ratio, *_) = words.cells(report(), variant(figures={"time_per_step": time}))
+    assert ratio == ("x bf16", 1.25, "1.250 x", below)
 
 
 def test_the_verdict_counts_targets() -> None:
@@ -108,19 +137,6 @@ def test_what_the_figures_rest_on() -> None:
     assert words.legend(report(ranks=4)).endswith("below a size: lowest and highest rank")
 
 
-def test_figures_that_are_known() -> None:
-    figure = Figure(value=3.0 * MIB, lowest=MIB, highest=4 * MIB, by_rank={0: 3.0 * MIB})
-    assert words.size_value(figure) == "3.0 MiB"
-    seconds = Figure(value=0.25, lowest=0.2, highest=0.3, by_rank={})
-    assert words.time_value(seconds).startswith("250")
-
-
-def test_figures_that_are_unknown() -> None:
-    assert (words.time_value(None), words.time_spread(None), words.size_value(None)) == ("n/a", "", "n/a")
-    assert (words.ratio_value(None), words.ratio_spread(None)) == ("-", "")
-    assert words.ratio_value(AgainstBaseline(ratio=1.25, spread=None, within_noise=None)) == "1.250 x"
-
-
 def test_ranks_that_stand_out_are_listed_with_the_others() -> None:
     apart = Figure(
         value=9 * MIB,
@@ -140,7 +156,6 @@ def test_ranks_that_stand_out_are_listed_with_the_others() -> None:
     assert words.differing(report(device="cpu"), on_cpu) == [
         "fp8, peak resident: rank 1 at 3.0 MiB, others at 1.0 MiB"
     ]
-    assert words.size_spread(apart) == "1.0-9.0 MiB"
 
 
 def test_why_trials_have_no_figures() -> None:

@@ -5,24 +5,20 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any, Final
 
-from rich.text import Text
-
 from memtriage.model.units import count, signed, size
 from memtriage.report.console import Page, console_for
 from memtriage.report.notebook.document import Document, Part
 from memtriage.report.notebook.words import change_in_words, peak_in_words
 from memtriage.report.run.terminal import finding_block, ledger_blocks
 
-_SIZE_WIDTH: Final = 12
-
 
 def text(document: Document) -> str:
     """Return a report."""
     stream = StringIO()
     page = Page(console_for(stream))
-    page.line((f"memtriage  {document.word.upper()}  {document.sentence}", ""), indent=2)
+    page.line(f"memtriage  {document.word.upper()}  {document.sentence}", indent=2)
     if document.title:
-        page.line((document.title, ""))
+        page.line(document.title)
     for part in document.parts:
         _PARTS[part["kind"]](page, part)
     return stream.getvalue().rstrip()
@@ -32,25 +28,24 @@ def _findings(page: Page, part: Part) -> None:
     for number, group in enumerate(part["groups"], 1):
         finding_block(page, number, group, part["run"])
     if part["more"]:
-        page.line((f"and {count(part['more'], 'more finding')}", ""))
+        page.line(f"and {count(part['more'], 'more finding')}")
 
 
 def _devices(page: Page, part: Part) -> None:
     page.heading(part["name"])
     for use in part["uses"]:
         change = f"{size(use.before)} -> {size(use.after)}  ({signed(use.after - use.before)})"
-        page.raw(Text(f"  {use.device:<8}{change}; most in use meanwhile: {peak_in_words(use)}"))
+        page.raw(f"  {use.device:<8}{change}; most in use meanwhile: {peak_in_words(use)}")
 
 
 def _changes(page: Page, part: Part) -> None:
     page.heading(part["name"])
     for change in part["changes"]:
         amount = size(change.bytes) if part["whole"] else signed(change.bytes)
-        where = page.plain(change.holder)
-        words = f"{change.device:<7} {where}   ({change_in_words(change)})"
-        page.raw(Text(f"  {amount:>{_SIZE_WIDTH}}  {words}"))
+        words = f"{change.device:<7} {change.holder}   ({change_in_words(change)})"
+        page.sized([amount], words, whole=True)
     if part["more"]:
-        page.line((f"  and others: {part['more']}", ""), indent=4)
+        page.line(f"  and others: {part['more']}", indent=4)
 
 
 _PARTS: Final[dict[str, Any]] = {

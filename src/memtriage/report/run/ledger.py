@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.report.run.words import ledger_rows, ledger_summary
-from memtriage.report.snapshot.words import COLORS
+from memtriage.report.snapshot.words import OWNER_LOOKS
 
 _OWNER_COLORS: Final = {
-    **COLORS,
+    **{owner: look.color for owner, look in OWNER_LOOKS.items()},
     "buffer": "hue-12",
     "known cache": "hue-7",
     "garbage": "hue-4",

@@ -172,10 +172,10 @@ def _ranks_block(page: Page, report: RunReport) -> None:
     page.heading(f"{report.ranks.seen:,} ranks", heading(report.rank_groups))
     for line in lines[:_RANK_LINES]:
         style = "bold" if line.stands_out else ""
-        page.line(("  ", ""), (f"{line.who}: ", style), (line.what, ""), indent=4)
+        page.line("  ", (f"{line.who}: ", style), line.what, indent=4)
     if rest := lines[_RANK_LINES:]:
         ranks = [rank for line in rest for rank in line.ranks]
-        page.line(("  ", ""), (f"and {count(len(ranks), 'more rank')} ({few_ranks(ranks)})", "dim"), indent=4)
+        page.line((f"  and {count(len(ranks), 'more rank')} ({few_ranks(ranks)})", "dim"), indent=4)
 
 
 # Ledger
@@ -281,7 +281,7 @@ def _course_block(
     when = f"{_AT[what]}, {_span(marks[0], marks[-1])}"
     page.heading(f"anonymous memory of {process}" if of_process else name, when)
     if plot.is_flat(values) and not any(group.kind in GROWING for group in groups):
-        page.line((f"  {size(max(values))}, flat", ""))
+        page.line(f"  {size(max(values))}, flat")
     else:
         _chart(page, values)
 
@@ -301,7 +301,7 @@ def _chart(page: Page, values: Sequence[int]) -> None:
     lines = plot.area(values, width=min(_CHART_WIDTH, page.width - label - 3), ascii_only=page.ascii_only)
     edge = "|" if page.ascii_only else "│"
     for name, line in zip(plot.axis_labels(len(lines), high, low), lines, strict=True):
-        page.raw(Text(f"  {name} {edge}{line}"))
+        page.raw(f"  {name} {edge}{line}")
 
 
 _AT: Final = {

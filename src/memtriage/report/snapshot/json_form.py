@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import BinaryIO, Final
-
-import msgspec
+from dataclasses import asdict
+from typing import Final
 
 from memtriage.model.recording import DeviceRecording, PinnedSegment, Recording
 from memtriage.model.snapshot_result import (
@@ -23,13 +22,6 @@ _MOST: Final = 100
 """Sites and pinned segments listed; the biggest come first."""
 
 
-def write_stream(recording: Recording, stream: BinaryIO) -> None:
-    """Write a recording as one line of JSON to a binary stream such as `sys.stdout.buffer`."""
-    stream.write(msgspec.json.encode(as_json(recording)))
-    stream.write(b"\n")
-    stream.flush()
-
-
 def as_json(recording: Recording) -> SnapshotResult:
     """Return the recording's figures and findings. Those outside `peak` are of the moment of the snapshot."""
     return SnapshotResult(
@@ -40,17 +32,12 @@ def as_json(recording: Recording) -> SnapshotResult:
 
 
 def _device(device: DeviceRecording) -> SnapshotDevice:
+    figures = asdict(device.end)
+    awaiting = figures.pop("awaiting")
     return SnapshotDevice(
         device=device.device,
-        allocated=device.end.allocated,
-        reserved=device.end.reserved,
-        requested=device.end.requested,
-        rounding=device.end.rounding,
-        releasable=device.end.releasable,
-        stranded=device.end.stranded,
-        awaiting_free=device.end.awaiting,
-        private_pools=device.end.private_pools,
-        private_pools_free=device.end.private_pools_free,
+        **figures,
+        awaiting_free=awaiting,
         peak=SnapshotPeak(
             allocated=device.peak.allocated,
             reserved=device.peak.reserved,

@@ -32,13 +32,11 @@ from memtriage.report.labels import KINDS
 from memtriage.report.snapshot.map import segment_map
 from memtriage.report.snapshot.timeline import timeline
 from memtriage.report.snapshot.words import (
+    OWNER_LOOKS,
     PRIVATE_FREE,
     amount,
-    color,
     facts,
     level,
-    meaning,
-    owner_index,
     verdict,
     where,
 )
@@ -75,7 +73,7 @@ def _data(recording: Recording, name: str) -> dict[str, Any]:
         "brand": f"memtriage {__version__} · memory snapshot",
         "title": name,
         "facts": " · ".join(_facts(recording)),
-        "owners": [{"name": owner, "color": color(owner)} for owner in OWNERS],
+        "owners": [{"name": owner, "color": OWNER_LOOKS[owner].color} for owner in OWNERS],
         "devices": devices,
         "about": [*recording.notes, *_ABOUT],
         "texts": texts.all,
@@ -149,8 +147,7 @@ def _owners(device: DeviceRecording) -> list[dict[str, Any]]:
     return [
         {
             "name": owner,
-            "meaning": meaning(owner),
-            "color": color(owner),
+            **OWNER_LOOKS[owner]._asdict(),
             "at_peak": at_peak[owner],
             "at_end": at_end[owner],
         }
@@ -181,7 +178,7 @@ def _site(recording: Recording, row: SiteRow, texts: Texts) -> list[Any]:
         frames = recording.stacks[row.stack].frames
     return [
         texts.add(row.site),
-        owner_index(row.owner),
+        OWNERS.index(row.owner),
         row.at_peak,
         row.at_end,
         row.count_at_end,

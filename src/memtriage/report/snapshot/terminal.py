@@ -25,10 +25,6 @@ _OWNERS: Final = 12
 _SITES: Final = 12
 _SEGMENTS: Final = 5
 _PINS: Final = 3
-_SITES_BESIDE: Final = 80
-"""Columns from which on a site has room beside its sizes."""
-_AMOUNT: Final = 11
-"""Columns of a size."""
 
 
 def render(recording: Recording, console: Console) -> None:
@@ -60,9 +56,8 @@ def _device(page: Page, device: DeviceRecording) -> None:
 
 
 def _finding(page: Page, number: int, finding: Finding) -> None:
-    page.line(
-        (f"  {number}. {KINDS[finding.kind]}", SEVERITY_STYLES[level(finding)]), (f"  {amount(finding)}", "")
-    )
+    style = SEVERITY_STYLES[level(finding)]
+    page.line((f"  {number}. {KINDS[finding.kind]}", style), f"  {amount(finding)}")
     for fact in facts(finding, page.dot):
         page.fact(fact, labels=_LABELS)
 
@@ -80,7 +75,7 @@ def _figures(page: Page, device: DeviceRecording) -> None:
         ("private and free", end.private_pools_free, PRIVATE_FREE),
     ):
         if nbytes or label in ("reserved", "allocated"):
-            page.amount(label, f"{size(nbytes):>{_AMOUNT}}", words, labels=_LABELS)
+            page.named(label, size(nbytes), words=words)
     if len(device.events) > 1:
         _chart(page, device)
 
@@ -110,7 +105,7 @@ def _owners(page: Page, title: str, rows: Iterable[OwnedBytes], detail: str) -> 
         totals[row.owner] += row.bytes
     page.heading(title, detail)
     for owner, total in totals.most_common(_OWNERS):
-        page.amount(owner, f"{size(total):>{_AMOUNT}}", labels=_LABELS + 6)
+        page.named(owner, size(total))
 
 
 def _labelled(page: Page, device: DeviceRecording) -> None:
@@ -118,21 +113,14 @@ def _labelled(page: Page, device: DeviceRecording) -> None:
         return
     page.heading("Labels of the program", "at the peak, at the snapshot")
     for row in device.labels[:_SITES]:
-        label = f"{row.label}  ({count(row.blocks, 'block')})"
-        page.line((f"  {size(row.at_peak):>{_AMOUNT}} {size(row.at_end):>{_AMOUNT}}  {label}", ""), indent=8)
+        page.sized([size(row.at_peak), size(row.at_end)], f"{row.label}  ({count(row.blocks, 'block')})")
 
 
 def _sites(page: Page, device: DeviceRecording) -> None:
     page.heading("Allocation sites", "at the peak, at the snapshot, more each step")
     for row in device.sites[:_SITES]:
-        growth = f"{'+' + size(row.per_step) if row.per_step else '':>{_AMOUNT}}"
-        figures = f"{size(row.at_peak):>{_AMOUNT}} {size(row.at_end):>{_AMOUNT}} {growth}"
-        where = f"{row.site}  ({row.owner})"
-        if page.width < _SITES_BESIDE:
-            page.line((f"  {figures}", ""))
-            page.line((f"      {where}", ""), indent=8)
-        else:
-            page.line((f"  {figures}  {where}", ""), indent=4)
+        growth = f"+{size(row.per_step)}" if row.per_step else ""
+        page.sized([size(row.at_peak), size(row.at_end), growth], f"{row.site}  ({row.owner})")
     if len(device.sites) > _SITES:
         page.line((f"  {count(len(device.sites) - _SITES, 'more site')}", "dim"))
 
@@ -146,7 +134,7 @@ def _stranded(page: Page, pinned: tuple[PinnedSegment, ...]) -> None:
     if len(groups) > 1:
         for (stream, pool), amount in groups:
             words = "" if pool == DEFAULT_POOL else f", private pool {pool}"
-            page.line((f"  {size(amount):>{_AMOUNT}}  stream {stream:#x}{words}", ""), indent=4)
+            page.sized([size(amount)], f"stream {stream:#x}{words}")
     for segment in pinned[:_SEGMENTS]:
         pins = [
             f"{size(pin.size)} at {pin.address:#x}, {owner}, {pin.site or 'site not recorded'}"
@@ -155,6 +143,6 @@ def _stranded(page: Page, pinned: tuple[PinnedSegment, ...]) -> None:
         if len(segment.pins) > _PINS:
             pins.append(f"{len(segment.pins) - _PINS} more")
         where = f"{size(segment.stranded)} of {size(segment.segment.size)} at {segment.segment.address:#x}"
-        page.line((f"  {where}, pinned by", ""), indent=4)
+        page.line(f"  {where}, pinned by", indent=4)
         for pin in pins:
-            page.line((f"    {BULLET}{pin}", ""), indent=6)
+            page.line(f"    {BULLET}{pin}", indent=6)

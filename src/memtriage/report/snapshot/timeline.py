@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from memtriage.model.recording import OWNERS, DeviceRecording
 from memtriage.report.html.columns import pack
 from memtriage.report.html.downsample import extremes, instants
-from memtriage.report.snapshot.words import BOTTOM_FIRST, color, owner_index
+from memtriage.report.snapshot.words import OWNER_LOOKS
 
 _STEP_MARKS: Final = 40
 """Step ends that a chart marks; more would hide it."""
@@ -35,8 +35,8 @@ def timeline(device: DeviceRecording, characters: int) -> dict[str, Any] | None:
     if len(events) < 2:
         return None
     owned = {
-        name: device.owner_timeline(owner_index(name))
-        for name in BOTTOM_FIRST
+        name: device.owner_timeline(OWNERS.index(name))
+        for name in OWNER_LOOKS
         if np.any(device.lives.owner == OWNERS.index(name))
     }
     stranded = course.stranded
@@ -97,7 +97,7 @@ def _layers(
     """Return name, color, hatching and values of each layer, the lowest first; their sum is reserved."""
     course = device.timeline
     allocated = course.allocated[rows]
-    layers = [(name, color(name), False, values[rows]) for name, values in owned.items()]
+    layers = [(name, OWNER_LOOKS[name].color, False, values[rows]) for name, values in owned.items()]
     attributed = np.sum([values for *_, values in layers], axis=0, dtype=np.int64)
     others = (
         ("not attributed", "hue-other", False, np.maximum(allocated - attributed, 0)),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import BinaryIO, Final
+from typing import Any, Final
 
-import msgspec
 from rich.console import Console
 
 from memtriage.allocator.what_if import Scenario, WhatIfOutcome
@@ -20,8 +19,8 @@ Devices = Sequence[tuple[str, Sequence[Scenario]]]
 _LABELS: Final = 28
 
 
-def write_json(devices: Devices, stream: BinaryIO) -> None:
-    """Write the outcomes as one line of JSON, schema 1. Sizes are bytes."""
+def as_json(devices: Devices) -> dict[str, Any]:
+    """Return the outcomes as JSON has them, schema 1. Sizes are bytes."""
     outcomes = [
         {
             "device": device,
@@ -31,8 +30,7 @@ def write_json(devices: Devices, stream: BinaryIO) -> None:
         }
         for device, scenarios in devices
     ]
-    stream.write(msgspec.json.encode({"schema": 1, "devices": outcomes}) + b"\n")
-    stream.flush()
+    return {"schema": 1, "devices": outcomes}
 
 
 def render(devices: Devices, console: Console) -> None:

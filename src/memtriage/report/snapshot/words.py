@@ -2,82 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import GROWING, SEVERE, Finding
-from memtriage.model.recording import OWNERS, DeviceRecording
+from memtriage.model.recording import DeviceRecording
 from memtriage.model.units import UNKNOWN, count, rate, size
 from memtriage.report.findings import FindingFact, FindingGroup
 from memtriage.report.labels import KINDS
 from memtriage.report.styles import Severity
 
-COLORS: Final[dict[str, str]] = {
-    "parameter": "hue-1",
-    "gradient": "hue-3",
-    "optimizer state": "hue-5",
-    "saved for backward": "hue-2",
-    "autograd context": "hue-6",
-    "backward temporary": "hue-8",
-    "optimizer temporary": "hue-7",
-    "forward temporary": "hue-4",
-    "communication buffer": "hue-10",
-    "cuBLAS workspace": "hue-11",
-    "variable": "hue-9",
-    "c++ only": "hue-other",
-    "before the recording": "hue-past",
-}
-"""The name of each owner's color in `assets/page.css`."""
-_MEANINGS: Final[dict[str, str]] = {
-    "parameter": "weights of the model",
-    "gradient": "gradients of parameters",
-    "optimizer state": "what the optimizer keeps from step to step",
-    "saved for backward": "made in forward and freed by backward",
-    "autograd context": "kept by a node of the autograd graph from forward on",
-    "backward temporary": "made and freed within backward",
-    "optimizer temporary": "made and freed within the optimizer's step",
-    "forward temporary": "made and freed within forward",
-    "communication buffer": "buffers of collective communication",
-    "cuBLAS workspace": "scratch space of matrix products",
-    "variable": "something the program's own code holds; its frames show only where",
-    "c++ only": "allocated without any Python frame",
-    "before the recording": "older than the first recorded event",
-}
 
-BOTTOM_FIRST: Final = (
-    "before the recording",
-    "parameter",
-    "optimizer state",
-    "cuBLAS workspace",
-    "communication buffer",
-    "variable",
-    "gradient",
-    "autograd context",
-    "saved for backward",
-    "c++ only",
-    "forward temporary",
-    "backward temporary",
-    "optimizer temporary",
-)
+class OwnerLook(NamedTuple):
+    """What an owner stands for, in a few words, and the name of its color in `assets/page.css`."""
+
+    color: str
+    meaning: str
+
+
+OWNER_LOOKS: Final[dict[str, OwnerLook]] = {
+    "before the recording": OwnerLook("hue-past", "older than the first recorded event"),
+    "parameter": OwnerLook("hue-1", "weights of the model"),
+    "optimizer state": OwnerLook("hue-5", "what the optimizer keeps from step to step"),
+    "cuBLAS workspace": OwnerLook("hue-11", "scratch space of matrix products"),
+    "communication buffer": OwnerLook("hue-10", "buffers of collective communication"),
+    "variable": OwnerLook("hue-9", "something the program's own code holds; its frames show only where"),
+    "gradient": OwnerLook("hue-3", "gradients of parameters"),
+    "autograd context": OwnerLook("hue-6", "kept by a node of the autograd graph from forward on"),
+    "saved for backward": OwnerLook("hue-2", "made in forward and freed by backward"),
+    "c++ only": OwnerLook("hue-other", "allocated without any Python frame"),
+    "forward temporary": OwnerLook("hue-4", "made and freed within forward"),
+    "backward temporary": OwnerLook("hue-8", "made and freed within backward"),
+    "optimizer temporary": OwnerLook("hue-7", "made and freed within the optimizer's step"),
+}
 """Owners as a stacked chart puts them: what stays is below what comes and goes."""
 
 PRIVATE_FREE: Final = "free segments of private pools: not released while a CUDA graph or MemPool uses them"
 """What the free segments of private pools are. A snapshot does not say whether the graph still lives."""
-
-
-def color(owner: str) -> str:
-    """Return the name of an owner's color in `assets/page.css`."""
-    return COLORS[owner]
-
-
-def meaning(owner: str) -> str:
-    """Return what an owner stands for, in a few words."""
-    return _MEANINGS[owner]
-
-
-def owner_index(owner: str) -> int:
-    """Return the position of an owner in `OWNERS`."""
-    return OWNERS.index(owner)
 
 
 def amount(finding: Finding) -> str:

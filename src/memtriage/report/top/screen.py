@@ -6,7 +6,7 @@ Reading the record is done in a thread of its own, so keys are answered at once 
 from __future__ import annotations
 
 from io import StringIO
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -23,16 +23,16 @@ from memtriage.model.units import count, size
 from memtriage.report import plot
 from memtriage.report.console import Page
 from memtriage.report.run.terminal import finding_block, ledger_blocks
-from memtriage.report.styles import BAD, PLAIN_BAD, PLAIN_GOOD, SEVERITY_STYLES, WARN, color_of
+from memtriage.report.styles import PLAIN_BAD, PLAIN_GOOD, SEVERITY_STYLES, WARN
 from memtriage.report.top.words import (
     BY_KEY,
     Column,
     columns_for,
     groups_of,
     headline,
-    level,
     ordered,
     overview,
+    style_of,
     subject,
 )
 from memtriage.store.reader import RankRecord
@@ -280,12 +280,8 @@ class TopScreen(App[None]):
 
 
 def _cell(column: Column, line: RankLine) -> Text:
-    style = ""
-    if column.key == "growth" and line.growth:
-        style = BAD
-    elif column.key == "state":
-        style = color_of(level(line))
-    return Text(column.text(line), style=style, justify="left" if column.left else "right")
+    justify: Literal["left", "right"] = "left" if column.left else "right"
+    return Text(column.text(line), style=style_of(column, line), justify=justify)
 
 
 def _room(widget: Widget) -> tuple[int, int]:

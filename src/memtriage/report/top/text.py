@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from memtriage.diagnose.ranks.live import LiveView, RankLine
 from memtriage.report.console import Page
 from memtriage.report.run.terminal import finding_block
 from memtriage.report.run.words import notes
-from memtriage.report.styles import BAD, SEVERITY_STYLES, color_of
+from memtriage.report.styles import SEVERITY_STYLES
 from memtriage.report.top.words import (
     Column,
     columns_for,
     groups_of,
     headline,
-    level,
     ordered,
     overview,
+    style_of,
     subject,
 )
 
@@ -41,7 +39,7 @@ def render(view: LiveView, console: Console, column: Column, *, turned: bool = F
     """
     page = Page(console)
     word, said, weight = headline(view)
-    page.line((word.upper(), SEVERITY_STYLES[weight]), ("  ", ""), (said, "bold"))
+    page.verdict(word, SEVERITY_STYLES[weight], said)
     page.line((page.dot.join(subject(view)), "dim"))
     if text := overview(view):
         page.line((text, "dim"))
@@ -54,10 +52,10 @@ def render(view: LiveView, console: Console, column: Column, *, turned: bool = F
         page.bullets("notes", notes(view.context))
 
 
-def as_json(view: LiveView) -> bytes:
-    """Return the same as one line of JSON: the ranks' lines, and the findings so far."""
+def as_json(view: LiveView) -> dict[str, Any]:
+    """Return the same as JSON has it: the ranks' lines, and the findings so far."""
     assert view.report is not None and view.context is not None
-    said: dict[str, Any] = {
+    return {
         "schema": 1,
         "run_id": view.run_id,
         "restart": view.restart,
@@ -72,7 +70,6 @@ def as_json(view: LiveView) -> bytes:
         "exception": view.report.exception,
         "notes": notes(view.context),
     }
-    return msgspec.json.encode(said) + b"\n"
 
 
 def _table(page: Page, columns: Sequence[Column], lines: Sequence[RankLine], width: int | None) -> None:
@@ -81,14 +78,10 @@ def _table(page: Page, columns: Sequence[Column], lines: Sequence[RankLine], wid
     shown = list(columns)
     while width is not None and len(shown) > 1 and _total(shown, widths) > width:
         shown.remove(max(shown, key=lambda column: column.spare))
-    page.raw(Text((" " * _GAP).join(_cell(c, c.title, widths) for c in shown).rstrip(), style="dim"))
+    page.raw(((" " * _GAP).join(_cell(c, c.title, widths) for c in shown), "dim"))
     for number, line in enumerate(lines):
-        row = Text()
-        for column in shown:
-            text = _cell(column, cells[column.key][number], widths)
-            row.append(text + " " * _GAP, style=_style(column, line))
-        row.rstrip()
-        page.raw(row)
+        texts = ((column, _cell(column, cells[column.key][number], widths)) for column in shown)
+        page.raw(*((text + " " * _GAP, style_of(column, line)) for column, text in texts))
 
 
 def _total(columns: Sequence[Column], widths: dict[str, int]) -> int:
@@ -98,11 +91,3 @@ def _total(columns: Sequence[Column], widths: dict[str, int]) -> int:
 def _cell(column: Column, text: str, widths: dict[str, int]) -> str:
     width = widths[column.key]
     return f"{text:<{width}}" if column.left else f"{text:>{width}}"
-
-
-def _style(column: Column, line: RankLine) -> str:
-    if column.key == "growth" and line.growth:
-        return BAD
-    if column.key == "state":
-        return color_of(level(line))
-    return ""

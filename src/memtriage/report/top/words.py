@@ -11,7 +11,7 @@ from memtriage.diagnose.ranks.live import LiveView, RankLine
 from memtriage.model.units import UNKNOWN, duration, size
 from memtriage.report.findings import FindingGroup, fold
 from memtriage.report.run.words import VERDICTS, facts, nothing_found, sentence
-from memtriage.report.styles import Severity
+from memtriage.report.styles import BAD, Severity, color_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,13 @@ def level(line: RankLine) -> Severity:
     if line.verdict in VERDICTS:
         return VERDICTS[line.verdict][1]
     return "warn" if line.state == "silent" else "good"
+
+
+def style_of(column: Column, line: RankLine) -> str:
+    """Return the style of a rank's cell."""
+    if column.key == "growth" and line.growth:
+        return BAD
+    return color_of(level(line)) if column.key == "state" else ""
 
 
 _STATES: Final = ("killed", "silent", "running", "ended")

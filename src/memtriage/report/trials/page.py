@@ -8,31 +8,22 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
-from memtriage.model.trials import Figure, TargetRow, TrialsReport, VariantRow
+from memtriage.model.trials import TargetRow, TrialsReport, VariantRow
 from memtriage.model.version import __version__
 from memtriage.report.html.shell import report_page
 from memtriage.report.trials.words import (
+    MEMORY,
     TIME,
     VERDICTS,
-    differing,
+    cells,
     facts,
-    found,
-    interval,
-    labels,
     legend,
-    peak_metric,
-    ratio_spread,
-    ratio_value,
+    remarks,
     sentence,
-    size_spread,
-    size_value,
     target,
     target_result,
-    time_spread,
-    time_value,
     trial_counts,
     values,
-    what_is_missing,
 )
 
 _DRAWN_STEPS: Final = 20_000
@@ -54,15 +45,13 @@ def html(report: TrialsReport) -> str:
 
 def _data(report: TrialsReport) -> dict[str, Any]:
     word, level = VERDICTS[report.verdict]
-    names = labels(report)
     return {
         "brand": f"memtriage {__version__} · compare",
         "title": report.name,
         "facts": " · ".join(facts(report)),
         "verdict": {"level": level, "word": word, "text": sentence(report)},
-        "baseline": report.baseline,
         "legend": legend(report),
-        "labels": [names["allocated"], names["reserved"], names["peak"]],
+        "columns": [cell.column for cell in cells(report, report.variants[0])],
         "mark": report.mark,
         "variants": [_variant(report, row) for row in report.variants],
         "values": [
@@ -75,41 +64,24 @@ def _data(report: TrialsReport) -> dict[str, Any]:
             for name in report.variants[0].values
         ],
         "targets": [_target(row) for row in report.targets],
-        "missing": [line for row in report.variants for line in what_is_missing(row)],
-        "differing": [line for row in report.variants for line in differing(report, row)],
-        "found": found(report),
-        "notes": report.notes,
+        "remarks": remarks(report),
         "about": list(_ABOUT),
     }
 
 
 def _variant(report: TrialsReport, row: VariantRow) -> dict[str, Any]:
     time = row.figures.get(TIME)
-    against = None if time is None else time.against_baseline
-    memory = [row.figures.get(metric) for metric in ("allocated", "reserved", peak_metric(report))]
+    memory = [row.figures.get(metric) for metric in MEMORY[report.device]]
+    ranks = [() if figure is None else figure.by_rank.values() for figure in memory]
     every = max(1, -(-sum(variant.steps for variant in report.variants) // _DRAWN_STEPS))
     return {
         "name": row.name,
         "baseline": row.baseline,
         "trials": trial_counts(row),
-        "failed": row.finished == 0,
-        "time": None if time is None else time.value,
-        "time_text": [time_value(time), time_spread(time)],
+        "cells": [[cell.value, cell.text, cell.below.replace("\n", ", ")] for cell in cells(report, row)],
         "interval": None if time is None or time.spread is None else [time.spread.low, time.spread.high],
-        "interval_text": "" if time is None or time.spread is None else interval(time.spread),
-        "ratio": None if against is None else against.ratio,
-        "ratio_text": [ratio_value(against), ratio_spread(against).replace("\n", ", ")],
-        "memory": [_memory(figure) for figure in memory],
+        "ranks": [[min(values), max(values)] if len(values) > 1 else None for values in ranks],
         "steps": [[round(step, 9) for step in islice(trial.steps, 0, None, every)] for trial in row.trials],
-    }
-
-
-def _memory(figure: Figure | None) -> dict[str, Any]:
-    ranks = [] if figure is None else list(figure.by_rank.values())
-    return {
-        "value": None if figure is None else figure.value,
-        "ranks": [min(ranks), max(ranks)] if len(ranks) > 1 else None,
-        "text": [size_value(figure), size_spread(figure)],
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from memtriage.model.trials import (
     AgainstBaseline,
@@ -27,11 +28,11 @@ VERDICTS: Final[dict[TrialsVerdict, tuple[str, Severity]]] = {
 }
 """Word and level of a verdict."""
 
-_LABELS: Final = {
-    "cuda": {"allocated": "allocated", "reserved": "reserved", "peak": "peak reserved"},
-    "cpu": {"allocated": "malloc in use", "reserved": "malloc reserved", "peak": "peak resident"},
+MEMORY: Final = {
+    "cuda": {"allocated": "allocated", "reserved": "reserved", "peak_reserved": "peak reserved"},
+    "cpu": {"allocated": "malloc in use", "reserved": "malloc reserved", "peak_host_rss": "peak resident"},
 }
-_PEAKS: Final = {"cuda": "peak_reserved", "cpu": "peak_host_rss"}
+"""Metrics of memory and their names in columns, by device: on a CPU the counters are malloc's."""
 _FAILURES: Final = {
     "crashed": "crashed",
     "out_of_memory": "out of memory",
@@ -44,16 +45,6 @@ _SENSES: Final = {"at_most": "at most", "at_least": "at least", "equals": "the s
 
 _TOLD: Final = 0.01
 """Differences of memory that are a smaller share are not told: two runs of one variant differ, too."""
-
-
-def labels(report: TrialsReport) -> dict[str, str]:
-    """Return the names of the memory columns: on a CPU the counters are malloc's."""
-    return _LABELS[report.device]
-
-
-def peak_metric(report: TrialsReport) -> str:
-    """Return the metric of the peak column."""
-    return _PEAKS[report.device]
 
 
 def sentence(report: TrialsReport) -> str:
@@ -87,29 +78,52 @@ def legend(report: TrialsReport) -> str:
     return f"below a time: lowest and highest trial; below a ratio: its interval; below a size: {sizes}"
 
 
-def time_value(figure: Figure | None) -> str:
-    """Return the time of a step."""
-    return UNKNOWN if figure is None else measured_time(figure.value)
+class Cell(NamedTuple):
+    """A figure of a variant.
+
+    Attributes:
+        column: the name of its column.
+        value: the figure; None if unknown.
+        text: the figure in words.
+        below: its spread in words, in one or two lines.
+    """
+
+    column: str
+    value: float | None
+    text: str
+    below: str
 
 
-def time_spread(figure: Figure | None) -> str:
-    """Return the lowest and the highest of the trials' times."""
-    return "" if figure is None else _range(measured_time(figure.lowest), measured_time(figure.highest))
+def cells(report: TrialsReport, row: VariantRow) -> list[Cell]:
+    """Return a variant's figures: the time of a step, its ratio to the baseline's, and memory."""
+    time = row.figures.get(TIME)
+    memory = ((name, row.figures.get(metric)) for metric, name in MEMORY[report.device].items())
+    return [
+        _cell("time per step", time, measured_time),
+        _ratio(f"x {report.baseline}", None if time is None else time.against_baseline),
+        *(_cell(name, figure, size) for name, figure in memory),
+    ]
 
 
-def ratio_value(against: AgainstBaseline | None) -> str:
-    """Return a ratio."""
-    return "-" if against is None else f"{four_digits(against.ratio)} x"
+def _cell(column: str, figure: Figure | None, words: Callable[[float], str]) -> Cell:
+    """Return a figure with the lowest and the highest rank; of one rank, the lowest and the highest trial."""
+    if figure is None:
+        return Cell(column, None, UNKNOWN, "")
+    low, high = figure.lowest, figure.highest
+    if len(figure.by_rank) > 1:
+        low, high = min(figure.by_rank.values()), max(figure.by_rank.values())
+    return Cell(column, figure.value, words(figure.value), _range(words(low), words(high)))
 
 
-def ratio_spread(against: AgainstBaseline | None) -> str:
-    """Return a ratio's interval, and whether it tells a difference."""
+def _ratio(column: str, against: AgainstBaseline | None) -> Cell:
+    """Return a ratio with its interval, and whether it shows a difference."""
     if against is None:
-        return ""
-    if against.spread is None:
-        return "no interval"
-    noise = "\nwithin noise" if against.within_noise else ""
-    return f"{four_digits(against.spread.low)}-{four_digits(against.spread.high)}{noise}"
+        return Cell(column, None, "-", "")
+    below = "no interval"
+    if against.spread is not None:
+        noise = "\nwithin noise" if against.within_noise else ""
+        below = f"{four_digits(against.spread.low)}-{four_digits(against.spread.high)}{noise}"
+    return Cell(column, against.ratio, f"{four_digits(against.ratio)} x", below)
 
 
 def interval(spread: Spread) -> str:
@@ -121,21 +135,6 @@ def interval(spread: Spread) -> str:
     over = "" if spread.basis == "trials" else ", over steps"
     sure = f"{100 * spread.confidence:.0f} % confidence{over}"
     return f"{four_digits(spread.low)} to {four_digits(spread.high)} ({sure})"
-
-
-def size_value(figure: Figure | None) -> str:
-    """Return a size, the highest rank's."""
-    return UNKNOWN if figure is None else size(figure.value)
-
-
-def size_spread(figure: Figure | None) -> str:
-    """Return the lowest and the highest rank, or of one rank the lowest and the highest trial."""
-    if figure is None:
-        return ""
-    if len(figure.by_rank) > 1:
-        low, high = min(figure.by_rank.values()), max(figure.by_rank.values())
-        return _range(size(low), size(high))
-    return _range(size(figure.lowest), size(figure.highest))
 
 
 def _range(low: str, high: str) -> str:
@@ -152,13 +151,8 @@ def _range(low: str, high: str) -> str:
 
 def differing(report: TrialsReport, row: VariantRow) -> list[str]:
     """Return a line for each memory figure in which ranks stand out."""
-    names = labels(report)
     lines = []
-    for metric, label in (
-        ("allocated", names["allocated"]),
-        ("reserved", names["reserved"]),
-        (peak_metric(report), names["peak"]),
-    ):
+    for metric, label in MEMORY[report.device].items():
         figure = row.figures.get(metric)
         if figure is None or not figure.differing_ranks:
             continue
@@ -238,3 +232,14 @@ def found(report: TrialsReport) -> list[str]:
             lines.append(f"{row.name}: {by.summary}")
         lines += (f"{row.name}: {finding}" for finding in row.findings)
     return lines
+
+
+def remarks(report: TrialsReport) -> dict[str, list[str]]:
+    """Return what went wrong or stands out, in sentences below their titles."""
+    rows = report.variants
+    return {
+        "Trials without figures": [line for row in rows for line in what_is_missing(row)],
+        "Ranks that differ": [line for row in rows for line in differing(report, row)],
+        "Found by memtriage run": found(report),
+        "Notes": report.notes,
+    }

@@ -50,8 +50,8 @@ function segmentMap(place, data, options) {
       "aria-roledescription": "map",
       "aria-label": `${options.label}: ${label}. Left and right arrow go from block to block.`,
     });
-    const tip = element("div", { class: "tip", hidden: "" });
-    const box = element("div", { class: "map" }, canvas, tip);
+    const box = element("div", { class: "map" }, canvas);
+    const tip = page.tip(box);
     const figure = element("figure", {}, element("figcaption", { class: "quiet small" }, label), box);
     let spans = [];
     let current = -1;
@@ -61,12 +61,7 @@ function segmentMap(place, data, options) {
       const laid = lay(group, width, (width * wanted) / total);
       spans = laid.spans;
       const height = laid.rows * (ROW + GAP) - GAP + 2;
-      const ratio = devicePixelRatio || 1;
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      canvas.style.height = `${height}px`;
-      const context = canvas.getContext("2d");
-      context.scale(ratio, ratio);
+      const context = page.penOf(canvas, width, height);
       const paints = options.fills.map((fill) =>
         fill.hatched ? hatch(context, color("stranded"), color("stranded-wash")) : color(fill.color),
       );
@@ -120,33 +115,23 @@ function segmentMap(place, data, options) {
     }
 
     function show(segment, part, x, y) {
-      const [first, ...rest] = options.describe(segment, part);
-      tip.replaceChildren(
-        element("strong", {}, first),
-        ...rest.map((text) => element("div", { class: "site" }, text)),
-      );
-      tip.hidden = false;
-      tip.style.left = `${Math.max(0, Math.min(x + 12, box.clientWidth - tip.offsetWidth))}px`;
-      tip.style.top = `${y + ROW + 8}px`;
+      tip.show(options.describe(segment, part), x, y + ROW + 8);
       current = part;
     }
 
-    const hide = () => {
-      tip.hidden = true;
-    };
     canvas.addEventListener("pointermove", (event) => {
       const row = Math.floor(event.offsetY / (ROW + GAP));
       const span = spans.find(
         (one) => one.row === row && one.x <= event.offsetX && event.offsetX <= one.x + one.width,
       );
       if (span) show(span.segment, partAt(span, event.offsetX), event.offsetX, row * (ROW + GAP));
-      else hide();
+      else tip.hide();
     });
-    canvas.addEventListener("pointerleave", hide);
-    canvas.addEventListener("blur", hide);
+    canvas.addEventListener("pointerleave", tip.hide);
+    canvas.addEventListener("blur", tip.hide);
     canvas.addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (event.key === "Escape") hide();
+      if (event.key === "Escape") tip.hide();
       if (by === undefined) return;
       event.preventDefault();
       const mine = [...new Set(spans.map((span) => span.segment))];

@@ -106,36 +106,21 @@ const page = (() => {
   const redraw = () => drawings.forEach((again) => again(true));
 
   function themeChoice() {
-    const root = document.documentElement;
-    const choose = (name) => {
-      if (name === "auto") delete root.dataset.theme;
-      else root.dataset.theme = name;
-      buttons.forEach((button) =>
-        button.setAttribute("aria-pressed", String(button.dataset.choice === name)),
-      );
+    let chosen = "auto";
+    const show = (name) => {
+      if (name === "auto") delete document.documentElement.dataset.theme;
+      else document.documentElement.dataset.theme = name;
       redraw();
     };
-    const buttons = ["auto", "light", "dark"].map((name) =>
-      element(
-        "button",
-        {
-          type: "button",
-          "data-choice": name,
-          "aria-pressed": String(name === "auto"),
-          on: { click: () => choose(name) },
-        },
-        name,
-      ),
-    );
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
     // Paper is white: charts are drawn once more, light, for the time of printing.
-    let before = null;
-    window.addEventListener("beforeprint", () => {
-      before = root.dataset.theme || "auto";
-      choose("light");
+    window.addEventListener("beforeprint", () => show("light"));
+    window.addEventListener("afterprint", () => show(chosen));
+    const themes = ["auto", "light", "dark"].map((name) => [name, name]);
+    return choice("colors", themes, chosen, (name) => {
+      chosen = name;
+      show(name);
     });
-    window.addEventListener("afterprint", () => choose(before || "auto"));
-    return element("div", { class: "choice tools", role: "group", "aria-label": "colors" }, ...buttons);
   }
 
   // A group of buttons of which one is pressed.
@@ -145,6 +130,7 @@ const page = (() => {
         "button",
         {
           type: "button",
+          "data-choice": key,
           "aria-pressed": String(key === chosen),
           on: {
             click: () => {
@@ -226,6 +212,37 @@ const page = (() => {
     return { bar, panels, show };
   }
 
+  // A box of words at a point of a board: `show(lines, x, y)` with the first line strong, and `hide()`.
+  function tip(board) {
+    const box = element("div", { class: "tip", hidden: "" });
+    board.append(box);
+    return {
+      show([first, ...rest], x, y) {
+        box.replaceChildren(
+          element("strong", {}, first),
+          ...rest.map((line) => element("div", { class: "site" }, line)),
+        );
+        box.hidden = false;
+        box.style.left = `${Math.max(0, Math.min(x + 12, board.clientWidth - box.offsetWidth))}px`;
+        box.style.top = `${y}px`;
+      },
+      hide() {
+        box.hidden = true;
+      },
+    };
+  }
+
+  // Fits a canvas into a width; returns its pen, which draws in pixels of the page.
+  function penOf(canvas, width, height) {
+    const ratio = devicePixelRatio || 1;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.height = `${height}px`;
+    const pen = canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    return pen;
+  }
+
   return {
     element,
     bytes,
@@ -241,6 +258,8 @@ const page = (() => {
     choice,
     select,
     tabs,
+    tip,
+    penOf,
     data: () => JSON.parse(document.getElementById("data").textContent),
   };
 })();

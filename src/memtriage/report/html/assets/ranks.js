@@ -22,8 +22,8 @@ function rankPlot(place, data) {
   let dots = [];
 
   const canvas = element("canvas", { role: "img" });
-  const tip = element("div", { class: "tip", hidden: "" });
-  const box = element("div", { class: "map" }, canvas, tip);
+  const box = element("div", { class: "map" }, canvas);
+  const tip = page.tip(box);
   const missing = element("p", { class: "quiet small" });
 
   function values() {
@@ -59,12 +59,7 @@ function rankPlot(place, data) {
     const column = values();
     const known = column.filter((value) => value !== null);
     const [low, high] = range(known);
-    const ratio = devicePixelRatio || 1;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(HEIGHT * ratio);
-    canvas.style.height = `${HEIGHT}px`;
-    const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
+    const pen = page.penOf(canvas, width, HEIGHT);
     pen.font = "12px system-ui, sans-serif";
     const right = width - EDGE.right;
     const bottom = HEIGHT - EDGE.bottom;
@@ -147,18 +142,15 @@ function rankPlot(place, data) {
   canvas.addEventListener("pointermove", (event) => {
     const far = (dot) => Math.hypot(dot.x - event.offsetX, dot.y - event.offsetY) - (dot.loud ? LOUD_DOT : 0);
     const nearest = dots.reduce((best, dot) => (best && far(best) <= far(dot) ? best : dot), null);
-    tip.hidden = !nearest || far(nearest) > NEAR;
-    if (tip.hidden) return;
-    tip.replaceChildren(
-      element("strong", {}, `rank ${whole(nearest.rank)}: ${words(nearest.value)}`),
-      nearest.loud ? element("div", { class: "site" }, told.get(nearest.rank)) : "",
+    if (!nearest || far(nearest) > NEAR) return tip.hide();
+    const why = nearest.loud ? [told.get(nearest.rank)] : [];
+    return tip.show(
+      [`rank ${whole(nearest.rank)}: ${words(nearest.value)}`, ...why],
+      nearest.x,
+      nearest.y + 12,
     );
-    tip.style.left = `${Math.max(0, Math.min(nearest.x + 12, box.clientWidth - tip.offsetWidth))}px`;
-    tip.style.top = `${nearest.y + 12}px`;
   });
-  canvas.addEventListener("pointerleave", () => {
-    tip.hidden = true;
-  });
+  canvas.addEventListener("pointerleave", tip.hide);
 
   const again = page.drawing(box, (width) => {
     hues.clear();
@@ -168,7 +160,7 @@ function rankPlot(place, data) {
   const form = innerWidth < NARROW ? page.select : page.choice;
   const choose = form("figure", names, figure.key, (key) => {
     figure = data.figures.find((one) => one.key === key);
-    tip.hidden = true;
+    tip.hide();
     again(true);
   });
   place.append(element("div", { class: "tools" }, choose), box, missing);

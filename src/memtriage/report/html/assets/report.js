@@ -37,20 +37,27 @@ const report = (() => {
       ),
     );
 
-  // The head of a page: {brand, title, facts}.
-  const masthead = (data) =>
-    document
-      .getElementById("masthead")
-      .append(
-        element(
-          "div",
-          {},
-          element("p", { class: "brand" }, data.brand),
-          element("h1", {}, data.title),
-          element("p", { class: "quiet small" }, data.facts),
-        ),
-        page.themeChoice(),
-      );
+  // Puts parts into a place and then draws those that have to be in it: a part is a node, or [node, draw].
+  function put(place, parts) {
+    const pairs = parts.filter(Boolean).map((part) => [part].flat());
+    place.append(...pairs.map(([node]) => node));
+    pairs.forEach(([, draw]) => draw && draw());
+  }
+
+  // A whole page: its head {brand, title, facts}, its parts, and what it says about itself.
+  function show(data, parts) {
+    const head = element(
+      "div",
+      {},
+      element("p", { class: "brand" }, data.brand),
+      element("h1", {}, data.title),
+      element("p", { class: "quiet small" }, data.facts),
+    );
+    document.getElementById("masthead").append(head, page.themeChoice());
+    put(document.getElementById("content"), parts);
+    document.getElementById("about").append(...data.about.map((line) => element("p", {}, line)));
+    document.documentElement.dataset.ready = "true";
+  }
 
   // The banner that says it in a line: {level, word, text}.
   const verdict = ({ level, word, text }, ...more) =>
@@ -93,11 +100,28 @@ const report = (() => {
         )
       : null;
 
-  const swatch = (row) => {
-    const made = element("span", { class: `swatch inline${row.hatched ? " hatched" : ""}` });
-    if (!row.hatched) made.style.background = `var(--${row.color})`;
+  // A patch of an item's color {color, hatched}, for a name in a row (inline) or in a legend (line, area).
+  function swatch(item, kind = "inline") {
+    const made = element("span", { class: `swatch ${kind}${item.hatched ? " hatched" : ""}` });
+    if (!item.hatched)
+      made.style[kind === "line" ? "borderTopColor" : "background"] = `var(--${item.color})`;
+    if (kind === "area") made.style.borderColor = `var(--${item.hatched ? "stranded" : item.color})`;
     return made;
-  };
+  }
 
-  return { card, code, facts, finding, masthead, notes, prose, swatch, tiles, verdict };
+  // An entry of a legend.
+  const key = (item, kind, amount) =>
+    element(
+      "li",
+      {},
+      element(
+        "span",
+        { class: "entry" },
+        swatch(item, kind),
+        item.name,
+        amount ? element("span", { class: "amount number" }, amount) : null,
+      ),
+    );
+
+  return { card, code, facts, finding, key, notes, prose, put, show, swatch, tiles, verdict };
 })();

@@ -337,7 +337,7 @@
 
   // How the ranks compare: what is said of them, and a figure of each.
   function compared() {
-    if (!data.compared) return [null, null];
+    if (!data.compared) return null;
     const { heading, lines, more, plot } = data.compared;
     const board = element("div");
     const redraw = plot ? rankPlot(board, plot) : null;
@@ -360,13 +360,7 @@
 
   function ranks() {
     if (!data.ranks) return null;
-    const figure = (label, key, cell) => ({
-      label,
-      right: true,
-      value: (row) => row[key],
-      cell: (row) => cell(row[key]),
-    });
-    const text = (label, key) => ({ label, value: (row) => row[key] || "", cell: (row) => row[key] || "" });
+    const { figure, text } = table;
     return card(
       "Ranks",
       element("span", { class: "quiet small" }, data.ranks.note),
@@ -389,19 +383,16 @@
     );
   }
 
-  report.masthead(data);
-  const [comparison, redrawComparison] = compared();
-  const drawings = data.charts.map(course);
   const ended = data.ended
     ? card("How it ended", null, element("pre", { class: "ended" }, data.ended))
     : null;
-  const parts = [
+  report.show(data, [
     report.verdict(data.verdict),
     ...data.findings.map(finding),
     data.more ? element("p", { class: "card" }, prose(data.more)) : null,
     ended,
-    comparison,
-    ...drawings.map(([place]) => place),
+    compared(),
+    ...data.charts.map(course),
     ledgers(),
     ranks(),
     card(
@@ -410,10 +401,5 @@
       facts(data.run.map(([name, value]) => [name, name === "command" ? code(value) : value])),
     ),
     report.notes("Notes", data.notes),
-  ];
-  document.getElementById("content").append(...parts.filter(Boolean));
-  if (redrawComparison) redrawComparison();
-  drawings.forEach(([, redraw]) => redraw());
-  document.getElementById("about").append(...data.about.map((line) => element("p", {}, line)));
-  root.dataset.ready = "true";
+  ]);
 })();

@@ -116,13 +116,7 @@
             element("ol", { class: "site" }, ...row.frames.map((frame) => element("li", {}, text(frame)))),
           )
         : element("span", { class: "site" }, text(row.site));
-    const figure = (label, key, cell, hint) => ({
-      label,
-      right: true,
-      hint,
-      value: (row) => row[key],
-      cell: (row) => cell(row[key]),
-    });
+    const { figure } = table;
     const growth = device.steps > 0;
     return card(
       "Allocation sites",
@@ -136,7 +130,7 @@
         text: (row) => `${text(row.site)} ${row.owner} ${row.frames.map(text).join(" ")}`,
         columns: [
           { label: "site", value: (row) => text(row.site), cell: name },
-          { label: "owner", value: (row) => row.owner, cell: (row) => row.owner },
+          table.text("owner", "owner"),
           figure("at the peak", "atPeak", bytes, "bytes alive when most was allocated"),
           figure("at the snapshot", "atEnd", bytes, "bytes alive at the end of the recording"),
           ...(growth ? [figure("growth per step", "perStep", signed, "bytes more from step to step")] : []),
@@ -160,15 +154,15 @@
           narrow: true,
           text: () => "",
           columns: [
-            { label: "size", right: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
+            table.figure("size", "size", bytes),
             {
               label: "short of the request by",
               right: true,
               value: (row) => oom.requested - row.size,
               cell: (row) => (row.size >= oom.requested ? "big enough" : bytes(oom.requested - row.size)),
             },
-            { label: "stream and pool", value: (row) => row.where, cell: (row) => row.where },
-            { label: "", value: (row) => row.remark, cell: (row) => row.remark },
+            table.text("stream and pool", "where"),
+            table.text("", "remark"),
           ],
         }),
       );
@@ -189,27 +183,21 @@
   }
 
   function build(panel, device) {
-    const [coursePlace, drawCourse] = course(device);
-    const [mapPlace, drawMap] = segments(device);
-    panel.append(
+    report.put(panel, [
       report.verdict(device.verdict),
       ...device.findings.map(finding),
       tiles(device.tiles),
-      coursePlace,
+      course(device),
       ...device.ooms.map(failure),
       owners(device),
-      mapPlace,
+      segments(device),
       sites(device),
-    );
-    const notes = report.notes("What this recording does not tell", device.notes);
-    if (notes) panel.append(notes);
-    drawCourse();
-    drawMap();
+      report.notes("What this recording does not tell", device.notes),
+    ]);
     drawn.maps += 1;
     for (const [name, count] of Object.entries(drawn)) root.dataset[name] = String(count);
   }
 
-  report.masthead(data);
   const set = page.tabs(
     "devices",
     data.devices.map((device) => ({
@@ -218,12 +206,9 @@
       build: (panel) => build(panel, device),
     })),
   );
-  document.getElementById("content").append(set.bar, ...set.panels);
-  if (data.devices.length) set.show(0, false);
-  else
-    document
-      .getElementById("content")
-      .append(element("p", { class: "card" }, "There is no device in this file: no segments and no events."));
-  document.getElementById("about").append(...data.about.map((line) => element("p", {}, line)));
-  root.dataset.ready = "true";
+  const nothing = "There is no device in this file: no segments and no events.";
+  const first = data.devices.length
+    ? [set.bar, () => set.show(0, false)]
+    : element("p", { class: "card" }, nothing);
+  report.show(data, [first, ...set.panels]);
 })();

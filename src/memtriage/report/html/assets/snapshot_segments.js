@@ -57,23 +57,7 @@ function snapshotSegments(data, text) {
       key.replaceChildren(
         ...[...sums(fillOf)]
           .sort((a, b) => b[1] - a[1])
-          .map(([index, sum]) => {
-            const fill = fills[index];
-            const swatch = element("span", { class: `swatch${fill.hatched ? " hatched" : ""}` });
-            if (!fill.hatched) swatch.style.background = `var(--${fill.color})`;
-            swatch.style.borderColor = `var(--${fill.color})`;
-            return element(
-              "li",
-              {},
-              element(
-                "span",
-                { class: "entry" },
-                swatch,
-                fill.name,
-                element("span", { class: "amount number" }, bytes(sum)),
-              ),
-            );
-          }),
+          .map(([index, sum]) => report.key(fills[index], "area", bytes(sum))),
       );
     const describe = (segment, part) => {
       const state = parts.state[part];
@@ -134,14 +118,9 @@ function snapshotSegments(data, text) {
           text: (row) => row.pins.map((pin) => text(pin.site)).join(" "),
           columns: [
             { label: "pinned by", value: (row) => row.pins[0].bytes, cell: pins },
-            {
-              label: "stranded",
-              right: true,
-              value: (row) => row.stranded,
-              cell: (row) => bytes(row.stranded),
-            },
-            { label: "segment", right: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
-            { label: "stream and pool", value: (row) => row.where, cell: (row) => row.where },
+            table.figure("stranded", "stranded", bytes),
+            table.figure("segment", "size", bytes),
+            table.text("stream and pool", "where"),
           ],
         }),
       );

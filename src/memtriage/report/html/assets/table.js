@@ -113,3 +113,13 @@ function table(options) {
     element("div", { class: "tools" }, more),
   );
 }
+
+// A column of figures, and one of texts, that rows have under a key.
+table.figure = (label, key, words, hint) => ({
+  label,
+  right: true,
+  hint,
+  value: (row) => row[key],
+  cell: (row) => words(row[key]),
+});
+table.text = (label, key) => ({ label, value: (row) => row[key] || "", cell: (row) => row[key] || "" });

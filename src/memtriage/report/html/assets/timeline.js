@@ -38,10 +38,6 @@ function timeline(place, options) {
   const legend = element("ul", { class: "legend" });
 
   function entry(item, kind) {
-    const swatch = element("span", { class: `swatch ${kind}${item.hatched ? " hatched" : ""}` });
-    if (!item.hatched)
-      swatch.style[kind === "line" ? "borderTopColor" : "background"] = `var(--${item.color})`;
-    if (kind !== "line") swatch.style.borderColor = `var(--${item.hatched ? "stranded" : item.color})`;
     const amount = element("span", { class: "amount number" });
     amounts.set(item, amount);
     const button = element(
@@ -58,7 +54,7 @@ function timeline(place, options) {
           },
         },
       },
-      swatch,
+      report.swatch(item, kind),
       item.name,
       amount,
     );

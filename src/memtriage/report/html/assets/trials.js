@@ -2,7 +2,7 @@
 // The page of a comparison. Everything shown was computed before; here it is only drawn.
 (() => {
   const { element, color } = page;
-  const { card } = report;
+  const { card, key } = report;
   const data = page.data();
   const TIME_HUE = "hue-1";
   const HUES = ["hue-1", "hue-2", "hue-9"]; // allocated, reserved, peak
@@ -88,41 +88,28 @@
     return [board, () => again(true)];
   }
 
-  const key = (name, swatch) => element("li", {}, element("span", { class: "entry" }, swatch, name));
-
-  function box(hue) {
-    const made = element("span", { class: "swatch" });
-    made.style.background = `var(--${hue})`;
-    return made;
-  }
-
-  function line(hue) {
-    const made = element("span", { class: "swatch line" });
-    made.style.borderTopColor = `var(--${hue})`;
-    return made;
-  }
-
   // Every step a dot, in a lane a trial; the median a line, its interval a band.
   function times() {
-    const measured = data.variants.filter((variant) => variant.time !== null);
+    const timeOf = (variant) => variant.cells[0][0];
+    const measured = data.variants.filter((variant) => timeOf(variant) !== null);
     if (!measured.length) return null;
     const steps = measured.flatMap((variant) => variant.steps.flat()).sort((a, b) => a - b);
     const least = steps[0];
     // A few steps that took many times as long would press all others into the corner.
     const usual = steps[Math.floor(USUAL * (steps.length - 1))] * WIDER;
-    const bands = measured.map((variant) => (variant.interval ? variant.interval[1] : variant.time));
+    const bands = measured.map((variant) => (variant.interval ? variant.interval[1] : timeOf(variant)));
     const most = Math.min(steps[steps.length - 1], Math.max(usual, ...bands));
     const beyond = steps.filter((step) => step > most).length;
     const room = (most - least || most) * ROOM;
     const low = Math.max(0, least - room);
-    const medians = measured.map(({ name, time_text }) => `${name} ${time_text[0]}`);
+    const medians = measured.map(({ name, cells }) => `${name} ${cells[0][1]}`);
     const [board, redraw] = rows({
       label: `Time of every step; medians: ${medians.join(", ")}.`,
       low,
       high: most + room,
       format: (ticks) => ticks.map((tick) => fine(tick, ticks)),
       paint: (context, variant, across, middle, half) => {
-        if (variant.time === null) return missing(context, across(low), middle);
+        if (timeOf(variant) === null) return missing(context, across(low), middle);
         const ratio = devicePixelRatio;
         const tall = half * 0.8;
         if (variant.interval) {
@@ -148,7 +135,7 @@
           context.globalAlpha = 1;
         });
         context.fillStyle = color("ink");
-        context.fillRect(across(variant.time) - ratio, middle - tall, 2 * ratio, 2 * tall);
+        context.fillRect(across(timeOf(variant)) - ratio, middle - tall, 2 * ratio, 2 * tall);
         return undefined;
       },
     });
@@ -159,10 +146,10 @@
       element(
         "ul",
         { class: "legend" },
-        key("a step", box(TIME_HUE)),
-        key("median of the trials", line("ink")),
-        key("interval of the median", box("wash-1")),
-        beyond ? key(`${page.counted(beyond, "step")} beyond the chart`, "▸") : null,
+        key({ name: "a step", color: TIME_HUE }),
+        key({ name: "median of the trials", color: "ink" }, "line"),
+        key({ name: "interval of the median", color: "wash-1" }),
+        beyond ? element("li", {}, `▸ ${page.counted(beyond, "step")} beyond the chart`) : null,
       ),
     );
     return [place, redraw];
@@ -186,8 +173,7 @@
 
   // Three bars a variant, from 0; where ranks differ a whisker from the lowest to the highest.
   function memory() {
-    const all = data.variants.flatMap((variant) => variant.memory.map((each) => each.value || 0));
-    const most = Math.max(...all);
+    const most = Math.max(...data.variants.flatMap(({ cells }) => cells.slice(2).map(([value]) => value || 0)));
     if (most === 0) return null;
     const [board, redraw] = rows({
       label: `Memory at the mark ${data.mark}; the figures are in the table.`,
@@ -197,23 +183,24 @@
       format: (ticks) => ticks.map((tick) => (tick === 0 ? "0" : tickBytes(tick, ticks[1] - ticks[0]))),
       paint: (context, variant, across, middle, half) => {
         const tall = half * 0.8;
-        const bar = (2 * tall) / variant.memory.length;
+        const bar = (2 * tall) / HUES.length;
         const ratio = devicePixelRatio;
         context.font = `${11 * ratio}px system-ui, sans-serif`;
-        variant.memory.forEach((each, index) => {
-          if (each.value === null) return;
+        variant.cells.slice(2).forEach(([value, words], index) => {
+          if (value === null) return;
           const top = middle - tall + bar * index;
           context.fillStyle = color(HUES[index]);
-          context.fillRect(across(0), top + ratio, across(each.value) - across(0), bar - 2 * ratio);
-          if (each.ranks && each.ranks[0] < each.ranks[1]) {
+          context.fillRect(across(0), top + ratio, across(value) - across(0), bar - 2 * ratio);
+          const ranks = variant.ranks[index];
+          if (ranks && ranks[0] < ranks[1]) {
             context.fillStyle = color("ink");
-            const [from, to] = each.ranks.map(across);
+            const [from, to] = ranks.map(across);
             context.fillRect(from, top + bar / 2 - ratio / 2, to - from, ratio);
             for (const end of [from, to])
               context.fillRect(end - ratio / 2, top + 2 * ratio, ratio, bar - 4 * ratio);
           }
           context.fillStyle = color("ink-2");
-          context.fillText(each.text[0], across(each.value) + 5 * ratio, top + bar / 2);
+          context.fillText(words, across(value) + 5 * ratio, top + bar / 2);
         });
       },
     });
@@ -225,7 +212,11 @@
         `at the mark ${data.mark}, highest after the warm-up; whiskers: ranks`,
       ),
       board,
-      element("ul", { class: "legend" }, ...data.labels.map((name, index) => key(name, box(HUES[index])))),
+      element(
+        "ul",
+        { class: "legend" },
+        ...data.columns.slice(2).map((name, index) => key({ name, color: HUES[index] })),
+      ),
     );
     return [place, redraw];
   }
@@ -235,11 +226,11 @@
 
   function variants() {
     const order = new Map(data.variants.map((variant, index) => [variant, index]));
-    const size = (index) => ({
-      label: data.labels[index],
+    const figure = (label, index) => ({
+      label,
       right: true,
-      value: (row) => row.memory[index].value,
-      cell: (row) => two(row.memory[index].text),
+      value: (row) => row.cells[index][0],
+      cell: (row) => two(row.cells[index].slice(1)),
     });
     return card(
       "Variants",
@@ -256,19 +247,7 @@
             value: (row) => -order.get(row), // in the file's order to begin with
             cell: (row) => two([row.name, `${row.trials}${row.baseline ? ", baseline" : ""}`]),
           },
-          {
-            label: "time per step",
-            right: true,
-            value: (row) => row.time,
-            cell: (row) => two(row.time_text),
-          },
-          {
-            label: `against ${data.baseline}`,
-            right: true,
-            value: (row) => row.ratio,
-            cell: (row) => two(row.ratio_text),
-          },
-          ...data.labels.map((_, index) => size(index)),
+          ...data.columns.map(figure),
         ],
       }),
     );
@@ -290,21 +269,13 @@
     );
   }
 
-  report.masthead(data);
-  const charts = [times(), memory()].filter(Boolean);
-  const parts = [
+  report.show(data, [
     report.verdict(data.verdict),
     variants(),
     targets(),
-    ...charts.map(([place]) => place),
+    times(),
+    memory(),
     ...data.values.map(({ name, rows: read }) => card(name, null, report.facts(read))),
-    report.notes("Trials without figures", data.missing),
-    report.notes("Ranks that differ", data.differing),
-    report.notes("Found by memtriage run", data.found),
-    report.notes("Notes", data.notes),
-  ];
-  document.getElementById("content").append(...parts.filter(Boolean));
-  charts.forEach(([, redraw]) => redraw());
-  document.getElementById("about").append(...data.about.map((text) => element("p", {}, text)));
-  document.documentElement.dataset.ready = "true";
+    ...Object.entries(data.remarks).map(([title, lines]) => report.notes(title, lines)),
+  ]);
 })();
