@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 import memtriage
 from memtriage.integrations.accelerate import watched
 from memtriage.process import active
-from support import censuses
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -72,10 +71,7 @@ def test_a_leak_is_in_the_log_with_its_holder(
     assert active.session is None
 
 
-def test_marks_of_what_the_accelerator_does(
-    accelerator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    censuses.leave_out(monkeypatch)
+def test_marks_of_what_the_accelerator_does(accelerator: Any, tmp_path: Path, no_census: None) -> None:
     own = type(accelerator).save_state
     with watched(accelerator, directory=tmp_path / "elsewhere") as training:
         train(accelerator, keep=False)
@@ -92,10 +88,7 @@ def test_marks_of_what_the_accelerator_does(
     assert accelerator.save_state.__func__ is own
 
 
-def test_a_method_that_the_program_replaced_stays_as_it_is(
-    accelerator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    censuses.leave_out(monkeypatch)
+def test_a_method_that_the_program_replaced_stays_as_it_is(accelerator: Any, no_census: None) -> None:
 
     def own(*args: Any, **kwargs: Any) -> None:
         """Saves in a way of its own."""
@@ -106,8 +99,7 @@ def test_a_method_that_the_program_replaced_stays_as_it_is(
     assert accelerator.save_state is own
 
 
-def test_an_error_ends_the_watch_and_passes_on(accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    censuses.leave_out(monkeypatch)
+def test_an_error_ends_the_watch_and_passes_on(accelerator: Any, no_census: None) -> None:
     training = watched(accelerator)
     with pytest.raises(RuntimeError, match="own error"), training:
         train(accelerator, keep=False, fails_at=3)
@@ -117,10 +109,7 @@ def test_an_error_ends_the_watch_and_passes_on(accelerator: Any, monkeypatch: py
     assert active.session is None
 
 
-def test_in_a_watched_process_only_marks_are_made(
-    accelerator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    censuses.leave_out(monkeypatch)
+def test_in_a_watched_process_only_marks_are_made(accelerator: Any, tmp_path: Path, no_census: None) -> None:
     with memtriage.watch(tmp_path / "outer", quiet=True) as outer, watched(accelerator) as training:
         train(accelerator, keep=False)
     assert training.report is None
@@ -129,10 +118,7 @@ def test_in_a_watched_process_only_marks_are_made(
     assert not (tmp_path / "memtriage").exists()
 
 
-def test_metrics_go_to_the_accelerators_trackers(
-    accelerator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    censuses.leave_out(monkeypatch)
+def test_metrics_go_to_the_accelerators_trackers(accelerator: Any, tmp_path: Path, no_census: None) -> None:
     tracking = pytest.importorskip("accelerate.tracking")
     logged: list[tuple[dict[str, float], int]] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,17 +16,9 @@ from transformers.trainer_callback import CallbackHandler, PrinterCallback
 
 from memtriage.integrations import huggingface
 from memtriage.integrations.huggingface import MemtriageCallback
-from memtriage.process import active
-from support import censuses
 
+pytestmark = pytest.mark.usefixtures("no_census")
 VALUES = {"memtriage/host/rss_bytes": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def no_census(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    censuses.leave_out(monkeypatch)
-    yield
-    assert active.session is None
 
 
 class Noting:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 import memtriage
 from memtriage.integrations import lightning_hooks
 from memtriage.integrations.lightning_hooks import LightningHooks
-from memtriage.process import active
-from support import censuses
+
+pytestmark = pytest.mark.usefixtures("no_census")
 
 
 class Logger:
@@ -24,13 +23,6 @@ class Logger:
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         self.logged.append((step, metrics))
-
-
-@pytest.fixture(autouse=True)
-def no_census(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    censuses.leave_out(monkeypatch)
-    yield
-    assert active.session is None
 
 
 def trainer(folder: Path, **given: Any) -> Any:

@@ -19,7 +19,6 @@ from memtriage.process import active
 from memtriage.report.growth_words import judged_again
 from memtriage.session.run import Watch
 from memtriage.store.reader import read_run
-from support.censuses import leave_out
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 KEPT: list[Any] = []
@@ -32,12 +31,6 @@ def nothing_kept(only_new_objects: None) -> Iterator[None]:
     KEPT.clear()
     FEW.clear()
     assert active.session is None
-
-
-@pytest.fixture
-def no_census(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For watches: of the growth in a real program, the plugin's own tests tell."""
-    leave_out(monkeypatch)
 
 
 def kib(size: float) -> torch.Tensor:

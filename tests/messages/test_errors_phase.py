@@ -26,155 +26,96 @@ STEP = [
     (f"{TORCH}/optim/adam.py", "step"),
     (f"{TORCH}/optim/optimizer.py", "wrapper"),
 ]
-NO_GRAD = (f"{TORCH}/utils/_contextlib.py", "decorate_context")
-FORWARD = ("train.py", "forward")
+DECORATOR = (f"{TORCH}/utils/_contextlib.py", "decorate_context")
+CALLED = [("train.py", "forward"), *MODULE_CALL]
 MAIN = ("train.py", "<module>")
 BEGUN = FrameState(training_begun=True)
+GRAD, NO_GRAD = (FrameState(training_begun=True, grad_enabled=enabled) for enabled in (True, False))
+EVAL = FrameState(training_begun=True, eval_mode=True)
 NOT_BEGUN = FrameState(training_begun=False)
 
 
-@pytest.mark.parametrize(
-    ("frames", "state", "phase"),
-    [
-        pytest.param([FORWARD, *MODULE_CALL, MAIN], NOT_BEGUN, "forward", id="first-forward"),
-        pytest.param(
-            [(f"{TORCH}/nn/functional.py", "linear"), ("train.py", "compute"), MAIN],
-            NOT_BEGUN,
-            "forward",
-            id="forward-without-modules",
-        ),
-        pytest.param([("train.py", "build"), MAIN], NOT_BEGUN, "setup", id="building"),
-        pytest.param(
-            [("train.py", "build"), ("train.py", "train")], NOT_BEGUN, "setup", id="building-in-train"
-        ),
-        pytest.param([("train.py", "build"), MAIN], BEGUN, "forward", id="between-steps"),
-        pytest.param([(f"{TORCH}/autograd/__init__.py", "grad"), MAIN], NOT_BEGUN, "backward", id="grad"),
-        pytest.param(
-            [(f"{TORCH}/autograd/graph.py", "save_on_cpu"), MAIN], NOT_BEGUN, "setup", id="graph-no-backward"
-        ),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, ("x.py", "score"), (NO_GRAD[0], "clone"), MAIN],
-            BEGUN,
-            "forward",
-            id="no-decorator",
-        ),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, ("x.py", "score"), ("own.py", NO_GRAD[1]), MAIN],
-            BEGUN,
-            "forward",
-            id="named-like-a-decorator",
-        ),
-        pytest.param([*BACKWARD, MAIN], BEGUN, "backward", id="backward"),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, (f"{TORCH}/utils/checkpoint.py", "recompute_fn"), *BACKWARD, MAIN],
-            FrameState(training_begun=True, grad_enabled=True),
-            "backward",
-            id="recomputation-in-backward",
-        ),
-        pytest.param(
-            [(f"{TORCH}/_tensor.py", "__deepcopy__"), MAIN], NOT_BEGUN, "setup", id="copy-of-a-tensor"
-        ),
-        pytest.param([*STEP, MAIN], BEGUN, "optimizer", id="optimizer"),
-        pytest.param(
-            [*STEP, ("train.py", "hook"), *BACKWARD, MAIN], BEGUN, "optimizer", id="step-in-backward"
-        ),
-        pytest.param(
-            [
-                FORWARD,
-                *MODULE_CALL,
-                ("train.py", "closure"),
-                NO_GRAD,
-                (f"{TORCH}/optim/lbfgs.py", "step"),
-                MAIN,
-            ],
-            BEGUN,
-            "forward",
-            id="closure-of-lbfgs",
-        ),
-        pytest.param(
-            [*BACKWARD, ("train.py", "closure"), *STEP, MAIN], BEGUN, "backward", id="backward-in-step"
-        ),
-        pytest.param(
-            [(f"{TORCH}/optim/optimizer.py", "load_state_dict"), MAIN], NOT_BEGUN, "setup", id="resume"
-        ),
-        pytest.param(
-            [("/own/lion.py", "step"), NO_GRAD, MAIN], BEGUN, "optimizer", id="optimizer-of-ones-own"
-        ),
-        pytest.param([("/own/optimizer.py", "step"), MAIN], BEGUN, "optimizer", id="file-named-optimizer"),
-        pytest.param([("/own/ema.py", "update"), NO_GRAD, MAIN], BEGUN, "forward", id="averaged-weights"),
-        pytest.param([("train.py", "step"), MAIN], BEGUN, "forward", id="a-step-of-the-loop"),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, ("x.py", "score"), NO_GRAD, MAIN], BEGUN, "evaluation", id="no-grad"
-        ),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, ("x.py", "score"), NO_GRAD, MAIN],
-            FrameState(training_begun=True, grad_enabled=True),
-            "forward",
-            id="decorated-with-enable-grad",
-        ),
-        pytest.param(
-            [("rope.py", "forward"), NO_GRAD, *MODULE_CALL, *MODULE_CALL, MAIN],
-            BEGUN,
-            "forward",
-            id="decorated-part-of-a-model",
-        ),
-        pytest.param([("model.py", "init_weights"), NO_GRAD, MAIN], NOT_BEGUN, "setup", id="initialization"),
-        pytest.param([("train.py", "evaluate"), MAIN], BEGUN, "evaluation", id="evaluate"),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, ("t.py", "prediction_step"), ("t.py", "_maybe_log_save_evaluate")],
-            BEGUN,
-            "evaluation",
-            id="trainer",
-        ),
-        pytest.param([FORWARD, *MODULE_CALL, ("t.py", "test")], NOT_BEGUN, "evaluation", id="test"),
-        pytest.param([FORWARD, *MODULE_CALL, ("t.py", "Model.generate")], BEGUN, "evaluation", id="generate"),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, ("t.py", "validation_step"), ("t.py", "train_one_epoch"), MAIN],
-            BEGUN,
-            "evaluation",
-            id="validation-inside-training",
-        ),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, ("t.py", "training_step"), ("t.py", "evaluate"), MAIN],
-            BEGUN,
-            "forward",
-            id="training-inside-an-evaluation",
-        ),
-        pytest.param([FORWARD, *MODULE_CALL, ("t.py", "train_and_evaluate")], BEGUN, "forward", id="both"),
-        pytest.param(
-            [("t.py", "predict_noise"), *MODULE_CALL, MAIN], BEGUN, "forward", id="part-of-the-model"
-        ),
-        pytest.param([("t.py", "_validate_args"), MAIN], BEGUN, "forward", id="checks-arguments"),
-        pytest.param(
-            [(f"{TORCH}/_inductor/codegen/wrapper.py", "generate"), MAIN], BEGUN, "forward", id="code"
-        ),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, MAIN],
-            FrameState(training_begun=True, grad_enabled=False),
-            "evaluation",
-            id="no-grad-block",
-        ),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, (f"{TORCH}/utils/checkpoint.py", "forward"), *MODULE_CALL, MAIN],
-            FrameState(training_begun=True, grad_enabled=False),
-            "forward",
-            id="reentrant-checkpoint",
-        ),
-        pytest.param(
-            [FORWARD, *MODULE_CALL, MAIN],
-            FrameState(training_begun=True, eval_mode=True),
-            "evaluation",
-            id="eval-mode",
-        ),
-        pytest.param([], NOT_BEGUN, "setup", id="no-frames"),
-        pytest.param(
-            [(r"C:\venv\Lib\site-packages\torch\optim\adam.py", "step"), MAIN],
-            BEGUN,
-            "optimizer",
-            id="windows",
-        ),
-    ],
-)
+CASES: dict[str, tuple[list[tuple[str, str]], FrameState, TrainingPhase]] = {
+    "first forward": ([*CALLED, MAIN], NOT_BEGUN, "forward"),
+    "forward without modules": (
+        [(f"{TORCH}/nn/functional.py", "linear"), ("train.py", "compute"), MAIN],
+        NOT_BEGUN,
+        "forward",
+    ),
+    "building": ([("train.py", "build"), MAIN], NOT_BEGUN, "setup"),
+    "building in train": ([("train.py", "build"), ("train.py", "train")], NOT_BEGUN, "setup"),
+    "between steps": ([("train.py", "build"), MAIN], BEGUN, "forward"),
+    "grad": ([(f"{TORCH}/autograd/__init__.py", "grad"), MAIN], NOT_BEGUN, "backward"),
+    "graph no backward": ([(f"{TORCH}/autograd/graph.py", "save_on_cpu"), MAIN], NOT_BEGUN, "setup"),
+    "no decorator": ([*CALLED, ("x.py", "score"), (DECORATOR[0], "clone"), MAIN], BEGUN, "forward"),
+    "named like a decorator": (
+        [*CALLED, ("x.py", "score"), ("own.py", DECORATOR[1]), MAIN],
+        BEGUN,
+        "forward",
+    ),
+    "backward": ([*BACKWARD, MAIN], BEGUN, "backward"),
+    "recomputation in backward": (
+        [*CALLED, (f"{TORCH}/utils/checkpoint.py", "recompute_fn"), *BACKWARD, MAIN],
+        GRAD,
+        "backward",
+    ),
+    "copy of a tensor": ([(f"{TORCH}/_tensor.py", "__deepcopy__"), MAIN], NOT_BEGUN, "setup"),
+    "optimizer": ([*STEP, MAIN], BEGUN, "optimizer"),
+    "step in backward": ([*STEP, ("train.py", "hook"), *BACKWARD, MAIN], BEGUN, "optimizer"),
+    "closure of lbfgs": (
+        [*CALLED, ("train.py", "closure"), DECORATOR, (f"{TORCH}/optim/lbfgs.py", "step"), MAIN],
+        BEGUN,
+        "forward",
+    ),
+    "backward in step": ([*BACKWARD, ("train.py", "closure"), *STEP, MAIN], BEGUN, "backward"),
+    "resume": ([(f"{TORCH}/optim/optimizer.py", "load_state_dict"), MAIN], NOT_BEGUN, "setup"),
+    "optimizer of ones own": ([("/own/lion.py", "step"), DECORATOR, MAIN], BEGUN, "optimizer"),
+    "file named optimizer": ([("/own/optimizer.py", "step"), MAIN], BEGUN, "optimizer"),
+    "averaged weights": ([("/own/ema.py", "update"), DECORATOR, MAIN], BEGUN, "forward"),
+    "a step of the loop": ([("train.py", "step"), MAIN], BEGUN, "forward"),
+    "no grad": ([*CALLED, ("x.py", "score"), DECORATOR, MAIN], BEGUN, "evaluation"),
+    "decorated with enable grad": ([*CALLED, ("x.py", "score"), DECORATOR, MAIN], GRAD, "forward"),
+    "decorated part of a model": (
+        [("rope.py", "forward"), DECORATOR, *MODULE_CALL, *MODULE_CALL, MAIN],
+        BEGUN,
+        "forward",
+    ),
+    "initialization": ([("model.py", "init_weights"), DECORATOR, MAIN], NOT_BEGUN, "setup"),
+    "evaluate": ([("train.py", "evaluate"), MAIN], BEGUN, "evaluation"),
+    "trainer": (
+        [*CALLED, ("t.py", "prediction_step"), ("t.py", "_maybe_log_save_evaluate")],
+        BEGUN,
+        "evaluation",
+    ),
+    "test": ([*CALLED, ("t.py", "test")], NOT_BEGUN, "evaluation"),
+    "generate": ([*CALLED, ("t.py", "Model.generate")], BEGUN, "evaluation"),
+    "validation inside training": (
+        [*CALLED, ("t.py", "validation_step"), ("t.py", "train_one_epoch"), MAIN],
+        BEGUN,
+        "evaluation",
+    ),
+    "training inside an evaluation": (
+        [*CALLED, ("t.py", "training_step"), ("t.py", "evaluate"), MAIN],
+        BEGUN,
+        "forward",
+    ),
+    "both": ([*CALLED, ("t.py", "train_and_evaluate")], BEGUN, "forward"),
+    "part of the model": ([("t.py", "predict_noise"), *MODULE_CALL, MAIN], BEGUN, "forward"),
+    "checks arguments": ([("t.py", "_validate_args"), MAIN], BEGUN, "forward"),
+    "code": ([(f"{TORCH}/_inductor/codegen/wrapper.py", "generate"), MAIN], BEGUN, "forward"),
+    "no grad block": ([*CALLED, MAIN], NO_GRAD, "evaluation"),
+    "reentrant checkpoint": (
+        [*CALLED, (f"{TORCH}/utils/checkpoint.py", "forward"), *MODULE_CALL, MAIN],
+        NO_GRAD,
+        "forward",
+    ),
+    "eval mode": ([*CALLED, MAIN], EVAL, "evaluation"),
+    "no frames": ([], NOT_BEGUN, "setup"),
+    "windows": ([(r"C:\venv\Lib\site-packages\torch\optim\adam.py", "step"), MAIN], BEGUN, "optimizer"),
+}
+
+
+@pytest.mark.parametrize(("frames", "state", "phase"), CASES.values(), ids=CASES)
 def test_the_phase_by_the_frames(
     frames: list[tuple[str, str]], state: FrameState, phase: TrainingPhase
 ) -> None:

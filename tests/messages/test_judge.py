@@ -296,62 +296,48 @@ HOLES_AND_FREE = {"allocated": 67 * GIB, "reserved_unallocated": 10 * GIB, "free
 OTHERS_HAVE = {"reserved_unallocated": GIB, "free": GIB}
 
 
-@pytest.mark.parametrize(
-    ("change", "labels"),
-    [
-        pytest.param({}, ("does_not_fit",), id="full"),
-        pytest.param({"requested": 2**46}, ("absurd_request",), id="absurd"),
-        pytest.param({"allocated": 81 * GIB}, ("system_memory_fallback", "does_not_fit"), id="spilled"),
-        pytest.param({"requested": 81 * GIB}, ("does_not_fit",), id="larger-than-the-card"),
-        pytest.param({"allowed": 78 * GIB}, ("allocator_limit",), id="cap"),
-        pytest.param({"allowed": 40 * GIB, "allocated": 20 * GIB}, (OTHERS,), id="cap-not-reached"),
-        pytest.param({"free": None}, ("unknown", "does_not_fit", OTHERS), id="free-unknown"),
-        pytest.param({"allocated": None}, ("unknown", "does_not_fit", OTHERS), id="allocated-unknown"),
-        pytest.param({"total": None}, ("unknown", "does_not_fit", OTHERS), id="total-unknown"),
-        pytest.param(
-            {"free": 4 * GIB, "allocated": 70 * GIB}, ("driver_refused_though_free", OTHERS), id="refused"
-        ),
-        pytest.param(
-            {"private_pools": 3 * GIB}, ("private_pools", "does_not_fit"), id="parked-in-graph-pools"
-        ),
-        pytest.param(
-            {"allocated": 67 * GIB, "reserved_unallocated": 11 * GIB}, ("fragmentation",), id="below-live"
-        ),
-        pytest.param(
-            {"allocated": 68 * GIB, "reserved_unallocated": 10 * GIB},
-            ("fragmentation", "does_not_fit"),
-            id="mostly-live",
-        ),
-        pytest.param(
-            {"allocated": 60 * GIB, "reserved_unallocated": 10 * GIB, "free": 9 * GIB, "requested": 12 * GIB},
-            ("fragmentation", "does_not_fit"),
-            id="holes-and-free-together",
-        ),
-        pytest.param(
-            {"free": None, "reserved_unallocated": 4 * GIB, "allocated": 40 * GIB, "requested": 4 * GIB},
-            ("driver_refused_though_free", OTHERS, "unknown"),
-            id="room-at-60-percent",
-        ),
-        pytest.param(
-            {"allocated": 60 * GIB, "reserved_unallocated": GIB, "requested": GIB, "free": 0},
-            (OTHERS, "fragmentation"),
-            id="large-holes",
-        ),
-        pytest.param(
-            HOLES_AND_FREE | {"requested": 9 * GIB}, ("fragmentation",), id="compaction-leaves-5-percent"
-        ),
-        pytest.param(
-            SMALL_MARGIN | {"reserved_unallocated": 6 * GIB + 1},
-            ("driver_refused_though_free", "allocator_limit", "fragmentation"),
-            id="near-the-cap",
-        ),
-        pytest.param(
-            OTHERS_HAVE | {"allocated": 73 * GIB, "requested": 3 * GIB},
-            ("does_not_fit", OTHERS),
-            id="others-cannot-be-ruled-out",
-        ),
-    ],
-)
+RULES: dict[str, tuple[dict[str, int | None], tuple[str, ...]]] = {
+    "full": ({}, ("does_not_fit",)),
+    "absurd": ({"requested": 2**46}, ("absurd_request",)),
+    "spilled": ({"allocated": 81 * GIB}, ("system_memory_fallback", "does_not_fit")),
+    "larger than the card": ({"requested": 81 * GIB}, ("does_not_fit",)),
+    "cap": ({"allowed": 78 * GIB}, ("allocator_limit",)),
+    "cap not reached": ({"allowed": 40 * GIB, "allocated": 20 * GIB}, (OTHERS,)),
+    "free unknown": ({"free": None}, ("unknown", "does_not_fit", OTHERS)),
+    "allocated unknown": ({"allocated": None}, ("unknown", "does_not_fit", OTHERS)),
+    "total unknown": ({"total": None}, ("unknown", "does_not_fit", OTHERS)),
+    "refused": ({"free": 4 * GIB, "allocated": 70 * GIB}, ("driver_refused_though_free", OTHERS)),
+    "parked in graph pools": ({"private_pools": 3 * GIB}, ("private_pools", "does_not_fit")),
+    "below live": ({"allocated": 67 * GIB, "reserved_unallocated": 11 * GIB}, ("fragmentation",)),
+    "mostly live": (
+        {"allocated": 68 * GIB, "reserved_unallocated": 10 * GIB},
+        ("fragmentation", "does_not_fit"),
+    ),
+    "holes and free together": (
+        {"allocated": 60 * GIB, "reserved_unallocated": 10 * GIB, "free": 9 * GIB, "requested": 12 * GIB},
+        ("fragmentation", "does_not_fit"),
+    ),
+    "room at 60 percent": (
+        {"free": None, "reserved_unallocated": 4 * GIB, "allocated": 40 * GIB, "requested": 4 * GIB},
+        ("driver_refused_though_free", OTHERS, "unknown"),
+    ),
+    "large holes": (
+        {"allocated": 60 * GIB, "reserved_unallocated": GIB, "requested": GIB, "free": 0},
+        (OTHERS, "fragmentation"),
+    ),
+    "compaction leaves 5 percent": (HOLES_AND_FREE | {"requested": 9 * GIB}, ("fragmentation",)),
+    "near the cap": (
+        SMALL_MARGIN | {"reserved_unallocated": 6 * GIB + 1},
+        ("driver_refused_though_free", "allocator_limit", "fragmentation"),
+    ),
+    "others cannot be ruled out": (
+        OTHERS_HAVE | {"allocated": 73 * GIB, "requested": 3 * GIB},
+        ("does_not_fit", OTHERS),
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "labels"), RULES.values(), ids=RULES)
 def test_each_rule_on_figures_decides(change: dict[str, int | None], labels: tuple[str, ...]) -> None:
     assert judge_figures(replace(CARD, **change)) == labels
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
 import msgspec
 
 from memtriage.model.asked import Answer, HeldHere, Unanswered
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.report.census_text import as_json, render
-from memtriage.report.console import console_for
+from support.printed import printed
 
 MIB = 1024**2
 
@@ -53,14 +51,12 @@ ANSWER = Answer(
 )
 
 
-def printed(rows: int = 20) -> str:
-    stream = io.StringIO()
-    render([ANSWER, ANSWER], console_for(stream), rows)
-    return stream.getvalue()
+def shown(rows: int = 20) -> str:
+    return printed(render, [ANSWER, ANSWER], rows)
 
 
 def test_on_paper() -> None:
-    text = printed()
+    text = shown()
     assert text.startswith("CENSUS: rank 3 after 12 steps, in forward\ntrain.py · process 4711 on node0")
     assert "paused for 250 ms" in text and "420,454 objects, 2,542 autograd nodes" in text
     assert "- something is missing" in text
@@ -76,15 +72,14 @@ def test_on_paper() -> None:
 
 
 def test_what_is_missing_is_in_the_first_line() -> None:
-    stream = io.StringIO()
     missing = ["8 gradients changed while they were read", "searched 10 objects until the time was over"]
-    render([msgspec.structs.replace(ANSWER, incomplete=missing)], console_for(stream), 20)
-    first = " ".join(stream.getvalue().split("train.py")[0].split())
+    text = printed(render, [msgspec.structs.replace(ANSWER, incomplete=missing)], 20)
+    first = " ".join(text.split("train.py")[0].split())
     assert first == f"INCOMPLETE CENSUS: rank 3 after 12 steps, in forward: {'; '.join(missing)}"
 
 
 def test_holders_beyond_the_rows_asked_for_are_summed() -> None:
-    text = printed(rows=1)
+    text = shown(rows=1)
     assert "model.weight" not in text
     assert "10.0 MiB  8 storages of others" in text
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from memtriage.messages.explain import explain
 from memtriage.model.explanation import Explanation, Fix, LogEvent, Settle
 from memtriage.playbook.entries import PLAYBOOK
 from memtriage.report.explanation import render, render_entry
+from support.printed import printed
 
 TEXTS = [
     json.loads(line)["text"]
@@ -28,14 +27,7 @@ def page(
     colors: bool = False,
     full: bool = True,
 ) -> str:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    console = Console(
-        file=stream, width=width, force_terminal=colors, highlight=False, markup=False, emoji=False
-    )
-    render(explanation, console, full=full)
-    stream.flush()
-    stream.seek(0)
-    return stream.read()
+    return printed(render, explanation, width=width, encoding=encoding, colors=colors, full=full)
 
 
 @pytest.mark.parametrize("width", [40, 72, 200])
@@ -94,9 +86,7 @@ def test_a_long_list_of_events_is_shown_around_the_first_failure() -> None:
 
 @pytest.mark.parametrize("name", PLAYBOOK)
 def test_an_entry_has_all_that_the_playbook_says(name: str) -> None:
-    stream = io.StringIO()
-    render_entry(PLAYBOOK[name], Console(file=stream, width=100, highlight=False, markup=False, emoji=False))
-    shown = " ".join(stream.getvalue().split())
+    shown = " ".join(printed(render_entry, PLAYBOOK[name]).split())
     assert PLAYBOOK[name].says in shown
     for rung in (*PLAYBOOK[name].rungs, *PLAYBOOK[name].actions):
         assert rung.saves in shown and rung.no_help in shown

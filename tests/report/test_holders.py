@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
-
-from rich.console import Console
 
 from memtriage.catalogue.catalogue import BUILT_IN
 from memtriage.catalogue.installed import holders_here
 from memtriage.model.holders import HolderHere
 from memtriage.report.holders import render
+from support.printed import printed
 
 
-def printed(version: str | None, *, every: bool) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=100, highlight=False, markup=False, emoji=False)
-    render(holders_here(BUILT_IN, lambda holder: version), console, every=every)
-    return out.getvalue()
+def listed(version: str | None, *, every: bool) -> str:
+    return printed(render, holders_here(BUILT_IN, lambda holder: version), every=every)
 
 
 def test_what_is_not_installed_is_printed_only_when_asked_for() -> None:
-    short, whole = printed(None, every=False), printed(None, every=True)
+    short, whole = listed(None, every=False), listed(None, every=True)
     assert "te.fp8_workspaces" not in short and "generic.lru_cache" in short
     assert "memtriage holders --all" in short and "memtriage holders --all" not in whole
     assert all(holder.name in whole for holder in BUILT_IN)
@@ -29,9 +24,9 @@ def test_what_is_not_installed_is_printed_only_when_asked_for() -> None:
 
 
 def test_versions_say_where_the_leak_is_and_which_has_the_fix() -> None:
-    text = " ".join(printed("2.12.0", every=False).split())
+    text = " ".join(listed("2.12.0", every=False).split())
     assert "TransformerEngine 2.12.0 has it: ops/fuser.py OperationFuser (from 2.0 on, fixed in 2.14)" in text
-    assert "te.tensor_objects" not in printed("2.15.1", every=False)
+    assert "te.tensor_objects" not in listed("2.15.1", every=False)
 
 
 def entry(**fields: Any) -> HolderHere:
@@ -45,9 +40,8 @@ def entry(**fields: Any) -> HolderHere:
 
 
 def shown(*here: HolderHere, every: bool = False) -> list[str]:
-    out = io.StringIO()
-    render(here, Console(file=out, width=100, highlight=False, markup=False, emoji=False), every=every)
-    return [" ".join(line.split()) for line in out.getvalue().splitlines() if line.strip()]
+    text = printed(render, here, every=every)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
 def test_an_entry_says_what_clears_it_and_when_it_must_not_be_cleared() -> None:

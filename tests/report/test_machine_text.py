@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
 from memtriage.model.machine import Fact
 from memtriage.report.machine_text import render
+from support.printed import printed
 
 FACTS = [
     Fact(section="versions", name="python", value="3.11.7"),
@@ -28,27 +25,18 @@ limits
 """
 
 
-def printed(facts: list[Fact], *, colors: bool = False) -> str:
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=100, highlight=False, markup=False, emoji=False, force_terminal=colors,
-        color_system="standard" if colors else None, _environ={},
-    )  # fmt: skip
-    render(facts, console)
-    return stream.getvalue()
-
-
 def test_the_whole_text() -> None:
-    assert printed(FACTS) == TEXT
+    assert printed(render, FACTS) == TEXT
 
 
 def test_what_should_be_changed_is_counted() -> None:
-    assert printed(FACTS[:2]).endswith("\n\nnothing to change\n")
-    assert printed([FACTS[2], FACTS[2]]).endswith("\n\n2 to change\n")
+    assert printed(render, FACTS[:2]).endswith("\n\nnothing to change\n")
+    assert printed(render, [FACTS[2], FACTS[2]]).endswith("\n\n2 to change\n")
 
 
 def test_each_status_has_its_style() -> None:
-    text = printed(FACTS, colors=True)
+    text = printed(render, FACTS, colors=True)
     assert "\x1b[33m2.11.0" in text and "\x1b[1;31m64 MiB" in text and "\x1b[1mlimits" in text
     assert "\x1b[1;31m1 to change" in text
-    assert "\x1b[32m" in printed(FACTS[:2], colors=True) or "\x1b[1;32m" in printed(FACTS[:2], colors=True)
+    fine = printed(render, FACTS[:2], colors=True)
+    assert "\x1b[32m" in fine or "\x1b[1;32m" in fine

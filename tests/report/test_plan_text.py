@@ -1,10 +1,8 @@
-import io
-
 import pytest
-from rich.console import Console
 
 from memtriage.model.plan import Cheaper, PassedOver, Plan, PlannedPeak, PlanStep
 from memtriage.report.plan_text import render
+from support.printed import printed
 
 GIB = 1 << 30
 
@@ -55,9 +53,7 @@ def made(**changes):
 
 
 def shown(plan, width=100):
-    stream = io.StringIO()
-    render(plan, Console(file=stream, width=width, highlight=False, markup=False))
-    return stream.getvalue()
+    return printed(render, plan, width=width)
 
 
 def test_a_plan_goes_from_the_answer_to_the_reasons():

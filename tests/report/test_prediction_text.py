@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from memtriage.model.prediction import (
     Against,
@@ -22,6 +20,7 @@ from memtriage.model.prediction import (
     RankPeaks,
 )
 from memtriage.report.prediction_text import render
+from support.printed import printed
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -48,9 +47,7 @@ def made(**changes: Any) -> Prediction:
 
 
 def shown(prediction: Prediction, width: int) -> str:
-    stream = io.StringIO()
-    render(prediction, Console(file=stream, width=width, highlight=False, markup=False, emoji=False))
-    return stream.getvalue()
+    return printed(render, prediction, width=width)
 
 
 def test_the_peak_comes_first() -> None:

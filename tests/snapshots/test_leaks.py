@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from memtriage.model.findings import Finding
 from memtriage.model.recording import DeviceRecording
 from memtriage.snapshots.leaks import MANY_STEPS, growing_sites
 from memtriage.snapshots.owners import SiteSeries
-from support.raw_snapshot import Program, custom_backward, forward, optimizer, placement, train, user
+from support.raw_snapshot import Program, custom_backward, forward, optimizer, placement, read, train, user
 
 MIB = 1 << 20
 
@@ -122,7 +122,7 @@ def leaking(*made: tuple[int, list[dict[str, object]]]) -> Program:
     return program
 
 
-def test_what_a_graph_keeps_alive_grows_with_it(read: Callable[[Program], DeviceRecording]) -> None:
+def test_what_a_graph_keeps_alive_grows_with_it() -> None:
     program = leaking((4 * MIB, forward(71)), (2 * MIB, forward(72)), (MIB, user(55, "batch")))
     (finding,) = read(program).findings
     assert (finding.kind, finding.bytes_per_step, finding.bytes) == ("leak", 7 * MIB, 140 * MIB)
@@ -135,20 +135,20 @@ def test_what_a_graph_keeps_alive_grows_with_it(read: Callable[[Program], Device
     ]
 
 
-def test_what_grows_as_fast_as_a_graph_is_another_cause(read: Callable[[Program], DeviceRecording]) -> None:
+def test_what_grows_as_fast_as_a_graph_is_another_cause() -> None:
     program = leaking((4 * MIB, forward(71)), (4 * MIB, user(55, "batch")))
     found = {finding.allocated_at: finding.bytes_per_step for finding in read(program).findings}
     assert found == {"train.py:71 in forward": 4 * MIB, "train.py:55 in batch": 4 * MIB}
 
 
-def test_what_no_graph_made_has_no_phase(read: Callable[[Program], DeviceRecording]) -> None:
+def test_what_no_graph_made_has_no_phase() -> None:
     (finding,) = read(leaking((4 * MIB, user(55, "log")))).findings
     assert (finding.phase, finding.bytes_per_step) == (None, 4 * MIB)
     (finding,) = read(leaking((4 * MIB, custom_backward(61)))).findings
     assert (finding.phase, finding.bytes_per_step) == ("backward", 4 * MIB)
 
 
-def test_of_many_sites_the_fastest_are_listed(read: Callable[[Program], DeviceRecording]) -> None:
+def test_of_many_sites_the_fastest_are_listed() -> None:
     program = leaking(*(((10 - line) * MIB, forward(70 + line)) for line in range(8)))
     (finding,) = read(program).findings
     line = finding.evidence[1]
@@ -158,16 +158,14 @@ def test_of_many_sites_the_fastest_are_listed(read: Callable[[Program], DeviceRe
     assert line.endswith("train.py:75 in forward 5.0 MiB, and 2 more")
 
 
-def test_growth_of_an_optimizer_s_states_has_their_bytes(read: Callable[[Program], DeviceRecording]) -> None:
+def test_growth_of_an_optimizer_s_states_has_their_bytes() -> None:
     """Those that it made in its first step come from the same line, and are no part of it."""
     (finding,) = read(leaking((4 * MIB, optimizer(41)))).findings
     assert (finding.kind, finding.bytes_per_step, finding.bytes) == ("leak", 4 * MIB, 80 * MIB)
     assert finding.evidence[-2] == "alive at the snapshot: train.py:41 in train (80.0 MiB in 20 blocks)"
 
 
-def test_states_that_were_made_once_are_no_part_of_what_grows_at_their_line(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
+def test_states_that_were_made_once_are_no_part_of_what_grows_at_their_line() -> None:
     (finding,) = read(leaking((4 * MIB, user(41)))).findings
     assert (finding.bytes_per_step, finding.bytes) == (4 * MIB, 80 * MIB)
 
@@ -179,7 +177,7 @@ def residue(device: DeviceRecording) -> list[Finding]:
     return [finding for finding in device.findings if finding.kind == "residue"]
 
 
-def test_what_left_and_what_stays_is_told(read: Callable[[Program], DeviceRecording]) -> None:
+def test_what_left_and_what_stays_is_told() -> None:
     program = Program()
     cache = program.alloc(40 * MIB, user(5, "lookup"))
     held = train(program, 6)
@@ -196,16 +194,14 @@ def test_what_left_and_what_stays_is_told(read: Callable[[Program], DeviceRecord
     assert residue(read(program)) == []
 
 
-def test_what_is_made_after_they_left_is_none(read: Callable[[Program], DeviceRecording]) -> None:
+def test_what_is_made_after_they_left_is_none() -> None:
     program = Program()
     program.free(train(program, 6))
     program.alloc(200 * MIB, user(9, "generate"))
     assert residue(read(program)) == []
 
 
-def test_of_phases_without_parameters_the_emptiest_event_of_the_last_counts(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
+def test_of_phases_without_parameters_the_emptiest_event_of_the_last_counts() -> None:
     program = Program()
     for site in (5, 6):
         weights = program.alloc(300 * MIB, placement(10))
@@ -220,9 +216,7 @@ def test_of_phases_without_parameters_the_emptiest_event_of_the_last_counts(
 
 
 @pytest.mark.parametrize(("stays", "found"), [(14, []), (16, [16 * MIB])])
-def test_a_twentieth_of_the_parameters_is_residue(
-    read: Callable[[Program], DeviceRecording], stays: int, found: list[int]
-) -> None:
+def test_a_twentieth_of_the_parameters_is_residue(stays: int, found: list[int]) -> None:
     program = Program()
     program.alloc(stays * MIB, user(5))
     program.free(program.alloc(300 * MIB, placement(10)))
@@ -230,9 +224,7 @@ def test_a_twentieth_of_the_parameters_is_residue(
 
 
 @pytest.mark.parametrize(("left", "found"), [(30, True), (32, False)])
-def test_a_tenth_of_the_parameters_may_stay(
-    read: Callable[[Program], DeviceRecording], left: int, found: bool
-) -> None:
+def test_a_tenth_of_the_parameters_may_stay(left: int, found: bool) -> None:
     program = Program()
     program.alloc(100 * MIB, user(5))
     program.alloc(left * MIB, placement(10))
@@ -240,7 +232,7 @@ def test_a_tenth_of_the_parameters_may_stay(
     assert bool(residue(read(program))) == found
 
 
-def test_growth_that_makes_up_most_of_it_is_a_leak(read: Callable[[Program], DeviceRecording]) -> None:
+def test_growth_that_makes_up_most_of_it_is_a_leak() -> None:
     program = Program()
     program.alloc(10 * MIB, user(5))
     held = train(program, 20, lambda step: program.alloc(6 * MIB, forward(77)) and None)

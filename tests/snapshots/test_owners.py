@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from hypothesis import given
@@ -14,7 +12,6 @@ from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.replay import ReplayedTrace
 from memtriage.model.recording import OWNERS, DeviceRecording, LabelRow, OwnedBytes, Stack
 from memtriage.snapshots.owners import SiteIndex, alive_at, index_sites, owned_bytes, site_series
-from memtriage.snapshots.read import load_snapshot
 from support.raw_snapshot import (
     AUTOGRAD,
     MIB,
@@ -24,32 +21,31 @@ from support.raw_snapshot import (
     frame,
     optimizer,
     placement,
-    save,
-    snapshot_of,
+    read,
     user,
 )
 
 COLLECTIVE = [frame("site-packages/torch/distributed/distributed_c10d.py", 1, "all_gather"), *user(9)]
 
 
-def owners(tmp_path: Path, program: Program) -> dict[int, str]:
+def owners(program: Program) -> dict[int, str]:
     """Owner by requested size, which each block of these programs has for itself."""
-    one: DeviceRecording = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle")).devices[0]
+    one: DeviceRecording = read(program)
     sizes, codes = one.lives.requested.tolist(), one.lives.owner.tolist()
     return {size: OWNERS[code] for size, code in zip(sizes, codes, strict=True)}
 
 
-def test_only_what_was_there_already_comes_from_before_the_recording(tmp_path: Path) -> None:
+def test_only_what_was_there_already_comes_from_before_the_recording() -> None:
     program = Program()
     program.alloc(5001, [])
     program.alloc(5002, user(1))
     for _ in range(3):
         program.alloc(2, forward(6))
         program.step_span()
-    assert owners(tmp_path, program)[5001] != "before the recording"
+    assert owners(program)[5001] != "before the recording"
 
 
-def test_a_block_is_what_its_stack_and_its_life_make_it(tmp_path: Path) -> None:
+def test_a_block_is_what_its_stack_and_its_life_make_it() -> None:
     program = Program()
     program.alloc(1001, placement(1))
     program.alloc(1002, COLLECTIVE)
@@ -69,7 +65,7 @@ def test_a_block_is_what_its_stack_and_its_life_make_it(tmp_path: Path) -> None:
     for _ in range(3):
         program.alloc(2, forward(6))
         program.step_span()
-    told = owners(tmp_path, program)
+    told = owners(program)
     assert kept.requested == 1010
     expected = {
         1001: "parameter",
@@ -86,7 +82,7 @@ def test_a_block_is_what_its_stack_and_its_life_make_it(tmp_path: Path) -> None:
     assert told.items() >= expected.items()
 
 
-def test_a_workspace_is_known_by_its_size_and_its_loneliness(tmp_path: Path) -> None:
+def test_a_workspace_is_known_by_its_size_and_its_loneliness() -> None:
     program = Program()
     program.alloc(32 * MIB, forward(1))
     program.alloc(MIB, forward(1))
@@ -94,36 +90,36 @@ def test_a_workspace_is_known_by_its_size_and_its_loneliness(tmp_path: Path) -> 
     program.alloc(MIB, forward(3))  # of that size too, but no cuBLAS workspace comes from there
     program.alloc(5, forward(1))
     program.step_span()
-    one = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle")).devices[0]
+    one = read(program)
     totals = {(row.owner, row.site): row.bytes for row in one.owners}
     assert totals["cuBLAS workspace", "train.py:1 in forward"] == 33 * MIB
     assert totals["parameter", "train.py:2 in <module>"] == MIB
     assert totals["saved for backward", "train.py:3 in forward"] == MIB
 
 
-def test_many_blocks_of_a_workspaces_size_are_no_workspaces(tmp_path: Path) -> None:
+def test_many_blocks_of_a_workspaces_size_are_no_workspaces() -> None:
     program = Program()
     for _ in range(5):
         program.alloc(32 * MIB, forward(1))
     program.step_span()
-    assert set(owners(tmp_path, program).values()) == {"saved for backward"}
+    assert set(owners(program).values()) == {"saved for backward"}
 
 
-def test_without_any_stacks_nothing_is_called_a_gradient(tmp_path: Path) -> None:
+def test_without_any_stacks_nothing_is_called_a_gradient() -> None:
     program = Program()
     for _ in range(6):
         program.alloc(700, AUTOGRAD)
         program.step_span()
-    assert set(owners(tmp_path, program).values()) == {"c++ only"}
+    assert set(owners(program).values()) == {"c++ only"}
 
 
-def test_what_is_older_than_the_recording_is_called_so(tmp_path: Path) -> None:
+def test_what_is_older_than_the_recording_is_called_so() -> None:
     program = Program()
     program.alloc(5 * MIB, AUTOGRAD)
     program.trace.clear()
     program.alloc(6 * MIB, forward(1))
     program.step_span()
-    assert owners(tmp_path, program)[5 * MIB] == "before the recording"
+    assert owners(program)[5 * MIB] == "before the recording"
 
 
 # Bytes by site, at an instant and over steps
@@ -229,7 +225,7 @@ def annotate(program: Program, block: SimBlock, label: str) -> None:
     )
 
 
-def test_labels_have_the_bytes_of_their_blocks(read: Callable[[Program], DeviceRecording]) -> None:
+def test_labels_have_the_bytes_of_their_blocks() -> None:
     program = Program()
     weights = program.alloc(64 * MIB, placement(3))
     for _ in range(2):  # the same address twice: each annotation names the block of its moment
@@ -250,7 +246,7 @@ def test_labels_have_the_bytes_of_their_blocks(read: Callable[[Program], DeviceR
     assert not any("left out" in note for note in device.notes)
 
 
-def test_a_recording_without_labels_has_none(read: Callable[[Program], DeviceRecording]) -> None:
+def test_a_recording_without_labels_has_none() -> None:
     program = Program()
     program.alloc(64 * MIB, placement(3))
     assert read(program).labels == ()

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memtriage.allocator.blocks import SimBlock
-from memtriage.model.recording import DeviceRecording
-from memtriage.snapshots.read import load_snapshot
-from support.raw_snapshot import (
-    AUTOGRAD,
-    Program,
-    custom_backward,
-    forward,
-    optimizer,
-    placement,
-    save,
-    snapshot_of,
-    user,
-)
+from support.raw_snapshot import AUTOGRAD, Program, custom_backward, forward, optimizer, placement, read, user
 
 KIB, MIB = 1 << 10, 1 << 20
 WEIGHTS = (512 * KIB, 3 * MIB, 9 * MIB, 24 * MIB, 40 * MIB)
@@ -132,22 +118,13 @@ class Caching(Trainer):
                 self.program.alloc(size // 2 + MIB, forward(93))
 
 
-def judged(trainer: Trainer, folder: Path) -> DeviceRecording:
-    return load_snapshot(save(snapshot_of(trainer.program), folder / "one.pickle")).devices[0]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("programs")
-
-
 SEEDS = st.integers(0, 1 << 32)
 
 
 @settings(deadline=None, max_examples=40)
 @example(seed=335235, end="as it is")  # 559 MiB allocated at most, 1.6 GiB reserved
 @given(seed=SEEDS, end=st.sampled_from(["as it is", "optimizer gone", "all gone", "cache emptied"]))
-def test_a_healthy_program_has_no_finding(folder: Path, seed: int, end: str) -> None:
+def test_a_healthy_program_has_no_finding(seed: int, end: str) -> None:
     trainer = Trainer(seed)
     trainer.run()
     if end == "optimizer gone":
@@ -156,7 +133,7 @@ def test_a_healthy_program_has_no_finding(folder: Path, seed: int, end: str) -> 
         trainer.leave()
     elif end == "cache emptied":
         trainer.program.simulator.empty_cache()
-    recording = judged(trainer, folder)
+    recording = read(trainer.program)
     # Where sizes change from step to step, segments may truly not be used again.
     wasteful = trainer.varied and recording.peak.reserved > 2 * recording.peak.allocated
     assert {finding.kind for finding in recording.findings} <= ({"fragmentation"} if wasteful else set())
@@ -170,14 +147,14 @@ def test_a_healthy_program_has_no_finding(folder: Path, seed: int, end: str) -> 
     leaves=st.booleans(),
 )
 def test_a_leak_is_found_whatever_the_program_does_besides(
-    folder: Path, seed: int, size: int, backward: bool, leaves: bool
+    seed: int, size: int, backward: bool, leaves: bool
 ) -> None:
     trainer = Leaking(seed, size, backward=backward)
     trainer.run()
     if leaves:
         trainer.leave()
     # Small leaks between batches of many sizes may fragment the memory, too.
-    (finding,) = [each for each in judged(trainer, folder).findings if each.kind != "fragmentation"]
+    (finding,) = [each for each in read(trainer.program).findings if each.kind != "fragmentation"]
     assert finding.kind == "leak"
     # a block of the large pool may keep up to 1 MiB that it did not ask for
     slack = MIB if size > MIB else 0
@@ -189,11 +166,11 @@ def test_a_leak_is_found_whatever_the_program_does_besides(
 
 @settings(deadline=None, max_examples=40)
 @given(seed=SEEDS)
-def test_caches_that_outlive_the_model_are_residue(folder: Path, seed: int) -> None:
+def test_caches_that_outlive_the_model_are_residue(seed: int) -> None:
     trainer = Caching(seed)
     trainer.run()
     trainer.leave()
-    (finding,) = judged(trainer, folder).findings
+    (finding,) = read(trainer.program).findings
     assert (finding.kind, finding.allocated_at) == ("residue", "train.py:93 in forward")
     asked = sum(size // 2 + MIB for size in trainer.sizes)
     assert finding.bytes is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ from support.raw_snapshot import (
     frame,
     optimizer,
     placement,
-    save,
+    read,
+    recording_of,
     snapshot_of,
     train,
     user,
@@ -43,20 +45,14 @@ REAL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def real() -> Callable[[str], DeviceRecording]:
-    read: dict[str, DeviceRecording] = {}
-
-    def get(name: str) -> DeviceRecording:
-        if name not in read:
-            (read[name],) = load_snapshot(DATA / f"{name}.pickle.gz").devices
-        return read[name]
-
-    return get
+@functools.cache
+def real(name: str) -> DeviceRecording:
+    (device,) = load_snapshot(DATA / f"{name}.pickle.gz").devices
+    return device
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_end_is_what_the_allocator_counted(name: str, real: Callable[[str], DeviceRecording]) -> None:
+def test_the_end_is_what_the_allocator_counted(name: str) -> None:
     one = real(name)
     assert (one.end.allocated, one.end.reserved) == REAL[name]["end"]
     assert (len(one.segments), len(one.events)) == REAL[name]["counts"]
@@ -66,9 +62,7 @@ def test_the_end_is_what_the_allocator_counted(name: str, real: Callable[[str], 
     assert one.exact_from_us is None
 
 
-def test_a_recording_from_the_first_allocation_on_is_exact(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
+def test_a_recording_from_the_first_allocation_on_is_exact() -> None:
     program = Program()
     program.free(program.alloc(4 * MIB, user(7)))
     program.alloc(2 * MIB, user(8))
@@ -78,7 +72,7 @@ def test_a_recording_from_the_first_allocation_on_is_exact(
     assert one.peak.time_us == program.trace[one.peak.event]["time_us"]
 
 
-def test_the_peak_may_be_before_the_first_event(read: Callable[[Program], DeviceRecording]) -> None:
+def test_the_peak_may_be_before_the_first_event() -> None:
     program = Program()
     blocks = [program.alloc(size * MIB, user(7)) for size in (40, 30)]
     program.trace.clear()
@@ -90,18 +84,18 @@ def test_the_peak_may_be_before_the_first_event(read: Callable[[Program], Device
     assert one.exact_from_us is not None
 
 
-def test_a_site_counts_every_block_that_was_allocated_there(tmp_path: Path) -> None:
+def test_a_site_counts_every_block_that_was_allocated_there() -> None:
     program = Program()
     first, _, _ = (program.alloc(512, user(7)) for _ in range(3))
     program.free(first)
-    (one,) = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle")).devices
+    one = read(program)
     (row,) = one.sites
     assert (row.site, row.allocations, row.allocated) == ("train.py:7 in train", 3, 1536)
     assert (row.count_at_end, row.at_end, row.at_peak) == (2, 1024, 1536)
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_parts_sum_to_the_whole(name: str, real: Callable[[str], DeviceRecording]) -> None:
+def test_parts_sum_to_the_whole(name: str) -> None:
     one = real(name)
     end = one.end
     free = end.releasable + end.stranded + end.private_pools_free
@@ -116,33 +110,31 @@ def test_parts_sum_to_the_whole(name: str, real: Callable[[str], DeviceRecording
     assert np.array_equal(by_owner, one.timeline.allocated)
 
 
-def test_a_healthy_recording_has_no_finding(real: Callable[[str], DeviceRecording]) -> None:
+def test_a_healthy_recording_has_no_finding() -> None:
     assert real("healthy").findings == ()
     assert real("healthy").steps.count == 8
 
 
-def test_a_graph_kept_by_a_log_is_one_leak_of_all_its_sites(real: Callable[[str], DeviceRecording]) -> None:
+def test_a_graph_kept_by_a_log_is_one_leak_of_all_its_sites() -> None:
     (finding,) = real("loss_list").findings
     assert (finding.kind, finding.bytes_per_step, finding.phase) == ("leak", 326321152, "forward")
     assert finding.allocated_at == "train.py:17 in forward"
     assert finding.bytes == pytest.approx(8 * 326321152, rel=0.001)
 
 
-def test_what_a_custom_backward_keeps_is_found_where_it_was_made(
-    real: Callable[[str], DeviceRecording],
-) -> None:
+def test_what_a_custom_backward_keeps_is_found_where_it_was_made() -> None:
     (finding,) = real("ctx_attr").findings
     assert (finding.kind, finding.bytes_per_step, finding.phase) == ("leak", 67109376, "backward")
     assert finding.allocated_at == "train.py:66 in backward"
 
 
-def test_what_stays_after_the_parameters_left_is_residue(real: Callable[[str], DeviceRecording]) -> None:
+def test_what_stays_after_the_parameters_left_is_residue() -> None:
     (finding,) = real("fp8_residue").findings
     assert (finding.kind, finding.bytes, finding.bytes_per_step) == ("residue", 174166016, 12800)
     assert finding.allocated_at == "train.py:93 in quant"
 
 
-def test_kept_blocks_that_pin_segments_are_fragmentation(real: Callable[[str], DeviceRecording]) -> None:
+def test_kept_blocks_that_pin_segments_are_fragmentation() -> None:
     one = real("fragmentation")
     workspace, kept = one.findings
     assert (workspace.kind, workspace.allocated_at) == ("fragmentation", None)
@@ -154,7 +146,7 @@ def test_kept_blocks_that_pin_segments_are_fragmentation(real: Callable[[str], D
     assert len(pins) == 14
 
 
-def test_an_error_is_explained_by_what_was_free(real: Callable[[str], DeviceRecording]) -> None:
+def test_an_error_is_explained_by_what_was_free() -> None:
     one = real("oom")
     (finding,) = one.findings
     (oom,) = one.ooms
@@ -167,14 +159,10 @@ def test_an_error_is_explained_by_what_was_free(real: Callable[[str], DeviceReco
 # --- programs -----------------------------------------------------------------------------------------------
 
 
-def analyzed(tmp_path: Path, *programs: Program) -> DeviceRecording:
-    return load_snapshot(save(snapshot_of(*programs), tmp_path / "snapshot.pickle")).devices[-1]
-
-
-def test_a_training_loop_is_healthy_and_its_owners_are_told(tmp_path: Path) -> None:
+def test_a_training_loop_is_healthy_and_its_owners_are_told() -> None:
     program = Program()
     train(program, 12)
-    one = analyzed(tmp_path, program)
+    one = read(program)
     assert one.findings == ()
     assert (one.steps.count, one.steps.source) == (12, "annotations")
     assert {row.owner: row.bytes for row in one.owners} == {
@@ -185,7 +173,7 @@ def test_a_training_loop_is_healthy_and_its_owners_are_told(tmp_path: Path) -> N
     assert {"saved for backward", "gradient", "backward temporary", "variable"} <= peak
 
 
-def test_a_leak_of_every_fourth_step_is_found(tmp_path: Path) -> None:
+def test_a_leak_of_every_fourth_step_is_found() -> None:
     program = Program()
 
     def each(step: int) -> None:
@@ -193,12 +181,12 @@ def test_a_leak_of_every_fourth_step_is_found(tmp_path: Path) -> None:
             program.alloc(8 * MIB, user(55, "snapshot"))
 
     train(program, 40, each)
-    (finding,) = analyzed(tmp_path, program).findings
+    (finding,) = read(program).findings
     assert (finding.kind, finding.allocated_at) == ("leak", "train.py:55 in snapshot")
     assert finding.bytes_per_step == pytest.approx(2 * MIB, rel=0.1)
 
 
-def test_two_causes_are_two_findings(tmp_path: Path) -> None:
+def test_two_causes_are_two_findings() -> None:
     program = Program()
 
     def each(step: int) -> None:
@@ -206,14 +194,14 @@ def test_two_causes_are_two_findings(tmp_path: Path) -> None:
         program.alloc(6 * MIB, user(55, "evaluate"))
 
     train(program, 20, each)
-    findings = analyzed(tmp_path, program).findings
+    findings = read(program).findings
     assert [(finding.allocated_at, finding.bytes_per_step) for finding in findings] == [
         ("train.py:55 in evaluate", 6 * MIB),
         ("train.py:61 in backward", 2 * MIB),
     ]
 
 
-def test_bounded_cache_copy_and_accumulated_gradient_are_clean(tmp_path: Path) -> None:
+def test_bounded_cache_copy_and_accumulated_gradient_are_clean() -> None:
     program = Program()
     recent: list[Any] = []
 
@@ -225,10 +213,10 @@ def test_bounded_cache_copy_and_accumulated_gradient_are_clean(tmp_path: Path) -
             program.alloc(96 * MIB, user(60, "copy_weights"))
 
     train(program, 30, each)
-    assert analyzed(tmp_path, program).findings == ()
+    assert read(program).findings == ()
 
 
-def test_a_growing_tensor_that_replaces_itself_is_a_leak(tmp_path: Path) -> None:
+def test_a_growing_tensor_that_replaces_itself_is_a_leak() -> None:
     program = Program()
     held: list[Any] = []
 
@@ -238,11 +226,11 @@ def test_a_growing_tensor_that_replaces_itself_is_a_leak(tmp_path: Path) -> None
         held[:] = [longer]
 
     train(program, 20, each)
-    (finding,) = analyzed(tmp_path, program).findings
+    (finding,) = read(program).findings
     assert (finding.kind, finding.bytes_per_step) == ("leak", 2 * MIB)
 
 
-def test_residue_of_a_known_holder_uses_the_catalogue(tmp_path: Path) -> None:
+def test_residue_of_a_known_holder_uses_the_catalogue() -> None:
     program = Program()
     base = "/venv/lib/python3.12/site-packages/transformer_engine/pytorch/module/base.py"
     quantize = [{"filename": base, "line": 1500, "name": "get_weight_workspace"}, *forward(71)]
@@ -250,33 +238,33 @@ def test_residue_of_a_known_holder_uses_the_catalogue(tmp_path: Path) -> None:
     held = train(program, 6, lambda step: cache or cache.append(program.alloc(40 * MIB, quantize)))
     program.free(held)
     program.simulator.empty_cache()
-    (finding,) = analyzed(tmp_path, program).findings
+    (finding,) = read(program).findings
     assert (finding.kind, finding.bytes) == ("residue", 40 * MIB)
     assert finding.mechanism is not None and "_fp8_workspaces" in finding.mechanism
     assert finding.fix is not None and "memtriage.clear_caches(['te.fp8_workspaces'])" in finding.fix
     assert any("te.fp8_workspaces 40.0 MiB" in line for line in finding.evidence)
 
 
-def test_a_model_that_leaves_with_all_it_made_leaves_no_residue(tmp_path: Path) -> None:
+def test_a_model_that_leaves_with_all_it_made_leaves_no_residue() -> None:
     program = Program()
     program.free(train(program, 6))
-    assert analyzed(tmp_path, program).findings == ()
+    assert read(program).findings == ()
 
 
-def test_memory_in_holes_is_told_from_a_full_device(tmp_path: Path) -> None:
+def test_memory_in_holes_is_told_from_a_full_device() -> None:
     program = Program(capacity=250 * MIB)
     program.free(program.alloc(200 * MIB, forward(29)))
     blocks = [program.alloc(20 * MIB, forward(30)) for _ in range(10)]
     program.free(blocks[::2])
     program.fails(90 * MIB, forward(31))
-    finding = analyzed(tmp_path, program).findings[0]
+    finding = read(program).findings[0]
     assert (finding.kind, finding.bytes, finding.playbook) == ("out_of_memory", 90 * MIB, "M8")
     assert finding.allocated_at == "train.py:31 in forward"
     assert any("100.0 MiB free in 5 blocks" in line for line in finding.evidence)
     full = Program(capacity=400 * MIB)
     kept = [full.alloc(20 * MIB, forward(30)) for _ in range(18)]
     full.fails(90 * MIB, forward(31))
-    (other,) = analyzed(tmp_path, full).findings
+    (other,) = read(full).findings
     assert (other.playbook, len(kept)) == ("M4", 18)
 
 
@@ -301,10 +289,10 @@ def free_sizes(program: Program) -> list[int]:
     return sorted((part["size"] for part in parts if part["state"] == "inactive"), reverse=True)
 
 
-def test_small_blocks_in_large_free_segments_are_fragmentation(tmp_path: Path) -> None:
+def test_small_blocks_in_large_free_segments_are_fragmentation() -> None:
     program = Program()
     keeping_small_blocks(program, 12)
-    one = analyzed(tmp_path, program)
+    one = read(program)
     (finding,) = one.findings
     assert (finding.kind, finding.allocated_at) == ("fragmentation", "train.py:82 in keep")
     assert finding.bytes_per_step == 2 * MIB
@@ -312,32 +300,32 @@ def test_small_blocks_in_large_free_segments_are_fragmentation(tmp_path: Path) -
     assert 64 * MIB <= finding.bytes <= one.end.stranded
 
 
-def test_known_holder_that_strands_segments_is_named(tmp_path: Path) -> None:
+def test_known_holder_that_strands_segments_is_named() -> None:
     program = Program()
     softmax = "/venv/lib/python3.12/site-packages/transformer_engine/pytorch/softmax.py"
     mask = {"filename": softmax, "line": 250, "name": "_get_default_causal_mask"}
     keeping_small_blocks(program, 12, [mask, *KEEP])
-    (finding,) = analyzed(tmp_path, program).findings
+    (finding,) = read(program).findings
     assert finding.kind == "fragmentation"
     assert any("te.causal_mask" in line for line in finding.evidence)
     assert (finding.fix or "").startswith("memtriage.clear_caches(['te.causal_mask']) where a phase ends; ")
 
 
-def test_room_in_use_within_a_step_is_not_stranded(tmp_path: Path) -> None:
+def test_room_in_use_within_a_step_is_not_stranded() -> None:
     program = Program()
     keeping_small_blocks(program, 12)
     for size in free_sizes(program):
         program.alloc(size, forward(33))
-    assert "fragmentation" not in {finding.kind for finding in analyzed(tmp_path, program).findings}
+    assert "fragmentation" not in {finding.kind for finding in read(program).findings}
 
 
-def test_the_pool_of_a_segment_that_is_gone_is_told_by_its_events(tmp_path: Path) -> None:
+def test_the_pool_of_a_segment_that_is_gone_is_told_by_its_events() -> None:
     program = Program()
     program.free(program.alloc(5 * MIB, user(3), pool=(1, 0)))
     program.simulator.release_pool((1, 0))
     program.simulator.empty_cache()
     program.alloc(3 * MIB, user(4))
-    one = analyzed(tmp_path, program)
+    one = read(program)
     assert [one.pools[pool] for pool in one.lives.pool.tolist()] == [(1, 0), (0, 0)]
 
 
@@ -351,32 +339,32 @@ def loop_without_optimizer(*backward: Frames) -> Program:
     return program
 
 
-def test_a_recurrence_without_backward_is_no_step(tmp_path: Path) -> None:
-    one = analyzed(tmp_path, loop_without_optimizer())
+def test_a_recurrence_without_backward_is_no_step() -> None:
+    one = read(loop_without_optimizer())
     assert (one.steps.count, one.steps.repeats, one.verdict) == (0, 25, "not_judged")
     assert any("repeats 25 times" in note for note in one.notes)
     assert not one.findings
 
 
-def test_layers_of_a_step_are_no_steps(tmp_path: Path) -> None:
+def test_layers_of_a_step_are_no_steps() -> None:
     program = Program()
     layers = [(program.alloc(4 * MIB, forward(30)), program.alloc(2 * MIB, forward(31))) for _ in range(32)]
     for pair in reversed(layers):
         program.free([*pair, program.alloc(2 * MIB, AUTOGRAD)])
-    one = analyzed(tmp_path, program)
+    one = read(program)
     assert (one.steps.count, one.verdict) == (0, "not_judged")
 
 
-def test_what_is_freed_at_the_end_is_no_leak(tmp_path: Path) -> None:
+def test_what_is_freed_at_the_end_is_no_leak() -> None:
     program = Program()
     kept = []
     train(program, 12, lambda step: kept.append(program.alloc(3 * MIB, user(77))))
-    assert analyzed(tmp_path, program).verdict == "leak"
+    assert read(program).verdict == "leak"
     program.free(kept)
-    assert analyzed(tmp_path, program).verdict == "clean"
+    assert read(program).verdict == "clean"
 
 
-def test_frames_in_the_history_of_blocks_are_read(tmp_path: Path) -> None:
+def test_frames_in_the_history_of_blocks_are_read() -> None:
     """torch 2.0 had no frames beside the block's own figures."""
     program = Program()
     program.alloc(3 * MIB, user(7))
@@ -385,12 +373,12 @@ def test_frames_in_the_history_of_blocks_are_read(tmp_path: Path) -> None:
         for block in segment["blocks"]:
             block["history"] = [{"addr": block["address"], "frames": block.pop("frames")}]
     raw["device_traces"] = [[]]
-    one = load_snapshot(save(raw, tmp_path / "old.pickle")).devices[0]
+    one = recording_of(raw).devices[0]
     assert [(row.site, row.bytes) for row in one.owners] == [("train.py:7 in train", 3 * MIB)]
     assert one.verdict == "not_judged" and not any("call stacks" in note for note in one.notes)
 
 
-def test_the_site_is_the_programs_python_before_any_cpp(tmp_path: Path) -> None:
+def test_the_site_is_the_programs_python_before_any_cpp() -> None:
     inner = [
         frame("??", 0, "torch::unwind::unwind()"),
         frame("memory_snapshot.cpp", 0, "torch::cuda::(anonymous namespace)::gather_with_cpp()"),
@@ -401,22 +389,22 @@ def test_the_site_is_the_programs_python_before_any_cpp(tmp_path: Path) -> None:
     program = Program()
     program.alloc(3 * MIB, inner + user(7))
     program.alloc(5 * MIB, inner)
-    owners = analyzed(tmp_path, program).owners
+    owners = read(program).owners
     assert {row.site: row.bytes for row in owners} == {
         "train.py:7 in train": 3 * MIB,
         "C++ in at::native::bmm_out_cuda": 5 * MIB,
     }
 
 
-def test_a_cache_of_a_forward_that_never_trains_is_not_saved_for_backward(tmp_path: Path) -> None:
+def test_a_cache_of_a_forward_that_never_trains_is_not_saved_for_backward() -> None:
     program = Program()
     program.alloc(3 * MIB, forward(30))
-    assert [row.owner for row in analyzed(tmp_path, program).owners] == ["variable"]
+    assert [row.owner for row in read(program).owners] == ["variable"]
     program.free(program.alloc(3 * MIB, AUTOGRAD))
-    assert [row.owner for row in analyzed(tmp_path, program).owners] == ["saved for backward"]
+    assert [row.owner for row in read(program).owners] == ["saved for backward"]
 
 
-def test_a_file_that_contradicts_itself_says_so_first(tmp_path: Path) -> None:
+def test_a_file_that_contradicts_itself_says_so_first() -> None:
     program = Program()
     program.alloc(3 * MIB, user(7))
     raw = snapshot_of(program)
@@ -425,13 +413,13 @@ def test_a_file_that_contradicts_itself_says_so_first(tmp_path: Path) -> None:
         for action in ("alloc", "free_requested", "free_completed")
         for place in range(1, 9)
     ]
-    one = load_snapshot(save(raw, tmp_path / "odd.pickle")).devices[0]
+    one = recording_of(raw).devices[0]
     assert one.notes[0].startswith("the file contradicts itself") and one.verdict == "not_judged"
     assert one.peak.stranded >= 0
 
 
-def test_a_loop_without_optimizer_is_recognized_by_its_period(tmp_path: Path) -> None:
-    one = analyzed(tmp_path, loop_without_optimizer(AUTOGRAD))
+def test_a_loop_without_optimizer_is_recognized_by_its_period() -> None:
+    one = read(loop_without_optimizer(AUTOGRAD))
     assert (one.steps.source, one.steps.count) == ("period", 25)
     (finding,) = one.findings
     assert (finding.kind, finding.bytes_per_step, finding.allocated_at) == (
@@ -441,14 +429,14 @@ def test_a_loop_without_optimizer_is_recognized_by_its_period(tmp_path: Path) ->
     )
 
 
-def test_a_recording_that_begins_late_says_from_when_it_is_exact(tmp_path: Path) -> None:
+def test_a_recording_that_begins_late_says_from_when_it_is_exact() -> None:
     program = Program()
     train(program, 12, lambda step: program.alloc(3 * MIB, forward(77)) and None)
-    whole = analyzed(tmp_path, program)
+    whole = read(program)
     raw = snapshot_of(program)
     cut = len(program.trace) // 3
     raw["device_traces"][0] = program.trace[cut:]
-    (late,) = load_snapshot(save(raw, tmp_path / "late.pickle")).devices
+    (late,) = recording_of(raw).devices
     assert late.exact_from_us is not None
     assert late.exact_from_us >= program.trace[cut]["time_us"]
     assert np.array_equal(late.timeline.allocated, whole.timeline.allocated[cut:])
@@ -456,25 +444,25 @@ def test_a_recording_that_begins_late_says_from_when_it_is_exact(tmp_path: Path)
     assert any("before the first event" in note for note in late.notes)
 
 
-def test_every_device_is_looked_at(tmp_path: Path) -> None:
+def test_every_device_is_looked_at() -> None:
     healthy, leaking = Program(device=0), Program(device=1)
     train(healthy, 10)
     train(leaking, 10, lambda step: leaking.alloc(3 * MIB, forward(77)) and None)
-    first, second = load_snapshot(save(snapshot_of(healthy, leaking), tmp_path / "two.pickle")).devices
+    first, second = recording_of(snapshot_of(healthy, leaking)).devices
     assert (first.device, first.findings) == ("cuda:0", ())
     assert [(finding.device, finding.kind) for finding in second.findings] == [("cuda:1", "leak")]
 
 
 @pytest.mark.parametrize("conf", ["expandable_segments:True", "max_split_size_mb:64"])
-def test_other_allocator_settings_change_no_verdict(tmp_path: Path, conf: str) -> None:
+def test_other_allocator_settings_change_no_verdict(conf: str) -> None:
     program = Program(conf)
     train(program, 12, lambda step: program.alloc(3 * MIB, forward(77)) and None)
-    one = analyzed(tmp_path, program)
+    one = read(program)
     assert [(finding.kind, finding.bytes_per_step) for finding in one.findings] == [("leak", 3 * MIB)]
     assert one.timeline.releasable[-1] == one.end.releasable
 
 
-def test_missing_and_unknown_keys_are_no_obstacle(tmp_path: Path) -> None:
+def test_missing_and_unknown_keys_are_no_obstacle() -> None:
     program = Program()
     train(program, 8)
     raw = snapshot_of(program)
@@ -488,26 +476,26 @@ def test_missing_and_unknown_keys_are_no_obstacle(tmp_path: Path) -> None:
         for block in segment["blocks"]:
             del block["address"]
     raw["device_traces"][0].insert(5, {"action": "of_a_newer_kind", "size": 0, "frames": []})
-    (one,) = load_snapshot(save(raw, tmp_path / "old.pickle")).devices
+    (one,) = recording_of(raw).devices
     assert one.end.allocated == one.timeline.allocated[-1] == 288 * MIB
     assert one.steps.source == "optimizer frames"
     assert "left out: 1 event of a kind that this version does not know" in one.notes
 
 
-def test_events_that_are_all_known_need_no_note(tmp_path: Path) -> None:
+def test_events_that_are_all_known_need_no_note() -> None:
     program = Program()
     train(program, 8)
-    (one,) = load_snapshot(save(snapshot_of(program), tmp_path / "known.pickle")).devices
+    one = read(program)
     assert not [note for note in one.notes if "does not know" in note]
 
 
-def test_frames_shared_by_nothing_are_the_same_stacks(tmp_path: Path) -> None:
+def test_frames_shared_by_nothing_are_the_same_stacks() -> None:
     program = Program()
     train(program, 8)
     raw = snapshot_of(program)
     copied = json.loads(json.dumps(raw))
-    shared = load_snapshot(save(raw, tmp_path / "shared.pickle"))
-    apart = load_snapshot(save(copied, tmp_path / "apart.pickle"))
+    shared = recording_of(raw)
+    apart = recording_of(copied)
     assert apart.stacks == shared.stacks
     assert np.array_equal(apart.devices[0].events.stack, shared.devices[0].events.stack)
 
@@ -525,13 +513,13 @@ def test_frames_shared_by_nothing_are_the_same_stacks(tmp_path: Path) -> None:
         lambda raw: raw["segments"][0].update(blocks=[{}]),
     ],
 )
-def test_nonsense_inside_is_refused(tmp_path: Path, spoil: Callable[[dict[str, Any]], None]) -> None:
+def test_nonsense_inside_is_refused(spoil: Callable[[dict[str, Any]], None]) -> None:
     program = Program()
     program.alloc(MIB, user(3))
     raw = snapshot_of(program)
     spoil(raw)
     with pytest.raises(SnapshotError, match="not a memory snapshot"):
-        load_snapshot(save(raw, tmp_path / "bad.pickle"))
+        recording_of(raw)
 
 
 JUNK = st.sampled_from(
@@ -561,9 +549,7 @@ JUNK = st.sampled_from(
 @example(places=[(420, None), (311908, 9_223_372_036_854_775_808)])  # a size beyond 64 bits
 @example(places=[(948, "segment_free")])  # a segment goes, and a block is made where it was
 @given(places=st.lists(st.tuples(st.integers(0, 1 << 30), JUNK), min_size=1, max_size=4))
-def test_no_content_crashes_the_reader(
-    tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, object]]
-) -> None:
+def test_no_content_crashes_the_reader(places: list[tuple[int, object]]) -> None:
     program = Program(capacity=900 * MIB)
     train(program, 2)
     program.fails(800 * MIB, forward(3))
@@ -574,7 +560,7 @@ def test_no_content_crashes_the_reader(
         container, key = leaves[number % len(leaves)]
         container[key] = value
     try:
-        load_snapshot(save(raw, tmp_path_factory.getbasetemp() / "mutated.pickle"))
+        recording_of(raw)
     except SnapshotError:
         pass
 
@@ -586,39 +572,37 @@ def collect(node: Any, leaves: list[tuple[Any, Any]]) -> None:
         collect(value, leaves)
 
 
-def test_segments_alone_are_enough_and_without_a_device_they_are_the_first_ones(tmp_path: Path) -> None:
+def test_segments_alone_are_enough_and_without_a_device_they_are_the_first_ones() -> None:
     program = Program()
     program.alloc(5 * MIB, user(3))
     raw = program.segments()
     for segment in raw:
         del segment["device"]
-    (device,) = load_snapshot(save(raw, tmp_path / "list.pickle")).devices
+    (device,) = recording_of(raw).devices
     assert (device.device, device.findings) == ("cuda:0", ())
     assert device.notes[0].startswith("no events")
     assert [(owned.site, owned.bytes) for owned in device.owners] == [("train.py:3 in train", 5 * MIB)]
 
 
-def test_a_device_is_there_by_its_segments_or_by_its_events(tmp_path: Path) -> None:
+def test_a_device_is_there_by_its_segments_or_by_its_events() -> None:
     program = Program()
     program.free(program.alloc(5 * MIB, user(3)))
     raw = snapshot_of(program)
     raw["segments"] = []
     raw["device_traces"].append([])
-    assert [device.device for device in load_snapshot(save(raw, tmp_path / "one.pickle")).devices] == [
-        "cuda:0"
-    ]
+    assert [device.device for device in recording_of(raw).devices] == ["cuda:0"]
 
 
 # What newer releases of torch record
 
 
-def test_pinned_host_memory_is_a_note(tmp_path: Path) -> None:
+def test_pinned_host_memory_is_a_note() -> None:
     raw = snapshot_of(Program())
     raw["host_segments"] = [
         {"address": 4096, "size": 64 * MIB, "allocated": True, "active": True, "frames": user(12, "load")},
         {"address": 1 << 30, "size": 32 * MIB, "allocated": False, "active": False, "frames": []},
     ]
-    recording = load_snapshot(save(raw, tmp_path / "pinned.pickle"))
+    recording = recording_of(raw)
     assert recording.devices == ()
     assert recording.notes == (
         "pinned host memory: 96.0 MiB in 2 blocks, 64.0 MiB of it in use, most of it from "
@@ -627,17 +611,17 @@ def test_pinned_host_memory_is_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flag", "lost"), [(True, True), ([False, True], True), (False, False), ([], False)])
-def test_a_ring_that_overflowed_is_a_note(tmp_path: Path, flag: object, lost: bool) -> None:
+def test_a_ring_that_overflowed_is_a_note(flag: object, lost: bool) -> None:
     program = Program()
     program.alloc(MIB, user(3))
     raw = snapshot_of(program)
     raw["allocator_settings"]["trace_alloc_overflowed"] = flag
-    notes = load_snapshot(save(raw, tmp_path / "ring.pickle")).notes
+    notes = recording_of(raw).notes
     assert any("ring buffer" in note and "max_entries" in note for note in notes) == lost
 
 
-def test_a_device_of_intel_is_named_by_its_frames(tmp_path: Path) -> None:
+def test_a_device_of_intel_is_named_by_its_frames() -> None:
     program = Program()
     program.alloc(MIB, [frame("", 0, "c10::xpu::XPUCachingAllocator::malloc(unsigned long)"), *user(3)])
-    (device,) = load_snapshot(save(snapshot_of(program), tmp_path / "intel.pickle")).devices
+    device = read(program)
     assert device.device == "xpu:0"

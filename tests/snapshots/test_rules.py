@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from memtriage.model.findings import Finding
-from memtriage.model.recording import DeviceRecording
-from support.raw_snapshot import AUTOGRAD, Program, forward, placement, user
+from support.raw_snapshot import AUTOGRAD, Program, forward, placement, read, user
 
 MIB = 1 << 20
 
 
-def test_a_pool_per_captured_graph_is_found(read: Callable[[Program], DeviceRecording]) -> None:
+def test_a_pool_per_captured_graph_is_found() -> None:
     program = Program()
     program.alloc(100 * MIB, placement(3))
     for graph in range(4):
@@ -28,16 +25,14 @@ def test_a_pool_per_captured_graph_is_found(read: Callable[[Program], DeviceReco
     assert any("4 private pools" in line for line in finding.evidence)
 
 
-def test_one_shared_pool_is_healthy(read: Callable[[Program], DeviceRecording]) -> None:
+def test_one_shared_pool_is_healthy() -> None:
     program = Program()
     for _ in range(8):
         program.alloc(65 * MIB, user(20, "capture"), pool=(0, 1))
     assert read(program).findings == ()
 
 
-def test_free_segments_of_a_private_pool_are_not_releasable(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
+def test_free_segments_of_a_private_pool_are_not_releasable() -> None:
     program = Program()
     program.free([program.alloc(30 * MIB, forward(30)), program.alloc(50 * MIB, user(20), pool=(1, 0))])
     device = read(program)
@@ -47,9 +42,7 @@ def test_free_segments_of_a_private_pool_are_not_releasable(
     assert device.end.stranded == device.timeline.stranded[-1] == 0
 
 
-def test_what_each_step_keeps_is_a_leak_and_the_error_that_it_ends_in_comes_first(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
+def test_what_each_step_keeps_is_a_leak_and_the_error_that_it_ends_in_comes_first() -> None:
     program = Program(capacity=200 * MIB)
     for _ in range(8):
         program.alloc(20 * MIB, user(55, "log"))
@@ -64,17 +57,13 @@ def test_what_each_step_keeps_is_a_leak_and_the_error_that_it_ends_in_comes_firs
 # What an out-of-memory error in a recording says: what was free, where, and why it did not serve
 
 
-@pytest.fixture
-def died(read: Callable[[Program], DeviceRecording]) -> Callable[[Program], Finding]:
-    def of(program: Program) -> Finding:
-        first = read(program).findings[0]
-        assert first.kind == "out_of_memory"
-        return first
-
-    return of
+def died(program: Program) -> Finding:
+    first = read(program).findings[0]
+    assert first.kind == "out_of_memory"
+    return first
 
 
-def test_what_is_free_for_the_stream_and_what_is_not(died: Callable[[Program], Finding]) -> None:
+def test_what_is_free_for_the_stream_and_what_is_not() -> None:
     program = Program(capacity=1000 * MIB)
     program.alloc(300 * MIB, placement(3))
     own = program.alloc(200 * MIB, forward(30))
@@ -100,7 +89,7 @@ def test_what_is_free_for_the_stream_and_what_is_not(died: Callable[[Program], F
     ]
 
 
-def test_of_several_errors_the_first_counts(died: Callable[[Program], Finding]) -> None:
+def test_of_several_errors_the_first_counts() -> None:
     program = Program(capacity=1000 * MIB)
     program.alloc(300 * MIB, placement(3))
     program.alloc(200 * MIB, forward(30))
@@ -113,7 +102,7 @@ def test_of_several_errors_the_first_counts(died: Callable[[Program], Finding]) 
     assert finding.evidence[-1] == "2 errors in the recording; this is the first"
 
 
-def test_a_request_without_frames_is_where_most_is_held(died: Callable[[Program], Finding]) -> None:
+def test_a_request_without_frames_is_where_most_is_held() -> None:
     program = Program(capacity=1000 * MIB)
     program.alloc(400 * MIB, AUTOGRAD)
     program.alloc(200 * MIB, forward(30))
@@ -124,9 +113,7 @@ def test_a_request_without_frames_is_where_most_is_held(died: Callable[[Program]
 
 
 @pytest.mark.parametrize(("spare", "limit"), [(0, False), (1024, True)])
-def test_a_driver_with_far_more_than_was_asked_for_did_not_refuse(
-    died: Callable[[Program], Finding], spare: int, limit: bool
-) -> None:
+def test_a_driver_with_far_more_than_was_asked_for_did_not_refuse(spare: int, limit: bool) -> None:
     program = Program(capacity=1000 * MIB)
     program.alloc(900 * MIB, placement(3))
     program.fails(200 * MIB, forward(31))
@@ -139,9 +126,7 @@ def test_a_driver_with_far_more_than_was_asked_for_did_not_refuse(
 
 
 @pytest.mark.parametrize("asked", [280, 300])
-def test_memory_that_only_private_pools_have_is_a_finding_of_its_own(
-    read: Callable[[Program], DeviceRecording], asked: int
-) -> None:
+def test_memory_that_only_private_pools_have_is_a_finding_of_its_own(asked: int) -> None:
     program = Program(capacity=500 * MIB)
     for number, size in enumerate((120, 160)):
         program.free(program.alloc(size * MIB, user(20), pool=(number + 1, 0)))

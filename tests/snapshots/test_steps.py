@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from memtriage.model.recording import ALLOC, FREE_REQUESTED, Steps
-from memtriage.snapshots.read import load_snapshot
 from memtriage.snapshots.steps import settled, stack_facts
 from support.raw_snapshot import (
     AUTOGRAD,
@@ -21,21 +19,20 @@ from support.raw_snapshot import (
     frame,
     optimizer,
     placement,
-    save,
-    snapshot_of,
+    read,
     user,
 )
 
 
-def steps(tmp_path: Path, program: Program) -> Steps:
-    return load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle")).devices[0].steps
+def steps(program: Program) -> Steps:
+    return read(program).steps
 
 
 def work(program: Program, frames: Frames) -> None:
     program.free(program.alloc(4096, frames))
 
 
-def test_several_optimizers_make_one_step(tmp_path: Path) -> None:
+def test_several_optimizers_make_one_step() -> None:
     program = Program()
     for _ in range(5):
         work(program, forward(1))
@@ -43,10 +40,10 @@ def test_several_optimizers_make_one_step(tmp_path: Path) -> None:
         program.step_span()
         work(program, optimizer(2))
         program.step_span()
-    assert steps(tmp_path, program).count == 5
+    assert steps(program).count == 5
 
 
-def test_an_optimizer_inside_backward_makes_one_step_a_forward(tmp_path: Path) -> None:
+def test_an_optimizer_inside_backward_makes_one_step_a_forward() -> None:
     program = Program()
     for _ in range(5):
         work(program, forward(1))
@@ -54,26 +51,26 @@ def test_an_optimizer_inside_backward_makes_one_step_a_forward(tmp_path: Path) -
             work(program, AUTOGRAD)
             work(program, optimizer(2))
             program.step_span()
-    assert steps(tmp_path, program).count == 5
+    assert steps(program).count == 5
 
 
-def test_accumulation_is_one_step(tmp_path: Path) -> None:
+def test_accumulation_is_one_step() -> None:
     program = Program()
     for _ in range(5):
         for _ in range(4):
             work(program, forward(1))
             work(program, AUTOGRAD)
         work(program, optimizer(2))
-    numbers = steps(tmp_path, program)
+    numbers = steps(program)
     assert (numbers.count, numbers.source) == (5, "optimizer frames")
 
 
-def test_spans_of_a_profiler_serve_where_no_optimizer_is_seen(tmp_path: Path) -> None:
+def test_spans_of_a_profiler_serve_where_no_optimizer_is_seen() -> None:
     program = Program()
     for number in range(5):
         work(program, forward(1))
         program.span(f"ProfilerStep#{number}")
-    numbers = steps(tmp_path, program)
+    numbers = steps(program)
     assert (numbers.count, numbers.source) == (5, "annotations")
 
 
@@ -96,7 +93,7 @@ def test_a_step_is_settled_once_something_is_allocated_again() -> None:
 
 
 @pytest.mark.parametrize("layers", [0, 1, 6, 40])
-def test_the_outer_loop_is_the_step_not_the_layers(tmp_path: Path, layers: int) -> None:
+def test_the_outer_loop_is_the_step_not_the_layers(layers: int) -> None:
     program = Program()
     work(program, user(1))
     for _ in range(9):
@@ -106,22 +103,22 @@ def test_the_outer_loop_is_the_step_not_the_layers(tmp_path: Path, layers: int) 
             work(program, user(4, "mlp"))
         work(program, user(5, "loss"))
         work(program, AUTOGRAD)
-    numbers = steps(tmp_path, program)
+    numbers = steps(program)
     assert (numbers.count, numbers.source) == (9, "period")
 
 
-def test_what_does_not_recur_has_no_steps(tmp_path: Path) -> None:
+def test_what_does_not_recur_has_no_steps() -> None:
     program = Program()
     for line in range(40):
         work(program, user(line))
-    assert steps(tmp_path, program) == Steps()
+    assert steps(program) == Steps()
 
 
-def test_one_stack_again_and_again_is_no_step(tmp_path: Path) -> None:
+def test_one_stack_again_and_again_is_no_step() -> None:
     program = Program()
     for _ in range(9):
         work(program, user(1))
-    assert steps(tmp_path, program) == Steps()
+    assert steps(program) == Steps()
 
 
 # What call stacks say

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from memtriage.model.recording import DeviceRecording
-from support.raw_snapshot import Program, forward, optimizer, placement, user
+from support.raw_snapshot import Program, forward, optimizer, placement, read, user
 
 MIB = 1 << 20
 
@@ -29,9 +27,7 @@ def stranding(*pins: list[dict[str, Any]], room: int = 38) -> Program:
     return program
 
 
-def test_stranded_bytes_are_divided_by_the_site_of_what_pins(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
+def test_stranded_bytes_are_divided_by_the_site_of_what_pins() -> None:
     (finding,) = read(stranding(*[user(55, "log")] * 3, user(56, "log"))).findings
     assert (finding.kind, finding.bytes, finding.bytes_per_step) == ("fragmentation", 152 * MIB, None)
     assert (finding.allocated_at, finding.step) == ("train.py:55 in log", 3)
@@ -47,7 +43,7 @@ def test_stranded_bytes_are_divided_by_the_site_of_what_pins(
     assert line.endswith("in log (variable)")
 
 
-def test_a_segment_line_names_the_largest_pins(read: Callable[[Program], DeviceRecording]) -> None:
+def test_a_segment_line_names_the_largest_pins() -> None:
     program = stranding(*[user(55, "log")] * 3)
     for size in (4, 3, 2):
         program.alloc(size * MIB, user(70 + size, "log"))
@@ -63,13 +59,11 @@ def test_a_segment_line_names_the_largest_pins(read: Callable[[Program], DeviceR
     ("frames", "found"),
     [(user(55, "log"), True), (placement(10), False), (optimizer(41, "_init_group"), False)],
 )
-def test_what_training_needs_strands_nothing_by_itself(
-    read: Callable[[Program], DeviceRecording], frames: list[dict[str, Any]], found: bool
-) -> None:
+def test_what_training_needs_strands_nothing_by_itself(frames: list[dict[str, Any]], found: bool) -> None:
     assert bool(read(stranding(*[frames] * 4)).findings) == found
 
 
-def test_avoidable_blocks_are_blamed_before_needed_ones(read: Callable[[Program], DeviceRecording]) -> None:
+def test_avoidable_blocks_are_blamed_before_needed_ones() -> None:
     program = stranding(*[user(55, "log")] * 4, *[placement(10)] * 2)
     first, second = read(program).findings
     assert (first.bytes, first.allocated_at) == (152 * MIB, "train.py:55 in log")
@@ -83,9 +77,7 @@ def test_avoidable_blocks_are_blamed_before_needed_ones(read: Callable[[Program]
 
 
 @pytest.mark.parametrize(("later", "found"), [(0, []), (1, [152 * MIB])])
-def test_only_blocks_that_survive_the_ends_of_two_steps_pin_for_long(
-    read: Callable[[Program], DeviceRecording], later: int, found: list[int]
-) -> None:
+def test_only_blocks_that_survive_the_ends_of_two_steps_pin_for_long(later: int, found: list[int]) -> None:
     program = Program()
     fills = []
     for step in range(3 + later):
@@ -108,9 +100,7 @@ def test_only_blocks_that_survive_the_ends_of_two_steps_pin_for_long(
         pytest.param(32, ["fragmentation"], id="twice as much"),
     ],
 )
-def test_growth_is_a_leak_or_fragmentation_by_what_it_strands(
-    read: Callable[[Program], DeviceRecording], room: int, kinds: list[str]
-) -> None:
+def test_growth_is_a_leak_or_fragmentation_by_what_it_strands(room: int, kinds: list[str]) -> None:
     """Each of eight steps keeps 14 MiB; seven of these are old enough to pin the room next to them."""
     program = Program()
     fills = []
@@ -135,7 +125,7 @@ def test_growth_is_a_leak_or_fragmentation_by_what_it_strands(
 # Free memory that only one stream, or one private pool, can use again
 
 
-def test_each_pool_is_told_with_what_it_has_free(read: Callable[[Program], DeviceRecording]) -> None:
+def test_each_pool_is_told_with_what_it_has_free() -> None:
     program = Program()
     program.alloc(300 * MIB, forward(3))
     for number, pool in enumerate([(1, 0), (2, 0), (0, 3)]):
@@ -155,7 +145,7 @@ def test_each_pool_is_told_with_what_it_has_free(read: Callable[[Program], Devic
     ]
 
 
-def test_of_many_pools_the_largest_are_listed(read: Callable[[Program], DeviceRecording]) -> None:
+def test_of_many_pools_the_largest_are_listed() -> None:
     program = Program()
     for number in range(8):
         program.alloc((40 + 2 * number) * MIB, user(20), pool=(0, number + 1))
@@ -166,7 +156,7 @@ def test_of_many_pools_the_largest_are_listed(read: Callable[[Program], DeviceRe
     assert not any("without `pool=`" in line for line in finding.evidence)
 
 
-def test_without_events_no_site_is_named(read: Callable[[Program], DeviceRecording]) -> None:
+def test_without_events_no_site_is_named() -> None:
     program = Program()
     for number in range(2):
         program.free(program.alloc(100 * MIB, user(1), pool=(0, number + 1)))
@@ -175,7 +165,7 @@ def test_without_events_no_site_is_named(read: Callable[[Program], DeviceRecordi
     assert (finding.bytes, finding.allocated_at) == (200 * MIB, None)
 
 
-def test_a_busy_side_stream_with_free_memory_is_found(read: Callable[[Program], DeviceRecording]) -> None:
+def test_a_busy_side_stream_with_free_memory_is_found() -> None:
     program = Program()
     for _ in range(8):
         batch = program.alloc(200 * MIB, user(7, "prefetch"), stream=94)
@@ -187,7 +177,7 @@ def test_a_busy_side_stream_with_free_memory_is_found(read: Callable[[Program], 
     assert "most of the work" in (finding.fix or "")
 
 
-def test_streams_that_keep_little_are_healthy(read: Callable[[Program], DeviceRecording]) -> None:
+def test_streams_that_keep_little_are_healthy() -> None:
     program = Program()
     for _ in range(8):
         batch = program.alloc(40 * MIB, user(7, "prefetch"), stream=94)
@@ -195,7 +185,7 @@ def test_streams_that_keep_little_are_healthy(read: Callable[[Program], DeviceRe
     assert read(program).findings == ()
 
 
-def test_the_stream_that_does_the_work_is_no_side_stream(read: Callable[[Program], DeviceRecording]) -> None:
+def test_the_stream_that_does_the_work_is_no_side_stream() -> None:
     program = Program()
     program.alloc(100 * MIB, placement(3))
     for _ in range(8):
@@ -203,7 +193,7 @@ def test_the_stream_that_does_the_work_is_no_side_stream(read: Callable[[Program
     assert read(program).findings == ()
 
 
-def test_a_stream_that_is_used_no_more_is_called_so(read: Callable[[Program], DeviceRecording]) -> None:
+def test_a_stream_that_is_used_no_more_is_called_so() -> None:
     program = Program()
     program.free(program.alloc(200 * MIB, user(7, "prefetch"), stream=94))
     for _ in range(20):
@@ -215,9 +205,7 @@ def test_a_stream_that_is_used_no_more_is_called_so(read: Callable[[Program], De
     assert "most of the work" not in (finding.fix or "")
 
 
-def test_one_stream_of_the_default_pool_keeps_nothing_from_others(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
+def test_one_stream_of_the_default_pool_keeps_nothing_from_others() -> None:
     """A graph's pool may be of another stream, and work more."""
     program = Program()
     program.free(program.alloc(200 * MIB, forward(30)))
@@ -226,9 +214,7 @@ def test_one_stream_of_the_default_pool_keeps_nothing_from_others(
     assert [finding for finding in read(program).findings if finding.kind == "stream_pool"] == []
 
 
-def test_without_events_the_stream_with_most_in_use_does_the_work(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
+def test_without_events_the_stream_with_most_in_use_does_the_work() -> None:
     program = Program()
     program.alloc(100 * MIB, placement(3))
     program.free(program.alloc(300 * MIB, forward(30), stream=94))
@@ -250,14 +236,14 @@ def changing_sizes(program: Program) -> None:
         program.step_span()
 
 
-def test_a_surplus_that_was_given_back_is_none(read: Callable[[Program], DeviceRecording]) -> None:
+def test_a_surplus_that_was_given_back_is_none() -> None:
     program = Program()
     changing_sizes(program)
     program.simulator.empty_cache()
     assert read(program).findings == ()
 
 
-def test_a_surplus_that_no_setting_saves_advises_none(read: Callable[[Program], DeviceRecording]) -> None:
+def test_a_surplus_that_no_setting_saves_advises_none() -> None:
     program = Program("expandable_segments:True")
     program.free(program.alloc(4000 * MIB, user(5, "evaluate"), stream=3))
     program.free([program.alloc(3000 * MIB, forward(30))])
@@ -266,14 +252,14 @@ def test_a_surplus_that_no_setting_saves_advises_none(read: Callable[[Program], 
     assert [("expandable_segments" in (finding.fix or "")) for finding in surplus] == [False]
 
 
-def test_reserved_as_the_peak_needs_it_is_healthy(read: Callable[[Program], DeviceRecording]) -> None:
+def test_reserved_as_the_peak_needs_it_is_healthy() -> None:
     program = Program()
     for _ in range(10):
         program.free([program.alloc(400 * MIB, forward(30 + layer)) for layer in range(8)])
     assert read(program).findings == ()
 
 
-def test_each_setting_is_told_with_what_it_reserves(read: Callable[[Program], DeviceRecording]) -> None:
+def test_each_setting_is_told_with_what_it_reserves() -> None:
     program = Program()
     changing_sizes(program)
     device = read(program)
@@ -291,7 +277,7 @@ def test_each_setting_is_told_with_what_it_reserves(read: Callable[[Program], De
     assert end == "at the snapshot 14.4 GiB is in wholly free segments, and 0 B is stranded"
 
 
-def test_after_an_out_of_memory_error_there_is_no_surplus(read: Callable[[Program], DeviceRecording]) -> None:
+def test_after_an_out_of_memory_error_there_is_no_surplus() -> None:
     program = Program(capacity=17_000 * MIB)
     changing_sizes(program)
     assert read(program).findings

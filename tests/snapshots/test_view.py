@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from memtriage.catalogue.catalogue import SPECIFIC
 from memtriage.model.recording import NO_FRAMES
 from memtriage.model.units import MIB
 from memtriage.snapshots import read as read_module
-from memtriage.snapshots.read import load_snapshot
 from memtriage.snapshots.steps import PHASES
 from memtriage.snapshots.view import (
     DeviceView,
@@ -26,19 +24,19 @@ from memtriage.snapshots.view import (
     listed,
     way_to,
 )
-from support.raw_snapshot import Program, forward, frame, optimizer, save, snapshot_of, user
+from support.raw_snapshot import Program, forward, frame, optimizer, recording_of, snapshot_of, user
 
 Viewed = Callable[[Program], DeviceView]
 
 
 @pytest.fixture
-def viewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Viewed:
+def viewed(monkeypatch: pytest.MonkeyPatch) -> Viewed:
     """The device of a program, as the rules get it."""
 
     def view_of(program: Program) -> DeviceView:
         views: list[DeviceView] = []
         monkeypatch.setattr(read_module, "judge", lambda view, *_: views.append(view) or [])
-        load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle"))
+        recording_of(snapshot_of(program))
         (view,) = views
         return view
 

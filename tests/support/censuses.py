@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -52,6 +55,17 @@ def group(
 def census(*groups: HolderGroup) -> Census:
     """A census of some groups, without a record of each storage."""
     return Census(storages=[], groups=list(groups), objects=0, nodes=0, seconds=0.0)
+
+
+def looks_at(*found: Census) -> Callable[[], Any]:
+    """Stands for `Look`: each look finds the next of these, then the last one again."""
+    left = list(found)
+
+    def look() -> Any:
+        now = left.pop(0) if len(left) > 1 else left[0]
+        return nullcontext(SimpleNamespace(census=lambda: now))
+
+    return look
 
 
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[object]:

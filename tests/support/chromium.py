@@ -33,6 +33,23 @@ _FLAGS = (
     "--v=0",
 )
 _RESULT = "result-of-the-test"
+_HELPERS = """
+    const card = (title) =>
+        [...document.querySelectorAll(".card")].find((one) => one.textContent.startsWith(title));
+    const ground = () => getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number);
+    const wide = () => [...document.querySelectorAll("main *")]
+        .filter((one) =>
+            one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll, .tabs, .spoken"))
+        .map((one) => one.className || one.tagName);
+    const inked = (canvas) => {
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        const seen = new Set();
+        for (let at = 0; at < data.length; at += 4)
+            if (data[at + 3] === 255) seen.add(data.slice(at, at + 3).join());
+        return seen;
+    };
+"""
+"""What a test's script may call: a card by its title, the colors that are there, what is too wide."""
 _WINDOW = """<!doctype html>
 <meta name="color-scheme" content="light dark">
 <pre id="{result}"></pre>
@@ -105,9 +122,10 @@ def _with_script(page: str, script: str) -> str:
     text = """
         {
             const put = (value) => parent.postMessage(JSON.stringify(value ?? null), "*");
+            HELPERS
             try { put((() => { SCRIPT })()); } catch (error) { put(`failed: ${error.stack}`); }
         }
-    """.replace("SCRIPT", script)
+    """.replace("SCRIPT", script).replace("HELPERS", _HELPERS)
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     allowed = page.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
     return allowed.replace("</body>", f"<script>{text}</script></body>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,8 @@ from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import AllocatorEvent, OutOfMemory
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
+from memtriage.model.recording import DeviceRecording, Recording
+from memtriage.snapshots.read import load_snapshot
 
 Frames = list[dict[str, Any]]
 
@@ -161,6 +164,17 @@ def snapshot_of(*programs: Program) -> dict[str, Any]:
 def save(raw: Any, path: Path) -> Path:
     path.write_bytes(pickle.dumps(raw, 4))
     return path
+
+
+def recording_of(raw: Any) -> Recording:
+    """What is read from a file with this in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return load_snapshot(save(raw, Path(folder) / "one.pickle"))
+
+
+def read(program: Program) -> DeviceRecording:
+    """What is read of the device of a program."""
+    return recording_of(snapshot_of(program)).devices[-1]
 
 
 def train(

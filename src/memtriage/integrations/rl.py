@@ -88,9 +88,8 @@ class Attachment:
         self._target = target
         own = vars(target)
         self._before = {name: own[name] for name in (*replaced, _ATTACHED) if name in own}
-        make = _for_a_class if isinstance(target, type) else _for_a_worker
         for name, around in replaced.items():
-            setattr(target, name, make(target, name, around))
+            setattr(target, name, _instead(target, name, around))
         setattr(target, _ATTACHED, True)
 
     def detach(self) -> None:
@@ -168,13 +167,10 @@ def attach(worker: Any, *, policy: PhasePolicy | None = None, park: bool = True)
     return Attachment(worker, replaced)
 
 
-def _for_a_worker(worker: Any, name: str, around: Around) -> Method:
-    method = getattr(worker, name)
-    return functools.wraps(method)(functools.partial(around, worker, method))
-
-
-def _for_a_class(kind: type, name: str, around: Around) -> Method:
-    function = getattr(kind, name)
+def _instead(target: Any, name: str, around: Around) -> Method:
+    function = getattr(target, name)
+    if not isinstance(target, type):
+        return functools.wraps(function)(functools.partial(around, target, function))
 
     @functools.wraps(function)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

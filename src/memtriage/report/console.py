@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, TextIO
 
 from rich.console import Console
@@ -20,6 +21,8 @@ FILE_WIDTH: Final = 100
 """Columns of a report that goes into a file or a pipe."""
 
 BULLET: Final = "- "
+GAP: Final = 2
+"""Columns between those of a table."""
 _LEAST_WIDTH: Final = 40
 _NARROW: Final = 60
 _WIDEST: Final = 120  # longer lines are hard to read
@@ -182,6 +185,17 @@ class Page:
         for detail in details:
             self.hanging("     ", detail)
 
+    def table(self, rows: Sequence[Sequence[Text]], left: Sequence[bool]) -> None:
+        """Print cells in columns, each of one or more lines, aligned to the left or to the right."""
+        columns = widths(rows)
+        for row in rows:
+            for parts in zip_longest(*(cell.split() for cell in row), fillvalue=Text()):
+                line = Text()
+                for part, width, first in zip(parts, columns, left, strict=True):
+                    part.align("left" if first else "right", width)
+                    line = Text.assemble(line, part, " " * GAP)
+                self.raw(line)
+
     def raw(self, *parts: Part) -> None:
         """Print a line as it is, without the spaces at its end."""
         text = self.text(*parts)
@@ -200,6 +214,13 @@ class Page:
             line = Text.assemble(head if number == 0 else " " * hang, row)
             line.rstrip()
             self.console.print(line, soft_wrap=True)
+
+
+def widths(rows: Sequence[Sequence[Text]]) -> list[int]:
+    """Return how wide each column of a table is."""
+    return [
+        max(line.cell_len for cell in column for line in cell.split()) for column in zip(*rows, strict=True)
+    ]
 
 
 def _columns(figures: Sequence[str]) -> str:

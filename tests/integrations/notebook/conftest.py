@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from memtriage.account.census import Look
-from memtriage.model.census import Census
+from memtriage.integrations.notebook import watched_cell
 from memtriage.process import active
-from support import censuses
+from support.censuses import census, looks_at
 from support.notebooks import run
 
 _BUILTINS = ("get_ipython", "display")
@@ -51,24 +50,6 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def no_census(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what is no question of a census: one of all that pytest has in memory takes its time."""
-    censuses.leave_out(monkeypatch)
-    for module in ("watched_cell", "now"):
-        monkeypatch.setattr(f"memtriage.integrations.notebook.{module}.Look", _NoLook)
-
-
-class _NoLook(Look):
-    def __enter__(self) -> Any:
-        return _Empty()
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-
-class _Empty:
-    def census(self) -> Census:
-        return Census(storages=[], groups=[], objects=0, nodes=0, seconds=0.0)
-
-    def heads(self, *, last: bool = False) -> dict[tuple[str, str], bytes]:
-        return {}
+def no_census(no_census: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one in a cell."""
+    monkeypatch.setattr(watched_cell, "Look", looks_at(census()))

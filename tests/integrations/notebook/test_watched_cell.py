@@ -25,7 +25,7 @@ from memtriage.model.units import MIB
 from memtriage.observe import cuda
 from memtriage.process import active
 from support import censuses
-from support.censuses import census
+from support.censuses import census, looks_at
 from support.paths import of_module
 
 
@@ -134,32 +134,13 @@ def held(name: str, mib: float, count: int = 1, device: str = "cpu") -> HolderGr
     )  # fmt: skip
 
 
-class Stated:
-    """Stands for `Look`: each look finds the next census that the test states, then the last one again."""
-
-    def __init__(self, *looks: Census) -> None:
-        self.looks = list(looks)
-
-    def __call__(self) -> Stated:
-        self.now = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-        return self
-
-    def __enter__(self) -> Stated:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def census(self) -> Census:
-        return self.now
-
-
 Sees = Callable[..., Notebook]
 
 
 @pytest.fixture
 def sees(main: Any, monkeypatch: pytest.MonkeyPatch) -> Sees:
     def notebook(*looks: Census) -> Notebook:
-        monkeypatch.setattr(watched_cell, "Look", Stated(*looks))
+        monkeypatch.setattr(watched_cell, "Look", looks_at(*looks))
         return Notebook(main)
 
     return notebook
@@ -288,7 +269,7 @@ def test_what_the_last_traceback_keeps_by_device() -> None:
 def test_what_has_gone_since_a_census(monkeypatch: pytest.MonkeyPatch) -> None:
     stays = held("y", 4, device="cuda:2")
     monkeypatch.setattr(
-        watched_cell, "Look", Stated(census(held("model", 2), held("new", 1, device="cuda:1"), stays))
+        watched_cell, "Look", looks_at(census(held("model", 2), held("new", 1, device="cuda:1"), stays))
     )
     before = census_in_words(census(held("model", 5), held("x", 1, device="cuda:0"), stays))
     freed, after = watched_cell.freed_since(before, 3)

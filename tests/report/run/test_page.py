@@ -56,32 +56,24 @@ def test_a_leak_is_told_and_drawn_and_nothing_is_loaded(chromium: Chromium) -> N
     visit = chromium.visit(
         page_of(leaking()),
         """
-        const inked = (canvas) => {
-            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-            const seen = new Set();
-            for (let at = 0; at < data.length; at += 4) seen.add(data.slice(at, at + 3).join());
-            return seen;
-        };
         const ink = inked(document.querySelector(".chart canvas"));
         const has = (name) => ink.has(page.color(name).match(/[0-9]+/g).join());
         const canvases = () => [...document.querySelectorAll(".chart canvas")];
         const press = (card, text) =>
             [...card.querySelectorAll(".choice button")].find((one) => one.textContent === text).click();
-        const cards = [...document.querySelectorAll("#content > .card")];
-        const gpu = cards.find((one) => one.textContent.startsWith("Memory of cuda:0"));
+        const gpu = card("Memory of cuda:0");
         const texts = (list) => [...list].map((one) => one.innerText.replace(/\\s+/g, " "));
         const legend = () =>
             [...gpu.querySelectorAll(".legend li:not([hidden]) button")].map((one) => one.textContent);
         const where = () => gpu.querySelector(".tools .quiet.number").textContent;
-        const ground = () => getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number);
         const out = {
             ready: document.documentElement.dataset.ready,
             loaded: performance.getEntriesByType("resource").map((one) => one.name),
             headings: texts(document.querySelectorAll("h1, h2, h3")),
             verdict: document.querySelector(".verdict").innerText,
             finding: document.querySelector(".finding").innerText,
-            ran: cards.find((one) => one.textContent.startsWith("What was run")).innerText,
-            notes: cards.find((one) => one.textContent.startsWith("Notes")).innerText,
+            ran: card("What was run").innerText,
+            notes: card("Notes").innerText,
             colors: ["hue-1", "wash-1", "releasable"].filter(has),
             legend: legend(),
             where: where(),
@@ -158,10 +150,6 @@ def test_the_rank_that_differs_stands_out_and_each_can_be_chosen(chromium: Chrom
     visit = chromium.visit(
         page_of(run(*ranks, dying_rank(3, 4))),
         """
-        const wide = [...document.querySelectorAll("main *")].filter((one) =>
-            one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll, .spoken"));
-        const cards = [...document.querySelectorAll("#content > .card")];
-        const card = (title) => cards.find((one) => one.textContent.startsWith(title));
         const gpu = card("Memory of cuda:0-3");
         const legend = (place) => [...place.querySelectorAll(".legend li:not([hidden]) button")].map((one) =>
             [one.textContent, one.querySelector(".swatch").style.borderTopColor]);
@@ -171,7 +159,7 @@ def test_the_rank_that_differs_stands_out_and_each_can_be_chosen(chromium: Chrom
             select.dispatchEvent(new Event("change"));
         };
         const out = {
-            wide: wide.map((one) => one.className || one.tagName),
+            wide: wide(),
             scroll: document.documentElement.scrollWidth,
             together: legend(gpu),
             host: legend(card("Host memory")).map(([name]) => name),

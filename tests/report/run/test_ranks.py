@@ -63,17 +63,10 @@ def test_a_browser_draws_groups_and_outliers_and_tells_a_rank(chromium: Chromium
     visit = chromium.visit(
         html(recorded, report, context(recorded, report)),
         """
-        const place = [...document.querySelectorAll("#content > .card")].find((one) =>
-            one.textContent.startsWith("How the ranks compare"));
+        const place = card("How the ranks compare");
         const canvas = place.querySelector("canvas");
-        const colors = () => {
-            const ink = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-            const seen = new Set();
-            for (let at = 0; at < ink.length; at += 4) seen.add(ink.slice(at, at + 3).join());
-            return seen;
-        };
         const has = (name, seen) => seen.has(page.color(name).match(/[0-9]+/g).join());
-        const drawn = colors();
+        const drawn = inked(canvas);
         const out = {
             lines: [...place.querySelectorAll("li")].map((one) => one.textContent),
             label: canvas.getAttribute("aria-label"),

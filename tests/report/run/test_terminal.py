@@ -1,11 +1,9 @@
-import io
 import re
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import Finding, FindingKind, Verdict
@@ -14,23 +12,16 @@ from memtriage.model.ledger import LedgerRow
 from memtriage.model.marks import Mark
 from memtriage.model.rank_groups import RankDifference, RankGroup, RankGroups, RankOutlier, RankSpan
 from memtriage.model.report import RankCount
-from memtriage.report.run.terminal import console_for, render
+from memtriage.report.run.terminal import render
+from support.printed import printed
 
 MiB = 1024**2
 GiB = 1024**3
 
 
-def shown(report, context=None, *, width=None, **options):
+def shown(report, context=None, *, width=None):
     """The report as a file (no width) or as a terminal of that width shows it."""
-    if width is None:
-        stream = io.StringIO()
-        render(report, console_for(stream), context)
-        return stream.getvalue()
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=True, color_system=None, highlight=False, **options
-    )
-    render(report, console, context)
-    return console.file.getvalue()
+    return printed(render, report, context, width=width or 100, terminal=width is not None)
 
 
 def unwrapped(text):
@@ -102,10 +93,7 @@ def test_without_a_finding_the_course_of_the_first_device_of_the_ledger_is_drawn
 
 
 def test_a_stream_of_ascii_gets_ascii(make_report, leak):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    render(make_report(leak(holder="modèle.cache[*]")), console_for(stream))
-    stream.flush()
-    text = stream.buffer.getvalue().decode("ascii")
+    text = printed(render, make_report(leak(holder="modèle.cache[*]")), encoding="ascii")
     assert r"mod\xe8le.cache[*]" in text
     assert "#" in text
 
@@ -330,9 +318,7 @@ def brief(make_report, *findings, **changes):
     report = make_report(*findings)
     for name, value in changes.items():
         setattr(report, name, value)
-    stream = io.StringIO()
-    render(report, console_for(stream), None, record=Path("some/run"))
-    return stream.getvalue()
+    return printed(render, report, None, record=Path("some/run"))
 
 
 def test_a_report_fits_on_a_screen_and_says_where_the_rest_is(make_report, leak):

@@ -33,23 +33,15 @@ def test_everything_is_drawn_and_nothing_is_loaded(chromium: Chromium, leaking: 
     visit = chromium.visit(
         html(leaking),
         """
-        const inked = (canvas) => {
-            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-            const seen = new Set();
-            for (let at = 0; at < data.length; at += 4) {
-                if (data[at + 3] === 255) seen.add(data.slice(at, at + 3).join());
-            }
-            return [...seen];
-        };
         const rgb = (name) => page.color(name).match(/[0-9]+/g).join();
         return {
             set: {...document.documentElement.dataset},
             loaded: performance.getEntriesByType("resource").map((one) => one.name),
-            chart: inked(document.querySelector(".chart canvas")).filter((one) =>
+            chart: [...inked(document.querySelector(".chart canvas"))].filter((one) =>
                 [rgb("hue-1"), rgb("hue-2"), rgb("hue-9"), rgb("stranded")].includes(one)).length,
-            map: inked(document.querySelector(".map canvas")).filter((one) =>
+            map: [...inked(document.querySelector(".map canvas"))].filter((one) =>
                 [rgb("hue-1"), rgb("hue-9"), rgb("stranded")].includes(one)).length,
-            ground: getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number),
+            ground: ground(),
             headings: [...document.querySelectorAll("h1, h2, h3")].map((one) => one.textContent),
         };""",
     )
@@ -100,11 +92,10 @@ def test_sites_sort_filter_and_unfold(chromium: Chromium, leaking: Recording) ->
     result = chromium.visit(
         html(leaking),
         """
-        const cards = [...document.querySelectorAll(".card")];
-        const card = cards.find((one) => one.textContent.startsWith("Allocation sites"));
-        const names = () => [...card.querySelectorAll("tbody tr")].map((row) =>
+        const sites = card("Allocation sites");
+        const names = () => [...sites.querySelectorAll("tbody tr")].map((row) =>
             (row.querySelector("summary") || row.cells[0]).textContent);
-        const heads = [...card.querySelectorAll("th button")];
+        const heads = [...sites.querySelectorAll("th button")];
         const head = (text) => heads.find((one) => one.textContent === text);
         const out = { peak: names() };
         head("at the snapshot").click();
@@ -112,12 +103,12 @@ def test_sites_sort_filter_and_unfold(chromium: Chromium, leaking: Recording) ->
         out.sorted = head("at the snapshot").parentNode.getAttribute("aria-sort");
         head("at the snapshot").click();
         out.rising = names();
-        const input = card.querySelector("input");
+        const input = sites.querySelector("input");
         input.value = "MODEL.py forward";
         input.dispatchEvent(new Event("input"));
         out.filtered = names();
-        out.caption = card.querySelector("caption").textContent;
-        out.stack = card.querySelector("details").textContent;
+        out.caption = sites.querySelector("caption").textContent;
+        out.stack = sites.querySelector("details").textContent;
         return out;""",
     ).result
     weights, forward, log = "model.py:10 in __init__", "model.py:20 in forward", "train.py:12 in log"
@@ -278,7 +269,6 @@ def test_the_theme_follows_the_system_the_reader_and_the_printer(
     result = chromium.visit(
         html(leaking),
         """
-        const ground = () => getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number);
         const out = { system: ground() };
         document.querySelector("[data-choice=dark]").click();
         out.dark = ground();
@@ -301,10 +291,7 @@ def test_nothing_is_wider_than_the_window(chromium: Chromium, leaking: Recording
     result = chromium.visit(
         html(leaking),
         """
-        const wide = [...document.querySelectorAll("main *")].filter((one) =>
-            one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll, .tabs, .spoken"));
-        return { inner: innerWidth, scroll: document.documentElement.scrollWidth,
-            wide: wide.map((one) => one.className || one.tagName) };""",
+        return { inner: innerWidth, scroll: document.documentElement.scrollWidth, wide: wide() };""",
         width=width,
     ).result
     assert result["inner"] == width
@@ -380,9 +367,7 @@ def test_an_out_of_memory_error_shows_what_was_free(chromium: Chromium) -> None:
     tape.oom(64 * MIB, device_free=5 * MIB)
     result = chromium.visit(
         html(recording(tape.end(), stacks=stacks)),
-        """
-        const cards = [...document.querySelectorAll(".card")];
-        return cards.find((one) => one.textContent.startsWith("Out of memory")).innerText;""",
+        "return card('Out of memory').innerText",
     ).result
     for words in (
         "64.0 MiB",

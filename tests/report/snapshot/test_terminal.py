@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from memtriage.model.recording import Recording, Steps
+from memtriage.model.recording import Steps
 from memtriage.report.snapshot.terminal import render
 from memtriage.snapshots.read import load_snapshot
-from support.raw_snapshot import Program, save, snapshot_of, user
+from support.printed import printed
+from support.raw_snapshot import Program, recording_of, snapshot_of, user
 
 DATA = Path(__file__).parents[2] / "data" / "snapshots"
 
 
-def printed(recording: Recording, width: int = 100, encoding: str = "utf-8") -> str:
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
-    render(recording, Console(file=stream, width=width, highlight=False, markup=False, emoji=False))
-    stream.flush()
-    return raw.getvalue().decode(encoding)
-
-
 @pytest.mark.parametrize("width", [40, 60, 100, 200])
 def test_lines_fit_the_terminal_except_whole_values(width: int) -> None:
-    text = printed(load_snapshot(DATA / "fragmentation.pickle.gz"), width)
+    text = printed(render, load_snapshot(DATA / "fragmentation.pickle.gz"), width=width)
     wide = [line for line in text.splitlines() if len(line) > max(width, 60)]
     assert wide == []
 
 
 def test_what_strands_memory_is_named_with_its_pins() -> None:
-    text = printed(load_snapshot(DATA / "fragmentation.pickle.gz"))
+    text = printed(render, load_snapshot(DATA / "fragmentation.pickle.gz"))
     assert "1. fragmentation  406.7 MiB" in text
     assert "2. fragmentation  170.4 MiB" in text
     stranded = text[text.index("Stranded  577.1 MiB in 6 segments") :]
@@ -42,33 +33,33 @@ def test_what_strands_memory_is_named_with_its_pins() -> None:
 
 
 def test_plain_ascii_is_enough() -> None:
-    text = printed(load_snapshot(DATA / "oom.pickle.gz"), encoding="ascii")
+    text = printed(render, load_snapshot(DATA / "oom.pickle.gz"), encoding="ascii")
     assert "1. out of memory  62.5 MiB" in text
 
 
-def test_a_hostile_name_moves_no_cursor(tmp_path: Path) -> None:
+def test_a_hostile_name_moves_no_cursor() -> None:
     program = Program()
     program.alloc(1 << 22, user(3, "\x1b[2J\x07evil"))
-    recording = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle"))
-    assert "\x1b" not in printed(recording)
-    assert "evil" in printed(recording)
+    recording = recording_of(snapshot_of(program))
+    assert "\x1b" not in printed(render, recording)
+    assert "evil" in printed(render, recording)
 
 
-def test_a_recording_without_events_still_tells_what_is_alive(tmp_path: Path) -> None:
+def test_a_recording_without_events_still_tells_what_is_alive() -> None:
     program = Program()
     program.alloc(5 << 20, user(3))
-    text = printed(load_snapshot(save(program.segments(), tmp_path / "list.pickle")))
+    text = printed(render, recording_of(program.segments()))
     assert "5.0 MiB" in text
     assert "no events were recorded" in text
 
 
-def test_a_heading_has_the_steps_and_how_they_were_found(tmp_path: Path) -> None:
+def test_a_heading_has_the_steps_and_how_they_were_found() -> None:
     program = Program()
     program.alloc(1 << 22, user(3))
-    plain = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle"))
-    headings = [line for line in printed(plain).splitlines() if line.startswith("cuda:0  ")]
+    plain = recording_of(snapshot_of(program))
+    headings = [line for line in printed(render, plain).splitlines() if line.startswith("cuda:0  ")]
     assert headings == ["cuda:0  2 events · 1 segment"]
     (device,) = plain.devices
     stepped = replace(device, steps=Steps((1,), "period"))
-    text = printed(replace(plain, devices=(stepped,)))
+    text = printed(render, replace(plain, devices=(stepped,)))
     assert "cuda:0  2 events · 1 segment · 1 step (by period)" in text

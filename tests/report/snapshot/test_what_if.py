@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
 from memtriage.allocator.what_if import Scenario, WhatIfOutcome
 from memtriage.report.snapshot.what_if import as_json, render
+from support.printed import printed
 
 GIB = 1 << 30
 
@@ -30,21 +27,19 @@ def scenario(
     return Scenario(name, outcome)
 
 
-def printed(*scenarios: Scenario) -> str:
-    stream = io.StringIO()
-    render([("cuda:0", scenarios)], Console(file=stream, width=120, highlight=False))
-    return stream.getvalue()
+def shown(*scenarios: Scenario) -> str:
+    return printed(render, [("cuda:0", scenarios)], width=120)
 
 
 def test_a_line_for_each_setting() -> None:
-    text = printed(scenario("as recorded"), scenario("expandable_segments:True"))
+    text = shown(scenario("as recorded"), scenario("expandable_segments:True"))
     assert "cuda:0" in text
     words = "peak 12.0 GiB reserved; at the end 4.0 GiB, of which 1.0 GiB stranded"
     assert [line.split("  ")[-1].strip() for line in text.splitlines() if "peak" in line] == [words] * 2
 
 
 def test_errors_that_are_met_or_avoided() -> None:
-    text = printed(
+    text = shown(
         scenario("as recorded", recorded_ooms=1, met_ooms=1),
         scenario("expandable_segments:True", recorded_ooms=1),
         scenario("max_split_size_mb:128", failed_at=77),

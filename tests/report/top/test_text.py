@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from memtriage.diagnose.ranks.live import LiveRun, LiveView
-from memtriage.report.console import console_for
 from memtriage.report.top.text import as_json, render
 from memtriage.report.top.words import BY_KEY
 from support.live_runs import MIB, NOW, LiveRank
+from support.printed import printed
 
 
 def two_ranks(directory: Path) -> LiveView:
@@ -22,13 +20,9 @@ def two_ranks(directory: Path) -> LiveView:
     return LiveRun([directory], clock=lambda: NOW + 11.0).refresh()
 
 
-def printed(view: LiveView, width: int | None = None, sort: str = "rank") -> list[str]:
-    stream = io.StringIO()
-    console = console_for(stream)
-    if width is not None:
-        console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    render(view, console, BY_KEY[sort])
-    return stream.getvalue().splitlines()
+def shown(view: LiveView, width: int | None = None, sort: str = "rank") -> list[str]:
+    terminal = width is not None
+    return printed(render, view, BY_KEY[sort], width=width or 100, terminal=terminal).splitlines()
 
 
 def rows(lines: list[str]) -> tuple[list[str], list[list[str]]]:
@@ -37,7 +31,7 @@ def rows(lines: list[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def test_a_file_has_every_column_on_one_line(tmp_path: Path) -> None:
-    lines = printed(two_ranks(tmp_path))
+    lines = shown(two_ranks(tmp_path))
     header, table = rows(lines)
     assert [name.strip() for name in header if name.strip()] == [
         "rank", "host", "device", "step", "allocated", "reserved", "peak", "stranded", "host RSS",
@@ -53,7 +47,7 @@ def test_a_file_has_every_column_on_one_line(tmp_path: Path) -> None:
 
 
 def test_a_narrow_terminal_keeps_the_columns_that_matter_most(tmp_path: Path) -> None:
-    lines = printed(two_ranks(tmp_path), width=72)
+    lines = shown(two_ranks(tmp_path), width=72)
     header, _ = rows(lines)
     names = [name.strip() for name in header if name.strip()]
     assert {"rank", "step", "allocated", "growth/step", "state"} <= set(names)
@@ -62,10 +56,8 @@ def test_a_narrow_terminal_keeps_the_columns_that_matter_most(tmp_path: Path) ->
 
 
 def test_what_grows_and_the_states_are_colored(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, width=160, force_terminal=True, color_system="standard")
-    render(two_ranks(tmp_path), console, BY_KEY["rank"])
-    steady, growing = (line for line in stream.getvalue().splitlines() if "node" in line)
+    text = printed(render, two_ranks(tmp_path), BY_KEY["rank"], width=160, colors=True)
+    steady, growing = (line for line in text.splitlines() if "node" in line)
     assert re.findall("\x1b\\[([\\d;]+)m *([^\x1b]+?) *\x1b\\[0m", steady) == [("32", "running")]
     assert re.findall("\x1b\\[([\\d;]+)m *([^\x1b]+?) *\x1b\\[0m", growing) == [
         ("1;31", "+32.0 MiB"),
@@ -77,20 +69,20 @@ def test_on_a_terminal_as_many_columns_as_fit_are_shown(tmp_path: Path) -> None:
     view = two_ranks(tmp_path)
     counts = []
     for width in range(40, 140):
-        lines = printed(view, width=width)
+        lines = shown(view, width=width)
         at = next(number for number, line in enumerate(lines) if line.startswith("rank  "))
         assert max(map(len, lines[at : at + 3])) <= width
         counts.append(len(re.split(" {2,}", lines[at])))
     assert counts == sorted(counts)
-    whole = printed(view)
+    whole = shown(view)
     at = next(number for number, line in enumerate(whole) if line.startswith("rank  "))
     needed = len(whole[at + 1])
-    assert whole[at] in printed(view, width=needed)
-    assert whole[at] not in printed(view, width=needed - 1)
+    assert whole[at] in shown(view, width=needed)
+    assert whole[at] not in shown(view, width=needed - 1)
 
 
 def test_sorted_by_growth(tmp_path: Path) -> None:
-    _, table = rows(printed(two_ranks(tmp_path), sort="growth"))
+    _, table = rows(shown(two_ranks(tmp_path), sort="growth"))
     assert [row[0] for row in table] == ["1", "0"]
 
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import io
-
 import msgspec
 import pytest
-from rich.console import Console
 
 from memtriage.model.trials import TrialsReport
 from memtriage.report.trials.terminal import render
+from support.printed import printed
 
 
 def text_of(report: TrialsReport, width: int, *, colors: bool = False) -> str:
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=width, highlight=False, markup=False, emoji=False, force_terminal=colors,
-        color_system="standard" if colors else None, _environ={},
-    )  # fmt: skip
-    render(report, console)
-    return stream.getvalue()
+    return printed(render, report, width=width, colors=colors)
 
 
 @pytest.fixture

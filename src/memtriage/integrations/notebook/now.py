@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
-from memtriage.account.census import Look
 from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose import cells
-from memtriage.integrations.notebook.outputs import behind_variables, drop_outputs
+from memtriage.integrations.notebook.outputs import drop_outputs
 from memtriage.integrations.notebook.tracebacks import free_tracebacks
-from memtriage.integrations.notebook.watched_cell import freed_since, kept_by
-from memtriage.integrations.notebook.words import census_in_words
+from memtriage.integrations.notebook.watched_cell import freed_since, kept_by, look, tidy
 from memtriage.model.cell import Freed, MemoryNow
-from memtriage.model.census import Census
 from memtriage.model.paths import SegmentKind
-
-
-def look(shell: Any) -> Census:
-    """Return a census of this instant, under a notebook's names."""
-    behind_variables(shell.user_ns)
-    gc.collect()
-    with Look() as view:
-        return census_in_words(view.census())
 
 
 def memory_now(shell: Any, top: int) -> MemoryNow:
     """Return the ledgers, and the `top` largest holders."""
     on_host = read_host()  # before the census, which takes memory itself
-    census = look(shell)
+    tidy(shell)
+    census = look()
     holders = cells.holders(census)
     more: dict[str, int] = {}
     for holder in holders[top:]:
@@ -45,7 +34,8 @@ def memory_now(shell: Any, top: int) -> MemoryNow:
 
 def free_now(shell: Any, *, outputs: bool) -> Freed:
     """Free the last traceback, and where asked what `Out` keeps."""
-    before = look(shell)
+    tidy(shell)
+    before = look()
     frames = free_tracebacks(shell)
     if outputs:
         drop_outputs(shell)

@@ -50,6 +50,18 @@ class CellOptions:
     directory: str | None = None
 
 
+def tidy(shell: Any) -> None:
+    """Free what only garbage keeps."""
+    behind_variables(shell.user_ns)
+    gc.collect()
+
+
+def look() -> Census:
+    """Return a census of this instant, under a notebook's names."""
+    with Look() as view:
+        return census_in_words(view.census())
+
+
 class WatchedCell:
     """A cell from `begin` to `end`.
 
@@ -68,10 +80,8 @@ class WatchedCell:
 
     def begin(self) -> None:
         """Look, and begin the watch."""
-        behind_variables(self._shell.user_ns)
-        gc.collect()
-        with Look() as view:
-            self._before = census_in_words(view.census())
+        tidy(self._shell)
+        self._before = look()
         for device in cuda.devices() if cuda.initialized() else ():
             self._peaks[device] = cuda.counters(device).peak_allocated or 0
         if active.session is None or not active.session.running:
@@ -97,11 +107,9 @@ class WatchedCell:
         seconds = time.perf_counter() - self._started
         resident = self._meter.stop()
         run_report, runs_out, notes = self._end_watch(error)
-        behind_variables(self._shell.user_ns)
-        gc.collect()
+        tidy(self._shell)
         on_host = read_host()  # before the census, which takes memory itself
-        with Look() as view:
-            after = census_in_words(view.census())
+        after = look()
         if run_report is None:
             notes.append(_ALREADY)
         else:
@@ -197,8 +205,7 @@ def kept_by(census: Census, kind: SegmentKind) -> dict[str, int]:
 
 def freed_since(before: Census, frames: int) -> tuple[Freed, Census]:
     """Return what has gone since a census, and what is there now."""
-    with Look() as view:
-        after = census_in_words(view.census())
+    after = look()
     _, went = cells.changes(before, after)
     old, new = cells.by_device(before), cells.by_device(after)
     gone = {device: old[device] - new.get(device, 0) for device in old if old[device] > new.get(device, 0)}

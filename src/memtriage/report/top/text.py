@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 
 from memtriage.diagnose.ranks.live import LiveView, RankLine
-from memtriage.report.console import Page
+from memtriage.report.console import GAP, Page, widths
 from memtriage.report.run.terminal import finding_block
 from memtriage.report.run.words import notes
 from memtriage.report.styles import SEVERITY_STYLES
@@ -22,8 +22,6 @@ from memtriage.report.top.words import (
     style_of,
     subject,
 )
-
-_GAP: Final = 2
 
 
 def render(view: LiveView, console: Console, column: Column, *, turned: bool = False) -> None:
@@ -73,21 +71,14 @@ def as_json(view: LiveView) -> dict[str, Any]:
 
 
 def _table(page: Page, columns: Sequence[Column], lines: Sequence[RankLine], width: int | None) -> None:
-    cells = {column.key: [page.plain(column.text(line)) for line in lines] for column in columns}
-    widths = {c.key: max([len(c.title), *map(len, cells[c.key])]) for c in columns}
     shown = list(columns)
-    while width is not None and len(shown) > 1 and _total(shown, widths) > width:
+    while True:
+        heads = [page.text((column.title, "dim")) for column in shown]
+        cells = [
+            [page.text((column.text(line), style_of(column, line))) for column in shown] for line in lines
+        ]
+        wide = sum(each + GAP for each in widths([heads, *cells])) - GAP
+        if width is None or len(shown) == 1 or wide <= width:
+            break
         shown.remove(max(shown, key=lambda column: column.spare))
-    page.raw(((" " * _GAP).join(_cell(c, c.title, widths) for c in shown), "dim"))
-    for number, line in enumerate(lines):
-        texts = ((column, _cell(column, cells[column.key][number], widths)) for column in shown)
-        page.raw(*((text + " " * _GAP, style_of(column, line)) for column, text in texts))
-
-
-def _total(columns: Sequence[Column], widths: dict[str, int]) -> int:
-    return sum(widths[column.key] + _GAP for column in columns) - _GAP
-
-
-def _cell(column: Column, text: str, widths: dict[str, int]) -> str:
-    width = widths[column.key]
-    return f"{text:<{width}}" if column.left else f"{text:>{width}}"
+    page.table([heads, *cells], [column.left for column in shown])

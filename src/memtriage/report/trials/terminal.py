@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import chain, zip_longest
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.model.trials import TargetVerdict, TrialsReport, VariantRow
-from memtriage.report.console import Page
+from memtriage.model.trials import TargetVerdict, TrialsReport
+from memtriage.report.console import GAP, Page, widths
 from memtriage.report.styles import BAD, PLAIN_GOOD, PLAIN_WARN, SEVERITY_STYLES
 from memtriage.report.trials.words import (
     VERDICTS,
@@ -30,7 +30,6 @@ _TARGET_STYLES: Final[dict[TargetVerdict, str]] = {
     "undecided": PLAIN_WARN,
 }
 _LABELS: Final = 18
-_GAP: Final = 2
 _LEAST_NAME: Final = 12
 _LONGEST_NAME: Final = 26
 
@@ -44,8 +43,7 @@ def render(report: TrialsReport, console: Console) -> None:
     page.gap()
     table = _table(page, report)
     if table is not None:
-        for line in table:
-            page.raw(line)
+        page.table(table, [True, *[False] * len(table[0][1:])])
         page.gap()
         page.line((legend(report), "dim"))
     else:
@@ -61,46 +59,26 @@ def render(report: TrialsReport, console: Console) -> None:
         page.bullets(title, lines)
 
 
-def _table(page: Page, report: TrialsReport) -> list[Text] | None:
-    """Return the table's lines, several a variant; None where the page is too narrow for it."""
+def _table(page: Page, report: TrialsReport) -> list[list[Text]] | None:
+    """Return the table's cells, of several lines each; None where the page is too narrow for it."""
     rows = [cells(report, row) for row in report.variants]
     heads = [page.text((cell.column, "dim")) for cell in rows[0]]
-    columns = [
-        [page.text(cell.text), *(page.text((line, "dim")) for line in cell.below.splitlines())]
-        for row in rows
-        for cell in row
+    figures = [
+        [_lines(page, [page.text(cell.text)], cell.below.splitlines()) for cell in row] for row in rows
     ]
-    widths = [
-        max(text.cell_len for text in (head, *chain.from_iterable(columns[at :: len(heads)])))
-        for at, head in enumerate(heads)
-    ]
-    room = page.width - sum(_GAP + width for width in widths)
+    room = page.width - sum(GAP + width for width in widths([heads, *figures]))
     if room < max(_LEAST_NAME, *(len(trial_counts(row)) for row in report.variants)):
         return None
-    names = [_name(page, row, min(room, _LONGEST_NAME)) for row in report.variants]
-    first = max(text.cell_len for name in names for text in name)
-    lines = [_line([page.text(("variant", "dim")), *heads], first, widths)]
-    for at, name in enumerate(names):
-        figures = columns[at * len(heads) : (at + 1) * len(heads)]
-        lines += (
-            _line(list(parts), first, widths) for parts in zip_longest(name, *figures, fillvalue=Text())
-        )
-    return lines
+    table = [[page.text(("variant", "dim")), *heads]]
+    for row, beside in zip(report.variants, figures, strict=True):
+        name = page.text((row.name, "bold")).wrap(page.console, min(room, _LONGEST_NAME), overflow="fold")
+        below = [trial_counts(row), *(["baseline"] if row.baseline else [])]
+        table.append([_lines(page, name, below), *beside])
+    return table
 
 
-def _line(parts: list[Text], first: int, widths: list[int]) -> Text:
-    name, *rest = parts
-    line = Text.assemble(name, " " * (first - name.cell_len))
-    for text, width in zip(rest, widths, strict=True):
-        line = Text.assemble(line, " " * (_GAP + width - text.cell_len), text)
-    line.rstrip()
-    return line
-
-
-def _name(page: Page, row: VariantRow, width: int) -> list[Text]:
-    name = page.text((row.name, "bold")).wrap(page.console, width, overflow="fold")
-    below = [trial_counts(row), *(["baseline"] if row.baseline else [])]
-    return [*name, *(page.text((text, "dim")) for text in below)]
+def _lines(page: Page, first: Iterable[Text], below: Sequence[str]) -> Text:
+    return Text("\n").join([*first, *(page.text((line, "dim")) for line in below)])
 
 
 def _values(page: Page, report: TrialsReport) -> None:

@@ -4,8 +4,12 @@ const report = (() => {
   const { element } = page;
 
   const code = (value) => element("code", {}, value);
-  const card = (title, aside, ...content) =>
-    element("section", { class: "card" }, element("header", {}, element("h2", {}, title), aside), ...content);
+  // Its aside is words or a node.
+  const card = (title, aside, ...content) => {
+    const beside = typeof aside === "string" ? element("span", { class: "quiet small" }, aside) : aside;
+    const head = element("header", {}, element("h2", {}, title), beside);
+    return element("section", { class: "card" }, head, ...content);
+  };
 
   function facts(pairs) {
     const list = element("dl", { class: "facts" });

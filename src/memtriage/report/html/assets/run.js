@@ -250,12 +250,7 @@
       tools.replaceChildren(...offers);
     }
     offer();
-    const place = card(
-      chart.title,
-      element("span", { class: "quiet small" }, "drag to zoom in, double click for the whole"),
-      tools,
-      board,
-    );
+    const place = card(chart.title, "drag to zoom in, double click for the whole", tools, board);
     return [place, redraw];
   }
 
@@ -351,7 +346,7 @@
     );
     const place = card(
       "How the ranks compare",
-      element("span", { class: "quiet small" }, heading),
+      heading,
       element("ul", { class: "ranks" }, ...said, more ? element("li", {}, more) : null),
       board,
     );
@@ -363,7 +358,7 @@
     const { figure, text } = table;
     return card(
       "Ranks",
-      element("span", { class: "quiet small" }, data.ranks.note),
+      data.ranks.note,
       table({
         caption: "rank",
         rows: data.ranks.rows,

@@ -14,10 +14,7 @@
   const segments = snapshotSegments(data, text);
 
   function course(device) {
-    const place = card(
-      "Memory over the recording",
-      element("span", { class: "quiet small" }, "drag to zoom in, double click for the whole"),
-    );
+    const place = card("Memory over the recording", "drag to zoom in, double click for the whole");
     const source = device.timeline;
     if (source === null) {
       place.append(
@@ -120,7 +117,7 @@
     const growth = device.steps > 0;
     return card(
       "Allocation sites",
-      element("span", { class: "quiet small" }, device.sites.note),
+      device.sites.note,
       table({
         caption: "site",
         rows,
@@ -169,7 +166,7 @@
     }
     return card(
       "Out of memory",
-      element("span", { class: "quiet small" }, oom.when),
+      oom.when,
       facts([
         ["asked for", bytes(oom.requested)],
         ["at", code(text(oom.site))],

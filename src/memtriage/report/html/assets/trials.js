@@ -141,7 +141,7 @@
     });
     const place = card(
       "Time per step",
-      element("span", { class: "quiet small" }, "each dot a step after the warm-up, each lane a trial"),
+      "each dot a step after the warm-up, each lane a trial",
       board,
       element(
         "ul",
@@ -206,11 +206,7 @@
     });
     const place = card(
       "Memory",
-      element(
-        "span",
-        { class: "quiet small" },
-        `at the mark ${data.mark}, highest after the warm-up; whiskers: ranks`,
-      ),
+      `at the mark ${data.mark}, highest after the warm-up; whiskers: ranks`,
       board,
       element(
         "ul",
@@ -234,7 +230,7 @@
     });
     return card(
       "Variants",
-      element("span", { class: "quiet small" }, data.legend),
+      data.legend,
       table({
         caption: "variant",
         rows: data.variants,
