@@ -43,14 +43,6 @@ def torch_accepts() -> Iterator[Callable[[str], bool]]:
     set_settings("large_segment_size_mb:20,expandable_segments:False")
 
 
-def accepted(conf: str) -> bool:
-    try:
-        parse_conf(conf)
-    except ConfError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize(
     "conf",
     [
@@ -76,26 +68,21 @@ def accepted(conf: str) -> bool:
         "roundup_power2_divisions:[100:1]",
         "roundup_power2_divisions:[256:0]",
         "roundup_power2_divisions:[64:8",
+        "large_segment_size_mb:10",
+        "large_segment_size_mb:64",
+        "large_segment_size_mb:64,max_split_size_mb:32",
     ],
 )
 def test_settings_are_valid_exactly_where_torch_accepts_them(
     conf: str, torch_accepts: Callable[[str], bool]
 ) -> None:
-    assert accepted(conf) == torch_accepts(conf)
-
-
-@pytest.mark.parametrize(
-    "conf",
-    ["large_segment_size_mb:10", "large_segment_size_mb:64", "large_segment_size_mb:64,max_split_size_mb:32"],
-)
-def test_a_large_segment_is_checked_as_torch_does(conf: str, torch_accepts: Callable[[str], bool]) -> None:
     torch_accepts("large_segment_size_mb:20")
     try:
-        parse_conf(conf, "2.11")
-        ours = True
+        parse_conf(conf, "2.11" if conf.startswith("large") else None)
+        accepted = True
     except ConfError:
-        ours = False
-    assert ours == torch_accepts(conf)
+        accepted = False
+    assert accepted == torch_accepts(conf)
 
 
 def test_the_defaults_are_those_of_the_headers() -> None:
@@ -171,42 +158,37 @@ def test_without_torch_the_newest_version_known_is_meant(monkeypatch: pytest.Mon
     assert parse_conf("expandable_segments_reserve:4").torch_version == NEWEST  # a setting of the newest
 
 
-@pytest.mark.parametrize(
-    ("size", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (1536, 1536), (MIB + 1, MIB + 512)]
-)
-def test_plain_rounding_is_to_512_bytes(size: int, rounded: int) -> None:
-    assert AllocatorSettings().round_size(size) == rounded
+BY_SIZE = "[256:2,512:4,1024:8,>:1]"
 
 
 @pytest.mark.parametrize(
-    ("size", "divisions", "rounded"),
+    ("divisions", "size", "rounded"),
     [
-        (1200, 2, 1536),  # The example beside `roundup_power2_next_division`, with two divisions.
-        (1200, 4, 1536),  # At most 512 x divisions bytes: plain rounding.
-        (5 * MIB, 4, 5 * MIB),
-        (5 * MIB + 1, 4, 6 * MIB),
-        (7 * MIB + 1, 4, 8 * MIB),
-        (8 * MIB, 4, 8 * MIB),
-        (9 * MIB, 2, 12 * MIB),
+        *((None, *sizes) for sizes in [(1, 512), (511, 512), (512, 512), (513, 1024), (1536, 1536)]),
+        (None, MIB + 1, MIB + 512),
+        (2, 1200, 1536),  # The example beside `roundup_power2_next_division`, with two divisions.
+        (4, 1200, 1536),  # At most 512 x divisions bytes: plain rounding.
+        (4, 5 * MIB, 5 * MIB),
+        (4, 5 * MIB + 1, 6 * MIB),
+        (4, 7 * MIB + 1, 8 * MIB),
+        (4, 8 * MIB, 8 * MIB),
+        (2, 9 * MIB, 12 * MIB),
+        (BY_SIZE, 300 * MIB, 384 * MIB),
+        (BY_SIZE, 600 * MIB, 640 * MIB),
+        (BY_SIZE, GIB + 1, GIB + 128 * MIB),
+        (BY_SIZE, 3 * GIB + 1, 3 * GIB + 512),
+        (BY_SIZE, 3 * MIB + 1, 4 * MIB),
+        ("[32768:2]", 200 * GIB, 256 * GIB),  # The last interval serves everything above.
     ],
 )
-def test_power_of_two_divisions(size: int, divisions: int, rounded: int) -> None:
-    assert parse_conf(f"roundup_power2_divisions:{divisions}", "2.11").round_size(size) == rounded
+def test_requests_are_rounded(divisions: object, size: int, rounded: int) -> None:
+    settings = parse_conf("" if divisions is None else f"roundup_power2_divisions:{divisions}", "2.11")
+    assert settings.round_size(size) == rounded
 
 
-def test_divisions_by_size() -> None:
-    settings = parse_conf("roundup_power2_divisions:[256:2,512:4,1024:8,>:1]", "2.11")
+def test_divisions_have_an_interval_each() -> None:
+    settings = parse_conf(f"roundup_power2_divisions:{BY_SIZE}", "2.11")
     assert settings.roundup_power2_divisions == (2,) * 9 + (4, 8) + (1,) * 5
-    assert settings.round_size(300 * MIB) == 384 * MIB
-    assert settings.round_size(600 * MIB) == 640 * MIB
-    assert settings.round_size(GIB + 1) == GIB + 128 * MIB
-    assert settings.round_size(3 * GIB + 1) == 3 * GIB + 512
-    assert settings.round_size(3 * MIB + 1) == 4 * MIB
-
-
-def test_the_last_interval_serves_everything_above() -> None:
-    settings = parse_conf("roundup_power2_divisions:[32768:2]", "2.11")
-    assert settings.round_size(200 * GIB) == 256 * GIB
 
 
 @pytest.mark.parametrize(

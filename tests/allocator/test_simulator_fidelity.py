@@ -230,17 +230,6 @@ class TestDamage:
         swapped = {name: getattr(self.trace, name)[order] for name in names}
         assert f"up to event {index} simulated 31 segment events, recorded 30" in self.difference(**swapped)
 
-    def test_a_request_of_another_size(self) -> None:
-        size = self.trace.size.copy()
-        index = int(np.flatnonzero((self.trace.kind == ALLOC) & (self.trace.size > 30 << 20))[0])
-        size[index] *= 2
-        self.difference(size=size)
-
     def test_a_segment_that_is_missing_at_the_end(self) -> None:
         comparison = compare(part(self.trace, 0), self.segments[:-1], self.settings)
         assert comparison.difference is not None
-
-    def test_another_stream(self) -> None:
-        stream = self.trace.stream.copy()
-        stream[len(stream) // 2 :] = 7
-        self.difference(stream=stream)
