@@ -109,10 +109,3 @@ def test_a_context_is_told_by_its_function_where_it_has_tensors() -> None:
     kept = [Counts.apply(weight), Plain.apply(weight), Scaled.apply(weight)]
     assert places("generic.contexts") == [("ctx of ScaledBackward", NBYTES)]
     del kept
-
-
-def test_generic_entries_are_of_any_program() -> None:
-    assert {(entry.kind, entry.library, entry.package) for entry in GENERIC} == {
-        ("generic", "any program", "")
-    }
-    assert [entry.name for entry in GENERIC if entry.policy != "never"] == ["generic.lru_cache"]

@@ -41,19 +41,6 @@ def test_a_release_is_its_leading_numbers(numbers: list[int], suffix: str) -> No
     assert release(text) == tuple(numbers)
 
 
-def test_the_reason_says_what_was_compared() -> None:
-    def reason(name: str, version: str | None) -> tuple[bool, str]:
-        (here,) = holders_here([ENTRIES[name]], lambda holder: version)
-        return here.applies, here.reason
-
-    library = ENTRIES["te.tensor_objects"].library
-    assert reason("te.tensor_objects", None) == (False, f"{library} is not installed")
-    assert reason("te.tensor_objects", "1.13.0") == (False, f"{library} 1.13.0 does not have it")
-    applies, said = reason("te.tensor_objects", "2.1.0")
-    assert applies and said.startswith(f"{library} 2.1.0 has it: ")
-    assert reason("generic.lru_cache", None) == (True, "looked for in every process")
-
-
 def test_spans_in_words() -> None:
     assert versions_in_words([]) == "all"
     assert versions_in_words([Span(since=(2, 0), before=(2, 15))]) == "from 2.0 on, fixed in 2.15"

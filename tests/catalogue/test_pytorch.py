@@ -19,7 +19,7 @@ from memtriage.catalogue import pytorch as pytorch_entries
 from memtriage.model.holders import HolderOutcome
 from memtriage.observe.host import PinnedStats
 from support.holder_looks import ENTRIES, clear_places, look, paths
-from support.holder_standins import NBYTES, STANDINS, Stage, tensor
+from support.holder_standins import NBYTES, Stage, tensor
 
 
 @pytest.fixture
@@ -79,50 +79,6 @@ def test_compiled_code_lets_go_of_what_it_was_specialized_on() -> None:
 
 
 # On stand-ins
-
-SYMMETRIC = "torch.distributed._symmetric_memory"
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "path", "nbytes", "entries", "cleared"),
-    [
-        ("torch.cublas_workspaces", 0, "the workspaces of this process's cuBLAS handles", 0, None, True),
-        ("torch.cudagraph_trees", 0, "torch._inductor.cudagraph_trees, this thread", 0, 1, True),
-        ("torch.dynamo", 0, "code compiled by torch.compile", 0, 1, True),
-        ("torch.symmetric_memory", 0, f"{SYMMETRIC}._group_name_to_workspace_tensor", NBYTES, 1, True),
-        ("torch.symmetric_memory", 1, f"{SYMMETRIC}._symm_mem_pools", NBYTES, 1, True),
-        ("fsdp2.communication", 0, "FSDPCommContext.all_gather_state", NBYTES, None, True),
-        ("fsdp2.communication", 1, "FSDPCommContext.reduce_scatter_states", NBYTES, 1, True),
-        ("fsdp2.communication", 2, "FSDPCommContext.reduce_scatter_state", NBYTES, None, True),
-        ("torch.async_collectives", 0, "results of collectives without a wait", NBYTES, 1, False),
-        ("torch.nccl", 0, "process groups with NCCL", 0, 1, False),
-        (
-            "torch.offload_pool",
-            0,
-            "torch._functorch._activation_offloading.offload_ops._pinned_pool",
-            NBYTES,
-            1,
-            True,
-        ),
-        ("torch.pinned_cache", 0, "the cache of torch's pinned memory", NBYTES, None, True),
-        ("torch.conv_benchmark", 0, "torch.backends.cudnn.benchmark is on", 0, None, False),
-        ("triton.do_bench", 0, "do_bench() is running", 0, None, False),
-    ],
-)
-def test_an_entry_is_found_by_what_is_loaded_and_emptied_by_its_action(
-    name: str, shape: int, path: str, nbytes: int, entries: int | None, cleared: bool, stage: Stage
-) -> None:
-    fill = STANDINS[name][shape](stage)
-    assert look(name).places == []
-    fill()
-    reading = look(name)
-    assert (reading.places, reading.entries, reading.total) == ([(path, nbytes)], entries, nbytes)
-    clear_all = ENTRIES[name].clear_all
-    assert (clear_places(name) == 0) is (clear_all is not None or not cleared)
-    if clear_all is not None:
-        clear_all()
-    assert look(name).places == ([] if cleared else [(path, nbytes)])
-    assert ENTRIES[name].library == ("Triton" if name.startswith("triton") else "PyTorch")
 
 
 def test_every_state_of_fsdp_s_objects_is_told(stage: Stage) -> None:
