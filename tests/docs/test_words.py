@@ -38,18 +38,6 @@ def test_pages_are_in_plain_words(page: str) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("pattern", REJECTED)
-def test_every_pattern_is_one(pattern: str) -> None:
-    """Each rejects something: a pattern that matches nothing would let everything pass."""
-    bad = (
-        "It begins anew in place of that, lets go of it, is told by what lies in the file behind it, beside "
-        "others that nobody vouches for; 12 bytes a parameter; two censuses; Who stays with it; 1 steps; "
-        "it holds of all; 3 is no size, this no valid file; the report tells it; memory is given back; "
-        "it goes on; 40 % a step."
-    )
-    assert re.search(pattern, bad), pattern
-
-
 OURS = {
     "census": r"\bcensus(?:es)?\b",
     "ledger": r"\bledgers?\b",
