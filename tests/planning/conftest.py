@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from support.training import training
+
 WIDTH = 256
 
 
@@ -41,14 +43,11 @@ def program(model_of, micro_batch, width=WIDTH, dtype=torch.float32):
 
     def build(device, micro_batch=micro_batch):
         model = model_of().to(device, dtype)
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        def step():
-            model(torch.randn(micro_batch, 64, width, dtype=dtype, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(
+            model,
+            lambda: model(torch.randn(micro_batch, 64, width, dtype=dtype, device=device)).sum(),
+            torch.optim.AdamW,
+        )
 
     return build
 
@@ -70,14 +69,9 @@ def layer(size, dtype=torch.float32):
 
     def build(device):
         model = nn.Linear(size, size, bias=False, dtype=dtype).to(device)
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        def step():
-            model(torch.randn(1, size, dtype=dtype, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(
+            model, lambda: model(torch.randn(1, size, dtype=dtype, device=device)).sum(), torch.optim.AdamW
+        )
 
     return build
 

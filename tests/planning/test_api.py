@@ -11,6 +11,7 @@ from memtriage.planning.api import MARGIN
 from memtriage.playbook.entries import PLAYBOOK
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.gpu_kinds import machine
+from support.training import training
 
 MIB = 1 << 20
 
@@ -150,14 +151,7 @@ def test_a_change_that_breaks_the_program_is_passed_over(activations_fixed):
 
     def build(device):
         model = Narrow().to(device)
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            model(torch.randn(8192, 1024, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(model, lambda: model(torch.randn(8192, 1024, device=device)).sum())
 
     plan = memtriage.plan(build, budget_for(40 * MIB))
     assert passed(plan)["bf16 autocast"].outcome == "fails"

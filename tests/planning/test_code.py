@@ -10,6 +10,7 @@ from memtriage.planning.rungs.loss import CHUNKED_LOSS
 from memtriage.planning.rungs.precision import AUTOCAST, WHOLE
 from memtriage.planning.rungs.settings import ATTENTION
 from memtriage.prediction.gpu_kinds import machine
+from support.training import training
 
 ROOM = 1 << 40
 
@@ -50,14 +51,9 @@ def blocks(device, code=""):
     )
     model = model.to(device)
     exec(code, {"model": model, "torch": torch})
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step():
-        model(torch.randn(4096, 256, device=device)).float().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, optimizer, step
+    return training(
+        model, lambda: model(torch.randn(4096, 256, device=device)).float().sum(), torch.optim.AdamW
+    )
 
 
 CASES = [

@@ -21,7 +21,9 @@ from memtriage.prediction.simulate import replay
 from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import OPTIMIZER_STATE
 from memtriage.snapshots.read import load_snapshot
-from support.recordings import recording, training
+from support.recordings import recording
+from support.recordings import training as recorded_training
+from support.training import training
 
 KIND = machine("h200")
 MIB = 1 << 20
@@ -30,14 +32,7 @@ MIB = 1 << 20
 def traced(layer: Callable[[], nn.Module], *shape: int, conf: str = "") -> Trace:
     def build(device: Any) -> Any:
         model = layer().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step() -> None:
-            model(torch.randn(*shape, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(model, lambda: model(torch.randn(*shape, device=device)).sum())
 
     return trace(build, KIND, (2, 11), 2, allocator_conf=conf)
 
@@ -145,8 +140,8 @@ def test_expandable_segments_get_no_blocks(fragmented: Recording) -> None:
 
 
 def test_the_device_that_reserved_most_counts_and_may_need_none() -> None:
-    small, stacks = training(2)
-    large, _ = training(leak=3 << 20, device="cuda:1")
+    small, stacks = recorded_training(2)
+    large, _ = recorded_training(leak=3 << 20, device="cuda:1")
     both = priming_of_recording(recording(small, large, stacks=stacks))
     assert (both.blocks, both.reason) == ([], "nothing that was tried lowers what is reserved by 0.5 %")
     assert both.reserved_before == both.reserved_after >= both.allocated

@@ -18,18 +18,12 @@ PROGRAM = f"""
 import sys
 import torch
 from torch import nn
+from support.training import training
 
 
 def build(device):
     model = nn.Linear({WIDTH}, {WIDTH}, bias=False).to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step():
-        model(torch.ones(8, {WIDTH}, device=device)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, optimizer, step
+    return training(model, lambda: model(torch.ones(8, {WIDTH}, device=device)).sum(), torch.optim.AdamW)
 
 
 def of_length(device):

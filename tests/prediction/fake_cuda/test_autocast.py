@@ -4,22 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-import memtriage
 from memtriage.prediction.fake_cuda.autocast_lists import LOWER, SINGLE, SINGLE_BY_DTYPE, SINGLE_NORM, WIDEST
+from support.traced import traced
 
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-def seen_in_a_step(look, version="2.11"):
-    """What `look(device)` returns inside one traced step."""
-    types = []
-
-    def build(device):
-        model = nn.Linear(8, 8).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: types.append(look(device, model))
-
-    memtriage.predict(build, steps=1, torch_version=version)
-    return types[0]
 
 
 OPERATIONS = {
@@ -47,11 +35,11 @@ OPERATIONS = {
 def test_result_types_are_those_of_cuda(name):
     operation, expected = OPERATIONS[name]
 
-    def look(device, model):
+    def look(device):
         with torch.autocast("cuda", BF16):
             return operation(torch.randn(8, 8, device=device)).dtype
 
-    assert seen_in_a_step(look) is expected
+    assert traced(look, version=(2, 11)).answer is expected
 
 
 BANNED = "binary_cross_entropy"
@@ -73,47 +61,50 @@ def test_every_operator_that_torch_casts_is_listed():
 
 
 def test_rms_norm_is_cast_since_2_12():
-    def look(device, model):
+    def look(device):
         with torch.autocast("cuda", BF16):
             return nn.functional.rms_norm(torch.randn(8, 8, device=device).bfloat16(), (8,)).dtype
 
-    assert seen_in_a_step(look, "2.11") is BF16
-    assert seen_in_a_step(look, "2.12") is FP32
+    assert traced(look, version=(2, 11)).answer is BF16
+    assert traced(look, version=(2, 12)).answer is FP32
 
 
 def test_cast_weights_are_kept_for_the_region_and_no_longer():
-    def look(device, model):
+    def look(device):
+        model = nn.Linear(8, 8).to(device)
         before = torch.cuda.memory_allocated()
         with torch.autocast("cuda", BF16), torch.no_grad():
             model(torch.randn(8, 8, device=device))
             first = torch.cuda.memory_allocated()
             model(torch.randn(8, 8, device=device))
             second = torch.cuda.memory_allocated()
-        return first - before, second - first, torch.cuda.memory_allocated()
+        return first - before, second - first, torch.cuda.memory_allocated() - before
 
-    kept, more, after = seen_in_a_step(look)
+    kept, more, after = traced(look, version=(2, 11)).answer
     weights = 2 * 512  # of 128 and 16 bytes, in blocks
     workspaces = (32 << 20) + (1 << 20)
     assert kept == workspaces + weights
     assert more == 0
-    assert after == workspaces + 2 * 512
+    assert after == workspaces
 
 
 def test_a_layer_computes_with_cast_weights_the_second_time_too():
-    def look(device, model):
+    def look(device):
+        model = nn.Linear(8, 8).to(device)
         with torch.autocast("cuda", BF16):
             given = torch.randn(8, 8, device=device, requires_grad=True)
             results = [model(given) for _ in range(2)]
         return [(each.dtype, each.grad_fn._saved_mat2.dtype) for each in results]
 
-    assert seen_in_a_step(look) == [(BF16, BF16)] * 2
+    assert traced(look, version=(2, 11)).answer == [(BF16, BF16)] * 2
 
 
 def test_nothing_is_cast_outside_and_where_it_is_off():
-    def look(device, model):
+    def look(device):
+        model = nn.Linear(8, 8).to(device)
         given = torch.randn(8, 8, device=device)
         with torch.autocast("cuda", BF16), torch.autocast("cuda", enabled=False):
             inside = model(given).dtype
         return inside, model(given).dtype
 
-    assert seen_in_a_step(look) == (FP32, FP32)
+    assert traced(look, version=(2, 11)).answer == (FP32, FP32)

@@ -115,17 +115,16 @@ def test_a_deterministic_program_leaves_cudnn_out():
 
 def test_half_precision_is_kept_where_the_program_allows_it():
     def run(device):
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
         try:
             return attend()(device)
         finally:
             torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
-    assert traced(run, "v100").made == (
-        "empty 16384, empty 16384, empty 16384, mul 16384, mul 16384, bmm 4096, cublas 8519680 "
-        "workspace, _safe_softmax 4096, _safe_softmax 2048 workspace, _safe_softmax 128 "
-        "workspace, _safe_softmax 2 workspace, bmm 16384"
-    )
+    scores = 2 * 4 * 16 * 16
+    for allowed in (True, False):
+        made = traced(run, "v100").made.split(", ")
+        assert (f"bmm {scores * 2}" in made, f"bmm {scores * 4}" in made) == (allowed, not allowed)
 
 
 def normalized(kind=torch.float32, weight=torch.float32, backward=False):
@@ -142,50 +141,27 @@ def normalized(kind=torch.float32, weight=torch.float32, backward=False):
 
 
 @pytest.mark.parametrize(
-    ("version", "arguments", "expected"),
+    ("version", "arguments", "fused"),
     [
-        (
-            (2, 9),
-            (HALF, HALF, True),
-            (
-                (torch.bfloat16, torch.Size([8])),
-                "empty 64, empty 16, _fused_rms_norm 64, _fused_rms_norm 16, sum 2, ones_like 2, "
-                "_fused_rms_norm_backward 64, _fused_rms_norm_backward 16",
-            ),
-        ),
-        (
-            (2, 9),
-            (SINGLE, None, True),
-            (
-                (torch.float32, None),
-                "empty 128, _fused_rms_norm 128, _fused_rms_norm 16, sum 4, ones_like 4, "
-                "_fused_rms_norm_backward 128",
-            ),
-        ),
-        (
-            (2, 9),
-            (HALF, SINGLE),
-            (
-                torch.bfloat16,
-                "empty 64, empty 32, _to_copy 128, pow 128, mean 16, rsqrt 16, mul 128, mul 128, _to_copy 64",
-            ),
-        ),
-        (
-            (2, 8),
-            (SINGLE, SINGLE),
-            (torch.float32, "empty 128, empty 32, pow 128, mean 16, rsqrt 16, mul 128, mul 128"),
-        ),
-        (
-            (2, 9),
-            (torch.complex64, None),
-            (torch.complex64, "empty 256, pow 256, mean 32, rsqrt 32, mul 256"),
-        ),
+        ((2, 9), (HALF, HALF, True), True),
+        ((2, 9), (SINGLE, None, True), True),
+        ((2, 9), (HALF, SINGLE), False),
+        ((2, 8), (SINGLE, SINGLE), False),
+        ((2, 9), (torch.complex64, None), False),
     ],
     ids=["fused", "without a weight", "mixed", "before it was fused", "complex"],
 )
-def test_rms_norm_is_fused_where_the_weight_has_the_type_of_the_input(version, arguments, expected):
+def test_rms_norm_is_fused_where_the_weight_has_the_type_of_the_input(version, arguments, fused):
+    kind, weight, *backward = arguments
     run = traced(normalized(*arguments), version=version)
-    assert (run.answer, run.made) == expected
+    assert run.answer == ((kind, weight and torch.Size([8])) if backward else kind)
+    rows, sums = 4 * 8 * kind.itemsize, 4 * 4
+    whole = [f"_fused_rms_norm {rows}", f"_fused_rms_norm {sums}"]
+    backwards = [f"_fused_rms_norm_backward {rows}"] * bool(backward)
+    backwards += [f"_fused_rms_norm_backward {8 * kind.itemsize}"] * bool(backward and weight)
+    made = run.made.split(", ")
+    assert [each for each in made if "fused" in each] == (whole + backwards if fused else [])
+    assert ("rsqrt" in run.made) is not fused
 
 
 def test_a_frozen_weight_of_rms_norm_gets_no_gradient():
@@ -193,10 +169,7 @@ def test_a_frozen_weight_of_rms_norm_gets_no_gradient():
         rows = torch.empty(4, 8, device=device, requires_grad=True)
         functional.rms_norm(rows, (8,), torch.empty(8, device=device)).sum().backward()
 
-    assert traced(run).made == (
-        "empty 128, empty 32, _fused_rms_norm 128, _fused_rms_norm 16, sum 4, ones_like 4, "
-        "_fused_rms_norm_backward 128"
-    )
+    assert traced(run).made.count("_fused_rms_norm_backward") == 1
 
 
 @pytest.mark.parametrize(
@@ -296,19 +269,9 @@ def test_cudnn_refuses_other_batch_norms(missing, shape, kinds):
     assert "native_batch_norm" in traced(run).made
 
 
-def test_a_program_may_switch_cudnn_off():
-    def run(device):
-        before = torch.backends.cudnn.enabled
-        torch.backends.cudnn.enabled = False
-        try:
-            return normalize_batch()(device)
-        finally:
-            torch.backends.cudnn.enabled = before
-
-    assert traced(run).made == (
-        "_to_copy 32, _to_copy 32, _to_copy 32, _to_copy 32, _to_copy 8, empty 1024, "
-        "native_batch_norm 1024, native_batch_norm 32, native_batch_norm 32"
-    )
+def test_a_program_may_switch_cudnn_off(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    assert "native_batch_norm" in traced(normalize_batch()).made
 
 
 def recurrent(layer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memtriage
-from support.one_weight import build_with
+from support.training import build_with
 
 BYTES = 1 << 24
 

@@ -13,8 +13,8 @@ from torch import fx, nn
 from torch.jit._builtins import _find_builtin
 from torch.utils._device import DeviceContext
 
-import memtriage
 from memtriage.prediction.fake_cuda.stand_ins import passing_for, replaced
+from support.traced import traced
 
 OWNERS = [
     *(torch, torch.Tensor, torch.UntypedStorage, torch._C, torch._C._nn, torch._utils, torch.serialization),
@@ -23,20 +23,6 @@ OWNERS = [
 ]
 BEFORE = [(owner, dict(vars(owner))) for owner in OWNERS]
 TENSOR_METHODS = {name: getattr(torch.Tensor, name) for name in dir(torch.Tensor)}
-
-
-def in_trace(function):
-    """What a function returns that is called with the device while a program is traced."""
-    returned = []
-
-    def build(device):
-        returned.append(function(device))
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
-    (result,) = returned
-    return result
 
 
 def stand_ins():
@@ -72,7 +58,7 @@ def test_functions_look_like_the_originals():
             assert copy.deepcopy(now) is now
         return {original for _, original in found}
 
-    originals = in_trace(compared)
+    originals = traced(compared).answer
     assert len(originals) > 100
     # None of them is left in a table that TorchScript or torch.overrides made meanwhile.
     assert {torch.zeros, torch.tensor, torch.cuda.synchronize, TENSOR_METHODS["to"]} <= originals
@@ -96,7 +82,7 @@ def test_torchscript_compiles_what_uses_them():
         module = torch.jit.script(nn.Linear(3, 3).to(device))
         return scripted(source, device).device.type, module(source).device.type, scripted.code
 
-    *kinds, code = in_trace(compiled)
+    *kinds, code = traced(compiled).answer
     assert kinds == ["cuda", "cuda"]
     assert code == torch.jit.script(filled).code
 
@@ -115,11 +101,11 @@ def test_a_function_of_python_is_compiled_from_its_own_source(monkeypatch):
 
 
 def test_fx_graphs_call_them_by_their_names():
-    def traced(device):
+    def drawn(device):
         graph = fx.symbolic_trace(Filling())
         return graph.code, pickle.loads(pickle.dumps(graph)).code, copy.deepcopy(graph).code
 
-    assert set(in_trace(traced)) == {fx.symbolic_trace(Filling()).code}
+    assert set(traced(drawn).answer) == {fx.symbolic_trace(Filling()).code}
 
 
 def test_annotations_name_the_class_itself():
@@ -130,7 +116,7 @@ def test_annotations_name_the_class_itself():
 
         return str(placed._opoverload._schema)
 
-    assert "Device device" in in_trace(defined)
+    assert "Device device" in traced(defined).answer
 
 
 def test_one_function_stands_for_several():

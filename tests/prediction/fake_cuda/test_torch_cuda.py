@@ -1,6 +1,5 @@
 """While a trace runs the machine has one GPU; afterwards everything is as it was."""
 
-import inspect
 import os
 import pickle
 
@@ -59,33 +58,25 @@ def test_everything_is_put_back(fails):
 
 
 def test_what_a_program_may_ask_is_answered():
-    answers = {}
+    def run(device):
+        there = nn.Linear(4, 4).to(device).weight
+        with torch.device(device):
+            by_context = torch.zeros(2).device.type
+        return {
+            "device": str(there.device),
+            "flags": (there.is_cuda, there.is_cpu, there.is_meta, there.get_device()),
+            "stays": there.to(device) is there and there.cuda() is there,
+            "copies": there.to(device, copy=True) is not there,
+            "kind": (torch.cuda.get_device_name(), torch.cuda.get_device_capability()),
+            "count": torch.cuda.device_count(),
+            "free": torch.cuda.mem_get_info()[0] < torch.cuda.mem_get_info()[1],
+            "shown": repr(there.detach()),
+            "like": (torch.ones(1).to(there).device.type, torch.empty_like(there).device.type),
+            "made": (there.new_zeros(2).device.type, torch.tensor([1.0], device=device).device.type),
+            "by context": by_context,
+        }
 
-    def build(device):
-        model = nn.Linear(4, 4).to(device)
-        there = model.weight
-
-        def step():
-            answers.update(
-                device=str(there.device),
-                flags=(there.is_cuda, there.is_cpu, there.is_meta, there.get_device()),
-                stays=there.to(device) is there and there.cuda() is there,
-                copies=there.to(device, copy=True) is not there,
-                kind=(torch.cuda.get_device_name(), torch.cuda.get_device_capability()),
-                count=torch.cuda.device_count(),
-                free=torch.cuda.mem_get_info()[0] < torch.cuda.mem_get_info()[1],
-                shown=repr(there.detach()),
-                like=(torch.ones(1).to(there).device.type, torch.empty_like(there).device.type),
-                kept=there.new_zeros(2).device.type,
-                made=torch.tensor([1.0], device=device).device.type,
-            )
-            with torch.device(device):
-                answers["by context"] = torch.zeros(2).device.type
-
-        return model, torch.optim.SGD(model.parameters()), step
-
-    memtriage.predict(build, steps=1, gpu="a100")
-    assert answers == {
+    assert traced(run, "a100").answer == {
         "device": "cuda:0",
         "flags": (True, False, False, 0),
         "stays": True,
@@ -95,71 +86,23 @@ def test_what_a_program_may_ask_is_answered():
         "free": True,
         "shown": "tensor(..., device='cuda:0', size=(4, 4), dtype=torch.float32)",
         "like": ("cuda", "cuda"),
-        "kept": "cuda",
-        "made": "cuda",
+        "made": ("cuda", "cuda"),
         "by context": "cuda",
     }
 
 
-STAND_INS = [torch, torch.cuda, torch.accelerator]
-
-
-def functions_of(place):
-    return {name: value for name, value in vars(place).items() if callable(value)}
-
-
-WITHOUT_ARGUMENTS = ["clear_autocast_cache"]
-"""Of the functions in C, which do not say what they accept: stand-ins of others have to accept anything."""
-
-
-def accepted(function):
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:
-        return [] if function.__name__ in WITHOUT_ARGUMENTS else [("args", 2), ("kwargs", 4)]
-    if {parameter.kind for parameter in parameters} == {2, 4}:
-        return [("args", 2), ("kwargs", 4)]
-    return [(parameter.name, int(parameter.kind), parameter.default) for parameter in parameters]
-
-
-def test_stand_ins_accept_what_the_originals_accept():
-    before = {place: functions_of(place) for place in STAND_INS}
-    differ, compared = [], 0
-
-    def build(device):
-        nonlocal compared
-        for place, originals in before.items():
-            for name, original in originals.items():
-                standing_in = getattr(place, name)
-                if standing_in is original or isinstance(original, type):
-                    continue
-                found, expected = accepted(standing_in), accepted(original)
-                if found != expected:
-                    differ.append(f"{place.__name__}.{name}: {found}, not {expected}")
-                compared += 1
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
-    assert "\n".join(differ) == ""
-    assert compared > 60
-
-
 def test_bad_arguments_are_refused_as_by_the_originals():
-    def build(device):
+    @traced
+    def run(device):
         with pytest.raises(TypeError, match="unexpected keyword argument 'gpu'"):
             torch.cuda.synchronize(gpu=0)
         with pytest.raises(TypeError, match="positional"):
             torch.cuda.is_available(1)
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
 
 
 def test_devices_are_given_by_keyword():
-    def build(device):
-        model = nn.Linear(4, 4).to(device)
+    @traced
+    def run(device):
         for place in (device, "cuda", 0, None):
             assert torch.cuda.current_stream(device=place) == torch.cuda.default_stream(device=place)
             torch.cuda.synchronize(device=place)
@@ -171,9 +114,6 @@ def test_devices_are_given_by_keyword():
             assert "cuda" in torch.cuda.memory_summary(device=place).lower()
             with torch.cuda.device(place):
                 assert torch.cuda.current_device() == 0
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -202,34 +142,31 @@ def test_checkpointing_routes_again_as_in_forward(use_reentrant):
 
 
 def test_the_random_state_of_a_gpu_is_accepted():
-    def build(device):
+    @traced
+    def run(device):
         for state in (torch.cuda.get_rng_state(), torch.zeros(16, dtype=torch.uint8)):
             drawn = []
             for _ in range(2):
                 torch.cuda.set_rng_state_all([state])
                 drawn.append(torch.rand(4, device=device).tolist())
             assert (drawn[0] == drawn[1]) == (len(state) != 16)
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
 
 
 def test_large_tensors_of_the_host_are_read_as_ones():
-    def build(device):
+    @traced
+    def run(device):
         large = torch.rand(3, 1 << 20)
         assert (large.numpy() == 1).all() and large.numpy().shape == large.shape
         assert large.numpy().dtype == np.float32
         assert (torch.rand(3, 1 << 20, device=device).cpu().numpy() == 1).all()
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
 
-    said = [note for note in memtriage.predict(build, steps=1).notes if "taken as ones" in note]
+    said = [note for note in run.notes if "taken as ones" in note]
     assert len(said) == 3 and all(__file__ in each for each in said)
 
 
 def test_numbers_are_devices():
-    def build(device):
+    @traced
+    def run(device):
         places = [
             torch.device(0),
             torch.zeros(2, device=0).device,
@@ -245,10 +182,6 @@ def test_numbers_are_devices():
         ]
         assert places == [torch.device("cuda", 0)] * len(places)
         assert all(isinstance(place, torch.device) for place in places)
-        model = nn.Linear(4, 4).to(0)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
-
-    memtriage.predict(build, steps=1)
 
 
 def test_counters_are_those_of_the_simulated_allocator():
@@ -320,20 +253,17 @@ def test_trials_of_cudnn_are_bounded_beside_the_peak():
     assert any("by trial" in note for note in tried.notes)
 
 
-def test_torch_tensor_of_a_tensor_goes_to_the_device():
-    def build(device):
-        model = nn.Linear(4, 4).to(device)
-
-        def step():
-            source = torch.ones(3)
-            assert torch.tensor(source, device="cuda").device.type == "cuda"
-            assert torch.tensor(source, device="cuda", dtype=torch.float64).dtype == torch.float64
-            assert torch.tensor(source).device.type == "cpu"
-            assert torch.tensor([1.0, 2.0], device="cuda", requires_grad=True).requires_grad
-
-        return model, torch.optim.SGD(model.parameters()), step
-
-    memtriage.predict(build, steps=1)
+def test_tensors_and_numbers_of_the_device_become_a_tensor():
+    @traced
+    def run(device):
+        source = torch.ones(3)
+        assert torch.tensor(source, device="cuda").device.type == "cuda"
+        assert torch.tensor(source, device="cuda", dtype=torch.float64).dtype == torch.float64
+        assert torch.tensor(source).device.type == "cpu"
+        assert torch.tensor([1.0, 2.0], device="cuda", requires_grad=True).requires_grad
+        numbers = [torch.tensor(value, device=device) for value in (3, 5)]
+        assert torch.tensor(numbers, device=device).tolist() == [3, 5]
+        assert torch._C._cuda_getCurrentRawStream(0) == 0
 
 
 def test_tensors_of_the_meta_device_take_no_memory():
@@ -354,22 +284,6 @@ def test_tensors_of_the_meta_device_take_no_memory():
         assert made[3].requires_grad
         assert torch.zeros_like(made[0], device=device).device == device
 
-        def step():
-            return made
+        return model, torch.optim.SGD(model.parameters()), lambda: made
 
-        return model, torch.optim.SGD(model.parameters()), step
-
-    prediction = memtriage.predict(build, steps=1)
-    assert prediction.by_owner == {"parameter": 1 << 20}
-
-
-def test_numbers_of_the_device_become_a_tensor():
-    made = {}
-
-    def run(device):
-        numbers = [torch.tensor(value, device=device) for value in (3, 5)]
-        made["values"] = torch.tensor(numbers, device=device).tolist()
-        made["stream"] = torch._C._cuda_getCurrentRawStream(0)
-
-    traced(run)
-    assert made == {"values": [3, 5], "stream": 0}
+    assert memtriage.predict(build, steps=1).by_owner == {"parameter": 1 << 20}

@@ -7,7 +7,7 @@ import torch
 
 import memtriage
 from memtriage.prediction.fake_cuda.triton import CLEARED
-from support.one_weight import build_with
+from support.training import build_with
 
 triton = pytest.importorskip("triton")
 tl = triton.language
