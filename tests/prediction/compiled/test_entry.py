@@ -9,19 +9,13 @@ import torch
 
 import memtriage
 from memtriage.prediction.compiled import inductor
+from support.training import training
 
 
 def build_compiled(device):
     model = torch.nn.Linear(64, 64).to(device)
     compiled = torch.compile(lambda given: model(given).relu().sum())
-    optimizer = torch.optim.SGD(model.parameters())
-
-    def step():
-        compiled(torch.randn(8, 64, device=device)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, optimizer, step
+    return training(model, lambda: compiled(torch.randn(8, 64, device=device)))
 
 
 def test_the_note_says_why_compiled_code_is_left_out(monkeypatch):

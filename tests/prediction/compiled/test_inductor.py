@@ -312,15 +312,6 @@ def test_a_smaller_activation_budget_keeps_less():
     assert half - least >= VALUES
 
 
-def test_the_note_says_that_nothing_was_compiled():
-    def build(device):
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8)).to(device)
-        model.compile()
-        return model, torch.optim.SGD(model.parameters()), lambda: model(torch.ones(1, 8, device=device))
-
-    assert any("compiled nothing" in note for note in memtriage.predict(build).notes)
-
-
 def test_methods_that_a_trace_replaces_are_traced_by_dynamo():
     """`new_ones` within `vmap`: a break of the graph is none on a GPU, and an error with `fullgraph`."""
     from torch.nn.attention.flex_attention import create_block_mask, noop_mask

@@ -12,6 +12,7 @@ from memtriage.prediction.distributed.buffers import replacements
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.trace import trace
+from support.training import training
 
 WIDTH = 256
 LAYER = WIDTH * WIDTH * 4
@@ -39,14 +40,7 @@ def test_buffers_are_named_by_what_allocates_them(wrap, expected):
     def build(device):
         made = nn.Linear(WIDTH, WIDTH, bias=False).to(device)
         model = wrap(made, device) or made
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            model(torch.empty(2, WIDTH, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(model, lambda: model(torch.empty(2, WIDTH, device=device)).sum())
 
     found = trace(build, machine("h200"), (2, 13), 2, world_size=2)
     counts = Counter(

@@ -10,6 +10,7 @@ from memtriage.prediction.distributed import collectives
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.trace import trace
 from support.traced import traced
+from support.training import training
 
 RANKS = 4
 SIZE = 1 << 12
@@ -72,14 +73,7 @@ def test_each_group_that_is_used_has_a_communicator():
 def replicated(steps, **options):
     def build(device):
         model = DistributedDataParallel(nn.Linear(64, 64).to(device), device_ids=[device], **options)
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            model(torch.empty(2, 64, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(model, lambda: model(torch.empty(2, 64, device=device)).sum())
 
     return trace(build, machine("h200"), (2, 13), steps, world_size=2)
 

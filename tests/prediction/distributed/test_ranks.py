@@ -59,9 +59,20 @@ def test_ranks_of_a_stage_are_equal(stages, outer):
     assert "activation" in found.notes[-1]
 
 
-def test_a_last_rank_with_a_smaller_share_is_on_its_own():
-    _, groups, _ = grouped(7, lambda rank: 900 if rank == 6 else 1000)
-    assert groups == {tuple(range(6)): 1000, (6,): 900}
+@pytest.mark.parametrize(
+    ("world", "reserved_of", "groups", "traced"),
+    [
+        (7, lambda rank: 900 if rank == 6 else 1000, {(0, 1, 2, 3, 4, 5): 1000, (6,): 900}, None),
+        (8, lambda rank: 900 if rank == 7 else 1000, {tuple(range(7)): 1000, (7,): 900}, None),
+        # Each binary digit of a rank is tried, and the last rank.
+        (8, lambda rank: 1000, {tuple(range(8)): 1000}, [0, 1, 2, 4, 7]),
+        (8, lambda rank: 1000 + 10 * (rank & 2), {(2, 3, 6, 7): 1020, (0, 1, 4, 5): 1000}, [0, 1, 2, 4, 7]),
+    ],
+)
+def test_few_ranks_are_traced_to_find_those_that_differ(world, reserved_of, groups, traced):
+    _, found, asked = grouped(world, reserved_of)
+    assert found == groups
+    assert traced in (None, sorted(asked))
 
 
 def test_too_many_ranks_that_differ_are_refused():
@@ -74,19 +85,6 @@ def test_ranks_are_a_field_of_the_json():
     decoded = msgspec.json.decode(msgspec.json.encode(found))
     assert decoded["ranks"] == [{"ranks": [0, 1], "peak_allocated": 500, "peak_reserved": 1000}]
     assert memtriage.Prediction is Prediction
-
-
-def test_each_binary_digit_of_a_rank_is_tried_and_the_last_rank():
-    _, _, asked = grouped(8, lambda rank: 1000)
-    assert sorted(asked) == [0, 1, 2, 4, 7]
-    _, groups, asked = grouped(8, lambda rank: 1000 + 10 * (rank & 2))
-    assert groups == {(2, 3, 6, 7): 1020, (0, 1, 4, 5): 1000}
-    assert sorted(asked) == [0, 1, 2, 4, 7]
-
-
-def test_a_last_rank_of_a_regular_mesh_may_differ_alone():
-    _, groups, _ = grouped(8, lambda rank: 900 if rank == 7 else 1000)
-    assert groups == {tuple(range(7)): 1000, (7,): 900}
 
 
 def test_ranks_are_ordered_by_what_they_reserve_then_by_what_they_allocate():

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
+    CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecision,
     MixedPrecisionPolicy,
@@ -56,7 +57,11 @@ def sharded(device, **options):
     return model
 
 
-def program(wrap, optimizer=torch.optim.SGD, rows=64, micro_batches=1):
+def once(model, batch):
+    model(batch()).pow(2).sum().backward()
+
+
+def program(wrap, optimizer=torch.optim.SGD, rows=64, backward=once):
     """A build function of the layers, wrapped for many ranks."""
 
     def build(device):
@@ -64,8 +69,7 @@ def program(wrap, optimizer=torch.optim.SGD, rows=64, micro_batches=1):
         made = optimizer(model.parameters(), lr=0.1)
 
         def step():
-            for _ in range(micro_batches):
-                model(torch.randn(rows, WIDTH, device=device)).pow(2).sum().backward()
+            backward(model, lambda: torch.randn(rows, WIDTH, device=device))
             made.step()
             made.zero_grad()
 
@@ -99,28 +103,29 @@ def test_fsdp2_keeps_one_share_of_everything_that_lasts():
     assert states[0] * RANKS == states[1] == 2 * LAYERS * LAYER
 
 
-def test_fsdp2_gathers_whole_layers_and_reduces_into_shares():
-    prediction = traced(program(sharded), steps=1)
+HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # Forward and backward gather each layer, and the gradients of each are laid out for the reduction.
+        ({}, {LAYER: 3 * LAYERS}),
+        ({"reshard_after_forward": False}, {LAYER: 2 * LAYERS}),
+        # Gathered and reduced, and the shards that are cast before they are gathered.
+        (
+            {"mp_policy": HALVES},
+            {LAYER // 2: 2 * LAYERS, LAYER: LAYERS, LAYER // 2 // RANKS: 2 * LAYERS},
+        ),
+    ],
+    ids=["plain", "gathered once", "in half precision"],
+)
+def test_fsdp2_gathers_whole_layers_and_reduces_into_shares(options, expected):
+    prediction = traced(program(lambda device: sharded(device, **options)), steps=1)
     buffers = sizes(prediction, COMMUNICATION)
-    # Forward and backward gather each layer, and the gradients of each are laid out for the reduction once.
+    assert {size: buffers[size] for size in expected} == expected
     # What the reduction makes is the gradient's shard.
-    assert buffers[LAYER] == 3 * LAYERS
     assert sizes(prediction, "gradient") == {LAYER // RANKS: LAYERS}
-    assert sizes(prediction, UNSHARDED)[LAYER] == 2 * LAYERS
-
-
-def test_fsdp2_gathers_and_reduces_in_the_policys_precisions():
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    prediction = traced(program(lambda device: sharded(device, mp_policy=policy)), steps=1)
-    buffers = sizes(prediction, COMMUNICATION)
-    assert buffers[LAYER // 2] == 2 * LAYERS  # gathered
-    assert buffers[LAYER] == LAYERS  # reduced
-    assert buffers[LAYER // 2 // RANKS] == 2 * LAYERS  # shards cast before they are gathered
-
-
-def test_fsdp2_without_resharding_gathers_once():
-    prediction = traced(program(lambda device: sharded(device, reshard_after_forward=False)), steps=1)
-    assert sizes(prediction, COMMUNICATION)[LAYER] == 2 * LAYERS
 
 
 def test_fsdp2_gathers_and_reduces_on_streams_of_their_own():
@@ -179,19 +184,24 @@ def test_hybrid_mesh_shards_one_dimension_with_two_communicators():
         assert sizes(prediction, "parameter") == {LAYER // 2: LAYERS}
 
 
-def test_offloaded_shards_take_no_memory_of_the_device():
-    policy = torch.distributed.fsdp.CPUOffloadPolicy()
-    prediction = memtriage.predict(
-        program(lambda device: sharded(device, offload_policy=policy)), world_size=RANKS
-    )
-    assert "parameter" not in prediction.by_owner
-    assert prediction.by_owner[UNSHARDED] >= LAYER
-
-
 def flat(device, **options):
     """The layers under the first FSDP."""
     one_by_one = ModuleWrapPolicy({nn.Linear})
     return FullyShardedDataParallel(layers(device), auto_wrap_policy=one_by_one, **options)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda device: sharded(device, offload_policy=CPUOffloadPolicy()),
+        lambda device: flat(device, device_id=device, cpu_offload=CPUOffload(offload_params=True)),
+    ],
+    ids=["shards", "flat parameters"],
+)
+def test_what_is_offloaded_takes_no_memory_of_the_device(wrap):
+    prediction = memtriage.predict(program(wrap), world_size=RANKS)
+    assert "parameter" not in prediction.by_owner
+    assert prediction.by_owner[UNSHARDED] >= LAYER
 
 
 def test_the_first_fsdp_has_flat_parameters_that_are_gathered():
@@ -202,15 +212,6 @@ def test_the_first_fsdp_has_flat_parameters_that_are_gathered():
     found = traced(program(lambda device: flat(device, mixed_precision=half)), steps=1)
     assert set(sizes(found, UNSHARDED)) == {LAYER // 2}
     assert LAYER // 2 // RANKS in sizes(found, COMMUNICATION)
-
-
-def test_offloaded_flat_parameters_take_no_memory_of_the_device():
-    away = CPUOffload(offload_params=True)
-    prediction = memtriage.predict(
-        program(lambda device: flat(device, device_id=device, cpu_offload=away)), world_size=RANKS
-    )
-    assert "parameter" not in prediction.by_owner
-    assert prediction.by_owner[UNSHARDED] >= LAYER
 
 
 def test_shards_from_the_meta_device_are_initialized_alone():
@@ -231,22 +232,21 @@ def test_shards_from_the_meta_device_are_initialized_alone():
 
 
 def test_gradient_clipping_and_accumulation_under_fsdp2():
-    def build(device):
-        model, optimizer, _ = program(sharded, torch.optim.AdamW)(device)
+    def clipped(model, batch):
+        for last in (False, True):
+            model.set_requires_gradient_sync(last)
+            once(model, batch)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert norm.device.type == "cuda"
 
-        def step():
-            for last in (False, True):
-                model.set_requires_gradient_sync(last)
-                model(torch.randn(64, WIDTH, device=device)).sum().backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            assert norm.device.type == "cuda"
-            optimizer.step()
-            optimizer.zero_grad()
+    def twice(model, batch):
+        once(model, batch)
+        once(model, batch)
 
-        return model, optimizer, step
-
-    kept = memtriage.predict(build, world_size=RANKS)
-    reduced = memtriage.predict(program(sharded, torch.optim.AdamW, micro_batches=2), world_size=RANKS)
+    kept, reduced = (
+        memtriage.predict(program(sharded, torch.optim.AdamW, backward=backward), world_size=RANKS)
+        for backward in (clipped, twice)
+    )
     # Without a reduction the first micro-batch leaves whole gradients.
     assert kept.peak_allocated >= reduced.peak_allocated + LAYERS * LAYER // 2
 
@@ -321,19 +321,13 @@ def test_ddp_broadcasts_the_model_when_it_is_wrapped():
 
 
 def test_no_sync_leaves_gradients_of_the_first_micro_batch_alone():
-    def build(device):
-        model, optimizer, _ = program(replicated)(device)
+    def twice(model, batch):
+        with model.no_sync():
+            once(model, batch)
+        once(model, batch)
 
-        def step():
-            with model.no_sync():
-                model(torch.randn(64, WIDTH, device=device)).sum().backward()
-            model(torch.randn(64, WIDTH, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
-
-    assert memtriage.predict(build, world_size=RANKS).by_owner["gradient"] >= LAYERS * LAYER
+    predicted = memtriage.predict(program(replicated, backward=twice), world_size=RANKS)
+    assert predicted.by_owner["gradient"] >= LAYERS * LAYER
 
 
 def test_a_compressing_hook_makes_buffers_of_half_the_size():
@@ -362,22 +356,16 @@ def test_the_states_of_zero_1_are_shared_out_among_the_ranks():
 
 
 def test_a_list_of_tensors_is_gathered_through_one_flat_tensor():
-    def build(device):
-        model, optimizer, _ = program(layers)(device)
+    def gathering(model, batch):
+        prediction = model(batch())
+        dist.all_gather([torch.empty_like(prediction) for _ in range(RANKS)], prediction.detach())
+        whole = torch.empty(RANKS * 64, WIDTH, device=prediction.device)
+        dist.all_gather_into_tensor(whole, prediction.detach())
+        prediction.sum().backward()
 
-        def step():
-            prediction = model(torch.randn(64, WIDTH, device=device))
-            gathered = [torch.empty_like(prediction) for _ in range(RANKS)]
-            dist.all_gather(gathered, prediction.detach())
-            whole = torch.empty(RANKS * 64, WIDTH, device=device)
-            dist.all_gather_into_tensor(whole, prediction.detach())
-            prediction.sum().backward()
-
-        return model, optimizer, step
-
-    prediction = traced(build, steps=1)
-    gathered = [block for block in prediction.recording.blocks if block.op == "c10d::allgather_"]
-    assert [block.size for block in gathered] == [RANKS * 64 * WIDTH * 4]
+    blocks = traced(program(layers, backward=gathering), steps=1).recording.blocks
+    gathered = [block.size for block in blocks if block.op == "c10d::allgather_"]
+    assert gathered == [RANKS * 64 * WIDTH * 4]
 
 
 def test_ranks_that_do_not_communicate_are_as_one():
@@ -386,51 +374,6 @@ def test_ranks_that_do_not_communicate_are_as_one():
     assert together.steps == alone.steps
     assert together.outside_allocator == alone.outside_allocator
     assert any("do not communicate" in note for note in together.notes)
-
-
-def test_nccl_lies_outside_the_allocator():
-    alone = memtriage.predict(program(layers))
-    together = memtriage.predict(program(replicated), world_size=RANKS)
-    assert together.outside_allocator > alone.outside_allocator
-    assert any("NCCL" in note for note in together.notes)
-
-
-def test_block_used_by_another_stream_is_not_reused_too_early():
-    def build(device, wait):
-        model = layers(device)
-        side = torch.cuda.Stream()
-
-        def step():
-            scratch = torch.empty(32 * MIB, device=device, dtype=torch.uint8)
-            scratch.record_stream(side)
-            del scratch
-            if wait:
-                torch.cuda.current_stream().wait_stream(side)
-            torch.empty(32 * MIB, device=device, dtype=torch.uint8).sum()
-
-        return model, torch.optim.SGD(model.parameters()), step
-
-    waited = memtriage.predict(lambda device: build(device, True), steps=1)
-    not_waited = memtriage.predict(lambda device: build(device, False), steps=1)
-    assert not_waited.peak_allocated == waited.peak_allocated
-    assert not_waited.peak_reserved > waited.peak_reserved
-
-
-def test_a_stream_has_blocks_of_its_own():
-    def build(device, streams):
-        model = layers(device)
-        side = [torch.cuda.Stream() for _ in range(streams)]
-
-        def step():
-            for stream in side:
-                with torch.cuda.stream(stream):
-                    torch.empty(32 * MIB, device=device, dtype=torch.uint8)
-
-        return model, torch.optim.SGD(model.parameters()), step
-
-    one, three = (memtriage.predict(lambda device, n=n: build(device, n), steps=1) for n in (1, 3))
-    assert three.peak_allocated == one.peak_allocated
-    assert three.peak_reserved - one.peak_reserved == 2 * 32 * MIB
 
 
 def test_program_that_makes_its_own_group_gets_the_asked_rank():
@@ -546,93 +489,6 @@ def test_a_group_that_is_there_already_is_not_touched(monkeypatch):
         dist.destroy_process_group()
 
 
-def split_by_tensor(device):
-    """Columns of the first layer and rows of the second, the norm by positions of the sequence."""
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    mesh = dist.device_mesh.init_device_mesh("cuda", (RANKS,))
-    rows, whole = dist.tensor.Shard(1), dist.tensor.Replicate()
-    model = nn.Sequential(nn.RMSNorm(WIDTH), *layers(device)[:2]).to(device)
-    plan = {
-        "0": SequenceParallel(),
-        "1": ColwiseParallel(input_layouts=rows),
-        "2": RowwiseParallel(output_layouts=whole),
-    }
-    entry = PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(rows,))
-    return parallelize_module(parallelize_module(model, mesh, plan), mesh, entry)
-
-
-def test_tensor_parallel_keeps_shares_of_weights_and_runs_the_fused_norm():
-    def build(device):
-        model = split_by_tensor(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step():
-            model(torch.randn(2, 64, WIDTH, device=device)).pow(2).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
-
-    prediction = traced(build)
-    assert sizes(prediction, "parameter") == {LAYER // RANKS: 2, WIDTH * 4: 1}
-    operators = {block.op for block in prediction.recording.blocks}
-    assert "aten::rsqrt" not in operators  # CUDA normalizes a DTensor too by one kernel
-    gathered = 2 * 64 * WIDTH * 4
-    assert any(block.size == gathered and "gather" in block.op for block in prediction.recording.blocks)
-
-
-def pipeline(rank, given=True, ranks=2, micro_batches=4, rows=64):
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    def build(device):
-        model = layers(device)
-        shape = torch.empty(rows, WIDTH, device="meta", requires_grad=rank > 0)
-        output = torch.empty(rows, WIDTH, device="meta", requires_grad=True)
-        known = {"input_args": (shape,), "output_args": (output,)} if given else {}
-        stage = PipelineStage(model, rank, ranks, device, **known)
-        schedule = Schedule1F1B(stage, micro_batches, loss_fn=lambda output, target: output.pow(2).sum())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step():
-            batch = torch.randn(micro_batches * rows, WIDTH, device=device)
-            schedule.step(*([batch] if rank == 0 else []), **({"target": batch} if rank == ranks - 1 else {}))
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
-
-    return build
-
-
-def test_first_stage_of_a_pipeline_keeps_more_micro_batches_than_the_last():
-    activations = []
-    for rank in (0, 1):
-        prediction = traced(pipeline(rank), rank=rank, ranks=2)
-        live = highest = 0
-        for event in prediction.recording.events:
-            if (
-                prediction.recording.blocks[event.block].op == "aten::mm"
-                and prediction.recording.blocks[event.block].phase == "forward"
-            ):
-                live += 1 if event.size else -1
-                highest = max(highest, live)
-        activations.append(highest)
-    # One micro-batch in backward at a time; the first stage has run forward for one more by then.
-    assert activations[0] > activations[1]
-
-
-def test_pipeline_whose_stages_ask_each_other_is_refused_with_advice():
-    with pytest.raises(BuildError, match="input_args and output_args"):
-        traced(pipeline(1, given=False), rank=1, ranks=2)
-
-
 def test_context_parallel_runs_attention_on_shares_of_the_sequence():
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -640,9 +496,8 @@ def test_context_parallel_runs_attention_on_shares_of_the_sequence():
     length, heads = 256, 4
 
     def build(device):
-        mesh = dist.device_mesh.init_device_mesh("cuda", (2,))
+        mesh = init_device_mesh("cuda", (2,))
         model = nn.Linear(WIDTH, 3 * WIDTH, bias=False).to(device, torch.bfloat16)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step():
             batch = torch.randn(1, length, WIDTH, device=device, dtype=torch.bfloat16)
@@ -654,16 +509,10 @@ def test_context_parallel_runs_attention_on_shares_of_the_sequence():
                     part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in model(batch).chunk(3, dim=-1)
                 )
                 nn.functional.scaled_dot_product_attention(*parts, is_causal=True).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
-        return model, optimizer, step
+        return model, torch.optim.SGD(model.parameters()), step
 
-    prediction = traced(build, ranks=2)
-    attended = {
-        block.size
-        for block in prediction.recording.blocks
-        if block.op == "aten::_scaled_dot_product_flash_attention"
-    }
+    blocks = traced(build, ranks=2).recording.blocks
+    attended = {block.size for block in blocks if block.op == "aten::_scaled_dot_product_flash_attention"}
     assert length // 2 * WIDTH * 2 in attended
     assert length * WIDTH * 2 not in attended
