@@ -11,6 +11,7 @@ from memtriage.prediction.api import predict_program
 from memtriage.store.layout import identify, record_path
 from memtriage.store.records import Start
 from memtriage.store.writer import RankWriter
+from support.training import training
 
 WIDTH = 256
 WEIGHT = WIDTH * WIDTH * 4
@@ -22,14 +23,11 @@ CONTEXT = 500 << 20
 
 def build(device):
     model = nn.Linear(WIDTH, WIDTH, bias=False).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step():
-        model(torch.randn(64, WIDTH, device=device)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, optimizer, step
+    return training(
+        model,
+        lambda: model(torch.randn(64, WIDTH, device=device)).sum(),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    )
 
 
 def mark(name, step, allocated):

@@ -1,11 +1,12 @@
 """Predictions against what an H200 measured (torch 2.11), and against arithmetic."""
 
-import msgspec
 import pytest
 import torch
 from torch import nn
 
 import memtriage
+from support import groundtruth
+from support.training import training
 
 MEASURED_WITH = "2.11.0"
 CLOSE = 0.001
@@ -13,9 +14,9 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("name", ["mlp-wide", "tiny-350m", "tiny-350m-ckpt"])
-def test_a_measured_workload_is_predicted_to_the_permille(name, workload, measured):
-    prediction = memtriage.predict(workload(name), torch_version=MEASURED_WITH)
-    truth = measured[name]["steps"]
+def test_a_measured_workload_is_predicted_to_the_permille(name):
+    prediction = memtriage.predict(groundtruth.workload(name), torch_version=MEASURED_WITH)
+    truth = groundtruth.measured("measured")[name]["steps"]
     for step, real in zip(prediction.steps, truth, strict=False):
         assert step.peak_allocated == pytest.approx(real["peak_alloc"], rel=CLOSE)
         assert step.peak_reserved == pytest.approx(real["peak_reserved"], rel=CLOSE)
@@ -27,14 +28,9 @@ def test_a_measured_workload_is_predicted_to_the_permille(name, workload, measur
 def test_model_without_products_is_what_arithmetic_says():
     def build(device):
         model = nn.Embedding(1024, 256, device=device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-        def step():
-            model.weight.sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(
+            model, lambda: model.weight.sum(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        )
 
     prediction = memtriage.predict(build)
     # Parameter, gradient and momentum of 1 MiB each, and four scalars of a block each at most.
@@ -67,24 +63,26 @@ def test_a_build_is_predicted_in_its_last_step(steps):
     assert prediction.peak_reserved == prediction.steps[-1].peak_reserved
 
 
-def test_expandable_segments_reserve_no_more(workload):
-    plain = memtriage.predict(workload("mlp-wide"), torch_version=MEASURED_WITH)
+def test_expandable_segments_reserve_no_more():
+    plain = memtriage.predict(groundtruth.workload("mlp-wide"), torch_version=MEASURED_WITH)
     expandable = memtriage.predict(
-        workload("mlp-wide"), torch_version=MEASURED_WITH, allocator_conf="expandable_segments:True"
+        groundtruth.workload("mlp-wide"),
+        torch_version=MEASURED_WITH,
+        allocator_conf="expandable_segments:True",
     )
     assert expandable.peak_allocated == plain.peak_allocated
     assert plain.peak_allocated <= expandable.peak_reserved < plain.peak_reserved
 
 
-def test_another_gpu_has_another_workspace(workload):
-    hopper = memtriage.predict(workload("mlp-wide"), torch_version=MEASURED_WITH)
-    ampere = memtriage.predict(workload("mlp-wide"), torch_version=MEASURED_WITH, gpu="a100")
+def test_another_gpu_has_another_workspace():
+    hopper = memtriage.predict(groundtruth.workload("mlp-wide"), torch_version=MEASURED_WITH)
+    ampere = memtriage.predict(groundtruth.workload("mlp-wide"), torch_version=MEASURED_WITH, gpu="a100")
     assert hopper.peak_allocated - ampere.peak_allocated == 2 * (32 * MIB - 8320 * 1024)
     assert any("H200" in note for note in ampere.notes)
 
 
-def test_what_does_not_fit_is_said(workload):
-    prediction = memtriage.predict(workload("tiny-350m"), torch_version=MEASURED_WITH, gpu="t4")
+def test_what_does_not_fit_is_said():
+    prediction = memtriage.predict(groundtruth.workload("tiny-350m"), torch_version=MEASURED_WITH, gpu="t4")
     assert any("does not fit Tesla T4" in note for note in prediction.notes)
 
 
@@ -104,59 +102,11 @@ def test_bad_arguments_are_refused(arguments, said):
         memtriage.predict(lambda device: None, **arguments)
 
 
-def test_the_json_has_the_fields_of_the_schema(net, training):
-    def build(device):
-        model = net(device)
-        return training(model, lambda: model(torch.randn(8, 64, device=device)).sum())
-
-    decoded = msgspec.json.decode(msgspec.json.encode(memtriage.predict(build)))
-    assert set(decoded) == {
-        "schema",
-        "peak_allocated",
-        "peak_reserved",
-        "peak_phase",
-        "by_owner",
-        "outside_allocator",
-        "steps",
-        "seconds",
-        "notes",
-    }
-    assert decoded["schema"] == 1
-    assert set(decoded["steps"][0]) == {"peak_allocated", "peak_reserved", "end_allocated"}
-
-
-def test_master_weights_belong_to_the_optimizers_states():
-    def build(device):
-        model = nn.Embedding(1024, 512, device=device, dtype=torch.bfloat16)
-        master = model.weight.detach().float()
-        optimizer = torch.optim.SGD([master], lr=0.1, momentum=0.9)
-
-        def step():
-            model.weight.sum().backward()
-            master.grad = model.weight.grad.float()
-            optimizer.step()
-            optimizer.zero_grad()
-            model.weight.data.copy_(master)
-            model.weight.grad = None
-
-        return model, optimizer, step
-
-    owners = memtriage.predict(build).by_owner
-    assert (owners["parameter"], owners["optimizer state"]) == (MIB, 2 * 2 * MIB)
-
-
 def test_what_is_trained_outside_of_models_is_a_parameter():
     def build(device):
         model = nn.Linear(8, 1024, device=device).requires_grad_(False)
         image = torch.zeros(1 << 15, 8, device=device, requires_grad=True)
-        optimizer = torch.optim.SGD([image], lr=0.1)
-
-        def step():
-            model(image).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(model, lambda: model(image).sum(), torch.optim.SGD([image], lr=0.1))
 
     assert MIB < memtriage.predict(build).by_owner["parameter"] < 1.1 * MIB
 

@@ -138,33 +138,6 @@ def test_an_async_build_is_told_from_what_it_would_return():
         memtriage.predict(later)
 
 
-def training(device, *, backward, stepped):
-    model, optimizer, _ = model_on(device)
-
-    def step():
-        loss = model(torch.randn(2, 4, device=device)).sum()
-        if backward:
-            loss.backward()
-        if stepped:
-            optimizer.step()
-
-    return model, optimizer, step
-
-
-@pytest.mark.parametrize(
-    ("backward", "stepped", "said"),
-    [
-        (True, True, ""),
-        (True, False, "no optimizer stepped in the step"),
-        (False, False, "neither backward nor an optimizer"),
-    ],
-)
-def test_what_a_step_leaves_out_is_noted(backward, stepped, said):
-    notes = memtriage.predict(lambda device: training(device, backward=backward, stepped=stepped)).notes
-    found = [note for note in notes if "optimizer" in note]
-    assert len(found) == bool(said) and said in "".join(found)
-
-
 def test_parameters_of_the_model_and_of_optimizers_come_once_each():
     model, other = nn.Linear(2, 2), nn.Parameter(torch.ones(1))
     optimizers = (torch.optim.SGD(model.parameters()), torch.optim.SGD([model.weight, other]))

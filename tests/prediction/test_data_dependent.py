@@ -217,70 +217,45 @@ def loss(batched=True, lengths="host", backward=False):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "samples", "longest"),
     [
-        ({}, ((), "empty 720, empty 144, _ctc_loss 12, _ctc_loss 1296, div 12, mean 4", [])),
-        (
-            {"lengths": "device", "backward": True},
-            (
-                (),
-                "empty 720, empty 144, _to_copy 24, _to_copy 24, _ctc_loss 12, _ctc_loss 1296, "
-                "clamp_min 24, div 12, mean 4, ones_like 4, div 12, div 12, _ctc_loss_backward 720",
-                [],
-            ),
-        ),
-        (
-            {"lengths": "unknown"},
-            (
-                (),
-                "empty 720, empty 144, _to_copy 24, empty_like 24, _ctc_loss 12, _ctc_loss 1872, "
-                "clamp_min 24, div 12, mean 4",
-                [],
-            ),
-        ),
-        ({"batched": False}, ((), "empty 240, empty 48, _ctc_loss 4, _ctc_loss 432, div 4, mean 4", [])),
+        ({}, 3, 4),
+        ({"lengths": "device", "backward": True}, 3, 4),
+        ({"lengths": "unknown"}, 3, 6),  # as many as there is room for
+        ({"batched": False}, 1, 4),
     ],
     ids=["on the host", "on the device", "unknown", "one target"],
 )
-def test_a_ctc_loss_keeps_twice_the_longest_target(arguments, expected):
+def test_a_ctc_loss_keeps_twice_the_longest_target(arguments, samples, longest):
     run = traced(loss(**arguments))
-    assert (run.answer, run.made, noted(run.notes)) == expected
+    assert (run.answer, noted(run.notes)) == ((), [])
+    kept = samples * 12 * (2 * longest + 1) * 4
+    made = [each for each in run.made.split(", ") if each.startswith("_ctc_loss")]
+    backward = ["_ctc_loss_backward 720"] * arguments.get("backward", False)
+    assert made == [f"_ctc_loss {samples * 4}", f"_ctc_loss {kept}", *backward]
 
 
 @pytest.mark.parametrize(
-    ("function", "expected"),
+    "function",
     [
-        (
-            lambda x, i: x[i],
-            "empty 512, arange 32, index 128, sum 4, ones_like 4, new_zeros 512, index_put_ 32 "
-            "workspace, index_put_ 32 workspace, index_put_ 32 workspace, index_put_ 32 workspace",
-        ),
-        (
-            lambda x, i: x.gather(0, i[:, None].expand(-1, 8)),
-            "empty 512, arange 32, gather 128, sum 4, ones_like 4, new_zeros 512",
-        ),
-        (
-            lambda x, i: x.index_select(0, i),
-            "empty 512, arange 32, index_select 128, sum 4, ones_like 4, new_zeros 512",
-        ),
-        (lambda x, i: x.take(i), "empty 512, arange 32, take 16, sum 4, ones_like 4, zeros_like 512"),
-        (
-            lambda x, i: x.masked_select(x.detach().bool()),
-            "empty 512, arange 32, _to_copy 128, masked_select 512, sum 4, ones_like 4, zeros_like 512",
-        ),
-        (
-            lambda x, i: x.max(1).values,
-            "empty 512, arange 32, max 64, max 128, sum 4, ones_like 4, new_zeros 512",
-        ),
+        lambda x, i: x[i],
+        lambda x, i: x.gather(0, i[:, None].expand(-1, 8)),
+        lambda x, i: x.index_select(0, i),
+        lambda x, i: x.take(i),
+        lambda x, i: x.masked_select(x.detach().bool()),
+        lambda x, i: x.max(1).values,
     ],
     ids=["index", "gather", "index_select", "take", "masked_select", "max"],
 )
-def test_a_gradient_is_written_into_the_zeros_that_were_made_for_it(function, expected):
+def test_a_gradient_is_written_into_the_zeros_that_were_made_for_it(function):
     def run(device):
         rows = torch.empty(16, 8, device=device, requires_grad=True)
         function(rows, torch.arange(4, device=device)).sum().backward()
 
-    assert traced(run).made == expected
+    _, backward = traced(run).made.split("ones_like 4, ")
+    zeros, *others = backward.split(", ")
+    assert zeros in ("new_zeros 512", "zeros_like 512")
+    assert all(each.endswith("workspace") for each in others)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from memtriage.prediction.gpu_kinds import machine
-from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker, PoolState, StreamUse
+from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker, StreamUse
 from memtriage.prediction.operators import facts, tensors_in
 from memtriage.prediction.trace import trace
+from support.training import training
 
 USES_OF_ONE_TENSOR = 2
 """Of its storage: by itself, and by what is asked here."""
@@ -51,15 +52,12 @@ class Model(nn.Module):
 
 def program(device, checkpointed):
     model = Model(checkpointed).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
     model.ids = torch.arange(64, device=device).view(4, 16)
-
-    def step():
-        model(model.ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, optimizer, step
+    return training(
+        model,
+        lambda: model(model.ids),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True),
+    )
 
 
 class Real(TorchDispatchMode):
@@ -239,14 +237,6 @@ def test_other_streams_use_a_block_until_they_have_passed():
     assert len(lifetimes.recording.uses) == 3
 
 
-def test_emptied_caches_are_noted_by_the_next_event():
-    lifetimes = Lifetimes(lambda: False)
-    lifetimes.cache_emptied()
-    lifetimes.scratch([8, 8], "aten::mm")
-    lifetimes.cache_emptied()
-    assert lifetimes.recording.releases == [0, 2]
-
-
 def in_pool(lifetimes, count):
     """Tensors of one float in pool 1."""
     lifetimes.pool = 1
@@ -269,28 +259,6 @@ def test_a_block_is_freed_once_though_two_storages_have_it():
     assert lifetimes.live == 0
     del tensor
     assert lifetimes.recording.events == [LifetimeEvent(0, 4), LifetimeEvent(0, FREE)]
-
-
-def test_a_pool_that_is_put_back_has_its_blocks_again():
-    lifetimes = Lifetimes(lambda: False)
-    first, second = in_pool(lifetimes, 2)
-    kept = lifetimes.keep_pool(1)
-    del first
-    (third,) = in_pool(lifetimes, 1)
-    replayed = torch.empty(1)
-    lifetimes.adopt(replayed.untyped_storage(), 1)
-    done = len(lifetimes.recording.events)
-    lifetimes.put_back(kept, [replayed.untyped_storage()._cdata])
-    assert lifetimes.recording.pool_states == [PoolState(2, 1, (0, 1)), PoolState(done + 2, 1, (0, 1), kept)]
-    assert lifetimes.recording.events[done:] == [
-        *(LifetimeEvent(block, FREE) for block in (1, 2)),
-        *(LifetimeEvent(block, 4) for block in (0, 1)),
-    ]
-    del second, third  # They own nothing any more.
-    lifetimes.free_block(0)
-    del replayed
-    assert lifetimes.recording.events[done + 4 :] == [LifetimeEvent(block, FREE) for block in (0, 1)]
-    assert lifetimes.live == 0
 
 
 def test_using_a_tensor_whose_memory_was_reused_fails():

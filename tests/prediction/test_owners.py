@@ -48,55 +48,21 @@ def traced():
     }
 
 
-@pytest.mark.parametrize(
-    ("event", "owned"),
-    [
-        (
-            3,
-            [
-                ("weight", "parameter"),
-                ("input", "kept"),
-                ("saved", "activation"),
-                ("of_the_moment", "temporary"),
-            ],
-        ),
-        (
-            6,
-            [
-                ("weight", "parameter"),
-                ("input", "kept"),
-                ("saved", "activation"),
-                ("logits", "activation"),
-                ("scratch", "workspace"),
-            ],
-        ),
-        (
-            10,
-            [
-                ("weight", "parameter"),
-                ("input", "kept"),
-                ("saved", "activation"),
-                ("logits", "activation"),
-                ("gradient", "gradient"),
-                ("of_backward", "temporary"),
-                ("recomputed", "activation"),
-            ],
-        ),
-        (
-            14,
-            [
-                ("weight", "parameter"),
-                ("input", "kept"),
-                ("logits", "activation"),
-                ("gradient", "gradient"),
-                ("state", "optimizer state"),
-            ],
-        ),
-    ],
-)
-def test_what_backward_needs_is_an_activation_and_the_rest_of_the_moment(traced, event, owned):
+AT = {
+    3: "weight parameter, input kept, saved activation, of_the_moment temporary",
+    6: "weight parameter, input kept, saved activation, logits activation, scratch workspace",
+    10: "weight parameter, input kept, saved activation, logits activation, gradient gradient, "
+    "of_backward temporary, recomputed activation",
+    14: "weight parameter, input kept, logits activation, gradient gradient, state optimizer state",
+}
+"""Blocks that are alive at an event, and whose they are."""
+
+
+@pytest.mark.parametrize("event", AT)
+def test_what_backward_needs_is_an_activation_and_the_rest_of_the_moment(traced, event):
     trace, names = traced
-    assert [(names.get(number, "scratch"), owner) for number, owner in owned_at(trace, event)] == owned
+    owned = owned_at(trace, event)
+    assert ", ".join(f"{names.get(number, 'scratch')} {owner}" for number, owner in owned) == AT[event]
 
 
 def test_owners_of_the_peak_sum_to_what_is_allocated(traced):
@@ -106,24 +72,12 @@ def test_owners_of_the_peak_sum_to_what_is_allocated(traced):
         owners = owners_at(trace, step)
         assert sum(owners.values()) == step.peak_allocated
         assert list(owners.values()) == sorted(owners.values(), reverse=True)
-    assert [list(owners_at(trace, step).items()) for step in counters] == [
-        [
-            ("workspace", 9000),
-            ("activation", 2700),
-            ("parameter", 1000),
-            ("rounding", 824),
-            ("kept", 300),
-        ],
-        [
-            ("optimizer state", 2000),
-            ("activation", 2000),
-            ("parameter", 1000),
-            ("gradient", 1000),
-            ("temporary", 700),
-            ("rounding", 680),
-            ("kept", 300),
-        ],
-    ]
+    first, second = (owners_at(trace, step) for step in counters)
+    assert first == {"workspace": 9000, "activation": 2700, "parameter": 1000, "rounding": 824, "kept": 300}
+    assert second == {
+        "optimizer state": 2000, "activation": 2000, "parameter": 1000, "gradient": 1000, "temporary": 700,
+        "rounding": 680, "kept": 300,
+    }  # fmt: skip
 
 
 def test_blocks_of_whole_units_leave_no_rounding():

@@ -4,19 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-import memtriage
-
-
-def in_a_step(look):
-    """What `look(device)` returns inside a traced step."""
-    found = []
-
-    def build(device):
-        model = nn.Linear(4, 4).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: found.append(look(device))
-
-    memtriage.predict(build, steps=1)
-    return found[0]
+from support.traced import traced
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -41,7 +29,7 @@ def test_grouped_products(left, right, expected, dtype):
         )
         return tuple(made.shape), made.dtype
 
-    assert in_a_step(look) == (expected, dtype)
+    assert traced(look).answer == (expected, dtype)
 
 
 @pytest.mark.parametrize("operator", ["mm", "addmm", "bmm", "baddbmm"])
@@ -66,7 +54,7 @@ def test_a_product_of_a_wider_type_allocates_its_result_alone(operator, given):
 
     rows = 3 * 5 * 9 if batch else 5 * 9
     size = -(-4 * rows // 512) * 512
-    assert in_a_step(look) == ((*batch, 5, 9), torch.float32, given, 0 if given else size)
+    assert traced(look).answer == ((*batch, 5, 9), torch.float32, given, 0 if given else size)
 
 
 def convolved(device, *, groups=1, last=False):
@@ -78,9 +66,9 @@ def convolved(device, *, groups=1, last=False):
 
 
 def test_convolutions_follow_their_input():
-    assert in_a_step(lambda device: convolved(device)) is False
-    assert in_a_step(lambda device: convolved(device, last=True)) is True
-    assert in_a_step(lambda device: convolved(device, last=True, groups=8)) is True
+    assert traced(lambda device: convolved(device)).answer is False
+    assert traced(lambda device: convolved(device, last=True)).answer is True
+    assert traced(lambda device: convolved(device, last=True, groups=8)).answer is True
 
 
 def test_the_gradient_of_a_layer_norm_is_contiguous():
@@ -91,4 +79,4 @@ def test_the_gradient_of_a_layer_norm_is_contiguous():
         nn.functional.layer_norm(given, (8,)).sum().backward()
         return seen
 
-    assert in_a_step(look) == [True]
+    assert traced(look).answer == [True]

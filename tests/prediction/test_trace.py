@@ -60,19 +60,6 @@ def test_settings_are_those_that_are_given_or_of_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"world_size": 2, "rank": 2}, "rank"),
-        ({"world_size": 0}, "world"),
-        ({"allocator_conf": "expandable_segment:True"}, "expandable_segment"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, said):
-    with pytest.raises(BuildError, match=said):
-        traced(program(), **options)
-
-
-@pytest.mark.parametrize(
     ("gpu", "rank", "world", "device"),
     [("h200", 0, 1, "cuda:0"), ("h200", 3, 4, "cuda:3")],
 )
@@ -179,8 +166,3 @@ def test_a_program_that_fails_is_told_why(act, said):
         traced(program(act))
     assert str(raised.value).startswith(said)
     assert ("a condition on unknown values is taken as False" in str(raised.value)) is (act is unknown)
-
-
-def test_places_are_followed_only_where_they_are_asked_for():
-    found = traced(program(model=lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())), explain=True)
-    assert set(found.modules.values()) == {"0", "1"}

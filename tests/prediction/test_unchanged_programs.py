@@ -12,8 +12,7 @@ from memtriage.prediction.script import Script
 PROGRAMS = Path(__file__).parent / "programs"
 BUILDS = runpy.run_path(str(PROGRAMS / "builds.py"))
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "builds")
-WITH_A_FOLDER = {"image_net", "resumed"}
-NEVER_TRAINS = {"answers"}
+WITH_A_FOLDER = {"resumed"}
 WITH_A_COPY = {"vision_amp"}
 """Parameters of models that a build function does not return count as other tensors there."""
 
@@ -36,7 +35,7 @@ def settings_kept(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_has_the_peak_of_its_build_function(name, tmp_path):
     arguments = [str(tmp_path)] if name in WITH_A_FOLDER else []
-    script = Script(str(PROGRAMS / f"{name}.py"), arguments, inference=name in NEVER_TRAINS)
+    script = Script(str(PROGRAMS / f"{name}.py"), arguments)
     prediction = predict_program(script)
     expected = predict_program(BUILDS[name])
     assert (prediction.peak_allocated, prediction.peak_phase) == (

@@ -7,6 +7,7 @@ from torch import nn
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.lifetimes import FREE
 from memtriage.prediction.trace import trace
+from support.training import training
 
 
 def traced(build, steps=1, **options):
@@ -37,17 +38,12 @@ class Tied(nn.Module):
         return self.norm(self.second(self.first(rows)))
 
 
-def trains(make=Tied, optimizer=torch.optim.AdamW, steps=lambda optimizer: optimizer.step(), rows=2):
+def trains(make=Tied, optimizer=torch.optim.AdamW):
     def build(device):
         model = make().to(device)
         taken = optimizer([each for each in model.parameters() if each.requires_grad])
-
-        def step():
-            model(torch.ones(rows, 8, device=device)).sum().backward()
-            steps(taken)
-            taken.zero_grad()
-
-        return model, taken, step
+        kind = next(model.parameters()).dtype
+        return training(model, lambda: model(torch.ones(2, 8, device=device, dtype=kind)).sum(), taken)
 
     return build
 
@@ -143,28 +139,13 @@ def half():
     return nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
 
 
-def in_half(optimizer, parameters):
-    def build(device):
-        model = half().to(device)
-        taken = optimizer(parameters(model))
-
-        def step():
-            model(torch.ones(2, 8, device=device, dtype=torch.bfloat16)).sum().backward()
-            taken.step()
-            taken.zero_grad()
-
-        return model, taken, step
-
-    return build
-
-
 def test_master_weights_are_of_the_optimizer_and_flat_parameters_are_parameters():
-    masters = owned(traced(in_half(Copies, lambda model: model.parameters())))
+    masters = owned(traced(trains(half, Copies)))
 
-    def both(model):
-        return [*model.parameters(), nn.Parameter(torch.empty(10, device=model.weight.device))]
+    def with_another(parameters):
+        return torch.optim.SGD([*parameters, nn.Parameter(torch.empty(10, device=parameters[0].device))])
 
-    more = owned(traced(in_half(torch.optim.SGD, both)))
+    more = owned(traced(trains(half, with_another)))
     assert (masters, more) == (
         {
             ("parameter", "(Linear)", 128): 1,

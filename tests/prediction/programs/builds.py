@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 
 def defined(name):
@@ -16,24 +15,6 @@ def defined(name):
 
 def built(model, optimizers, steps):
     return model, optimizers, lambda: next(steps)
-
-
-def mini_gpt(device):
-    model = defined("mini_gpt")["Model"]().to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def steps():
-        loss = None
-        while True:
-            x, y = (torch.randint(0, 27, (32, 64)).to(device) for _ in range(2))
-            _, loss = model(x, y)
-            model.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            yield
-
-    return built(model, optimizer, steps())
 
 
 def gan(device):
@@ -63,67 +44,6 @@ def gan(device):
             yield fixed
 
     return built(nn.ModuleList([generator, critic]), optimizers, steps())
-
-
-def language_model(device):
-    model = defined("language_model")["Recurrent"]().to(device)
-    text = torch.randint(0, 200, (3000, 20)).to(device)
-    criterion = nn.NLLLoss()
-
-    def steps():
-        hidden = torch.zeros(2, 20, 64, device=device)
-        start = 0
-        while True:
-            ids, targets = text[start : start + 15], text[start + 1 : start + 16].view(-1)
-            start += 15
-            model.zero_grad()
-            hidden = hidden.detach()
-            output, hidden = model(ids, hidden)
-            loss = criterion(output, targets)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.25)
-            for parameter in model.parameters():
-                parameter.data.add_(parameter.grad, alpha=-20.0)
-            yield
-
-    return built(model, torch.optim.SGD(model.parameters()), steps())
-
-
-def image_net(device):
-    model = defined("image_net")["network"]().to(device)
-    accuracy = defined("image_net")["accuracy"]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
-
-    def steps():
-        while True:
-            images, target = torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,))  # drops the last ones
-            images = images.to(device)
-            target = target.to(device)
-            output = model(images)
-            loss = F.cross_entropy(output, target)
-            accuracy(output, target, 5)[0].item()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            yield
-
-    return built(model, optimizer, steps())
-
-
-def digits(device):
-    model = defined("digits")["Net"]().to(device)
-    optimizer = torch.optim.Adadelta(model.parameters())
-
-    def steps():
-        while True:
-            data, target = torch.randn(32, 1, 28, 28).to(device), torch.randint(0, 10, (32,)).to(device)
-            optimizer.zero_grad()
-            loss = F.nll_loss(model(data), target)
-            loss.backward()
-            optimizer.step()
-            yield
-
-    return built(model, optimizer, steps())
 
 
 def vision_amp(device):
@@ -158,63 +78,6 @@ def vision_amp(device):
     return built(model, optimizer, steps())
 
 
-def hub_trainer(device):
-    model = defined("hub_trainer")["Classifier"]().to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def steps():
-        total = torch.tensor(0.0, device=device)
-        while True:
-            batches = [(torch.randint(0, 500, (8, 32)), torch.randint(0, 3, (8,))) for _ in range(4)]
-            for batch in [[each.to(device) for each in batch] for batch in batches]:
-                loss = model(*batch)["loss"] / 4
-                loss.backward()
-                total += loss.detach()
-                del loss
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            model.zero_grad()
-            yield
-
-    return built(model, optimizer, steps())
-
-
-def policy_gradient(device):
-    program = defined("policy_gradient")
-    policy = program["Policy"]().to(device)
-    optimizer = torch.optim.Adam(policy.parameters())
-
-    def steps():
-        while True:
-            world, state = program["World"](0), torch.zeros(4)
-            for _ in range(60):
-                state, reward = world.act(program["choose"](policy, state))
-                policy.rewards.append(reward)
-            program["finish"](policy, optimizer)
-            yield
-
-    return built(policy, optimizer, steps())
-
-
-def auto_encoder(device):
-    program = defined("auto_encoder")
-    model = program["Coder"]().to(device)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def steps():
-        while True:
-            data = torch.rand(128, 1, 28, 28).to(device)
-            optimizer.zero_grad()
-            made, mean, variance = model(data)
-            loss = program["loss_of"](made, data, mean, variance)
-            del made, mean, variance
-            loss.backward()
-            optimizer.step()
-            yield
-
-    return built(model, optimizer, steps())
-
-
 def resumed(device):
     loaded = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256)).to(device)
     model = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256)).to(device)
@@ -235,26 +98,6 @@ def resumed(device):
             yield
 
     return built(model, optimizer, steps())
-
-
-def closures(device):
-    program = defined("closures")
-    model = program["Sequence"]().to(device)
-    waves = program["waves"]
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.8, max_iter=4)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(waves), waves.roll(1, 1))
-        loss.backward()
-        return loss
-
-    def step():
-        optimizer.step(closure)
-        with torch.no_grad():
-            F.mse_loss(model(waves), waves)
-
-    return model, optimizer, step
 
 
 def chat(device):
@@ -279,20 +122,3 @@ def chat(device):
             yield
 
     return built(model, optimizers, steps())
-
-
-def answers(device):
-    model = defined("answers")["Answers"]().half().to(device).eval()
-
-    @torch.inference_mode()
-    def answered():
-        """As in the script, the last answers are alive when the next ones begin."""
-        while True:
-            cache, ids = None, torch.randint(0, 1000, (16, 32)).cuda()
-            for _ in range(12):
-                logits, cache = model(ids, cache)
-                ids = logits[:, -1:].argmax(-1)
-            yield
-
-    steps = answered()
-    return model, torch.optim.SGD(model.parameters()), lambda: next(steps)
