@@ -256,18 +256,3 @@ def test_what_reaches_other_processes_and_the_system_is_named(level, sandboxed, 
     # What reaches the outside is named in the line about what is not protected.
     assert "mounts" not in done.seen
     assert {name for name in reached if name not in note} == set()
-
-
-DAEMON = """
-    from memtriage.prediction.sandbox.child import report_progress
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        os.write(writing, b"x")
-        while True:
-            signal.pause()
-    seen.append(os.read(reading, 1))
-    report_progress("the daemon runs")
-"""

@@ -240,41 +240,6 @@ def test_paths_may_begin_at_a_descriptor(job):
     assert sorted(os.listdir("runs")) == ["link", "one", "pipe"] and os.listdir("made") == []
 
 
-MOVES = {
-    ("log", "new"): None,
-    ("log", "log"): None,
-    ("log", "dead"): None,
-    ("runs", "new"): None,
-    ("runs", "empty"): None,
-    ("latest", "new"): None,
-    ("none", "new"): "ENOENT",
-    ("log", "none/new"): "ENOENT",
-    ("none/log", "new"): "ENOENT",
-    ("log", "log/new"): "ENOTDIR",
-    ("runs", "runs/one/new"): "EINVAL",
-    ("runs/one", "runs"): "ENOTEMPTY",
-    ("runs", "log"): "ENOTDIR",
-    ("log", "empty"): "EISDIR",
-    ("log", "runs"): "EISDIR",
-    ("empty", "runs"): "ENOTEMPTY",
-    ("empty", "latest"): "ENOTDIR",
-}
-
-
-@pytest.mark.parametrize(("source", "target"), MOVES)
-@pytest.mark.parametrize("move", ["rename", "replace"])
-def test_moves_are_refused_where_the_system_refuses_them(job, source, target, move):
-    os.mkdir("empty")
-    found = os.lstat(source).st_mode if os.path.lexists(source) else None
-    expected = MOVES[source, target]
-    if expected is not None:
-        assert raised(getattr(os, move), source, target) == (expected, source)
-    else:
-        getattr(os, move)(source, target)
-        assert os.lstat(target).st_mode == found
-        assert os.path.lexists(source) == (source == target)
-
-
 def test_a_moved_directory_takes_all_that_it_holds(job):
     written("runs/one/more")
     os.rename("runs", "kept")
