@@ -18,21 +18,19 @@ def saved(device):
     return state["step"], tuple(state["weight"].shape)
 
 
+def large(story):
+    """What is allocated and freed of at least a tensor, in order."""
+    return [line.removesuffix(" heap") for line in story if int(line[1:].split()[0]) >= 4 * (COUNT - 1)]
+
+
 def test_a_checkpoint_is_written_by_one_rank_alone(host_story):
     answer, story, _ = host_story(saved)
     assert answer == (3, (COUNT,))
-    assert story == [
-        "+1261 copies for saving mapping",
-        "-1261 copies for saving",
-        "+131072 loaded heap",
-        "+131072 parameter heap",
-        "-131072 loaded",
-        "-131072 parameter",
-    ]
-
-
-def test_each_rank_saves_its_own_part(host_story):
-    answer, *_ = host_story(saved, gpu="h200", world_size=2, rank=1)
+    (written,) = [line for line in story if line[0] == "+" and "copies for saving" in line]
+    assert written.endswith(" mapping")
+    size = 4 * COUNT
+    assert large(story) == [f"+{size} loaded", f"+{size} parameter", f"-{size} loaded", f"-{size} parameter"]
+    answer, *_ = host_story(saved, gpu="h200", world_size=2, rank=1)  # its own part
     assert answer == (3, (COUNT,))
 
 
@@ -42,27 +40,16 @@ def test_an_asynchronous_checkpoint_keeps_a_copy_until_it_is_waited_for(host_sto
         state = {"weight": weight, "same": weight[1:], "step": torch.tensor(3)}
         done = dcp.async_save(state, checkpoint_id="saved")
         del state
-        kept = torch.ones(3)
+        kept = torch.ones(COUNT)
         del kept
         done.result()
-        last = torch.ones(5)
-        del last
 
     _, story, _ = host_story(run, gpu="h200")
-    assert story == [
-        "+8 other tensors heap",
-        "+131072 copies for saving heap",
-        "+8 other tensors heap",
-        "+131068 other tensors heap",
-        "-131068 other tensors",
-        "-8 other tensors",
-        "+12 other tensors heap",
-        "-12 other tensors",
-        "-131072 copies for saving",
-        "-8 other tensors",
-        "+20 other tensors heap",
-        "-20 other tensors",
-    ]
+    whole, part = 4 * COUNT, 4 * (COUNT - 1)
+    assert large(story) == [
+        f"+{whole} copies for saving", f"+{part} other tensors", f"-{part} other tensors",
+        f"+{whole} other tensors", f"-{whole} other tensors", f"-{whole} copies for saving",
+    ]  # fmt: skip
 
 
 def test_work_of_others_is_given_to_threads(host_story):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import memtriage
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.scratch.cudnn import Convolution, Operation, workspace
 from memtriage.prediction.trace import trace
@@ -145,8 +144,3 @@ def test_tf32_is_read_from_either_setting():
         assert not copied_forward()
     finally:
         setattr(settings, name, before)
-
-
-def test_a_choice_by_trial_is_noted(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert any("cudnn.benchmark" in note for note in memtriage.predict(convolved).notes)
