@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.changes import Change, Offer, Rung, changed, conf_of, unchanged
-from memtriage.planning.facts import UNKNOWN
+from memtriage.planning.changes import Change, changed, conf_of
 from memtriage.prediction.build import BuildError, Built
 
 
@@ -83,18 +82,6 @@ def test_what_an_edit_returns_is_the_program() -> None:
 def test_what_is_no_program_is_refused() -> None:
     with pytest.raises(BuildError):
         changed(lambda device: None, ())("cuda")
-
-
-def test_a_change_that_says_no_more_leaves_the_program_as_it_is() -> None:
-    plain = change()
-    built = Built(nn.Linear(1, 1), (), lambda: None)
-    assert plain.edit is unchanged and plain.edit(built) is built
-    assert (plain.build_arguments, plain.step_arguments, plain.conf) == ({}, {}, "")
-    assert (plain.maths_note, plain.simulated_by, plain.displaces) == (None, None, frozenset())
-    assert plain.work_factor == 1 and plain.traced
-    assert not (plain.primed or plain.counts_work or plain.outermost)
-    rung = Rung("rung", "M4", lambda facts: Offer())
-    assert (rung.configures, rung.offer(UNKNOWN).absent) == (False, "")
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,6 @@ def test_each_set_of_changes_is_traced_once_and_the_last_three_are_kept():
     assert evaluator.traces == 5  # that one was no longer kept
 
 
-def test_work_is_that_of_one_step():
-    plain = Evaluator(linear, machine("h200"), (2, 11), "", 2, 1 << 40).of(())
-    assert plain.work == 2 * 2 * 8 * 64 * 64 and plain.uncounted == frozenset()
-
-
 def fragmenting(device):
     """Activations of growing sizes that are all freed, and a block that only merged memory has room for."""
     model, optimizer, train = linear(device)

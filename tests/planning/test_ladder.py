@@ -1,40 +1,86 @@
-"""The rungs in their order, with the entry of the playbook that each is of."""
+"""When a rung of the ladder is not offered, and what is said then."""
 
 from __future__ import annotations
 
-from memtriage.planning.facts import UNKNOWN
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from memtriage.planning.blocks import RepeatedBlocks
+
+from memtriage.planning.facts import UNKNOWN, HuggingFace, Knob, OptimizerFacts
 from memtriage.planning.ladder import ladder
 from memtriage.playbook.entries import PLAYBOOK
 
-
-def test_rungs_come_in_order_of_cost() -> None:
-    rungs = ladder("", 1)
-    assert [(rung.name, rung.playbook) for rung in rungs] == [
-        ("expandable segments", "M8"),
-        ("primed memory", "M8"),
-        ("set_to_none", "M14"),
-        ("attention", "M11"),
-        ("optimizer step", "M17"),
-        ("micro-batch", "M5"),
-        ("bf16 autocast", "M6"),
-        ("chunked loss", "M14"),
-        ("checkpointing", "M7"),
-        ("8-bit optimizer", "M12"),
-        ("sharding", "M9"),
-        ("bf16 weights", "M6"),
-        ("offloaded optimizer", "M10"),
-    ]
-    assert {rung.playbook for rung in rungs} <= PLAYBOOK.keys()
+EAGER = HuggingFace("eager", True, True, "gradient_checkpointing", False)
+ADAMW = OptimizerFacts("AdamW", adam=True, fusable=True, foreach=True, amsgrad=False)
+SGD = replace(ADAMW, name="SGD", adam=False)
+ALONE = replace(ADAMW, foreach=False)
+NARROW = {"parameter_types": frozenset({torch.bfloat16, torch.float16})}
+SET = "the allocator's options set it already: expandable_segments"
+NO_COPY = "no optimizer steps by foreach kernels, which make the temporary copy"
+NEVER = "the blocks of layers are never called"
 
 
-def test_settings_of_the_allocator_need_no_change_of_the_program() -> None:
-    rungs = ladder("", 1)
-    assert {rung.name for rung in rungs if rung.configures} == {"expandable segments", "primed memory"}
+def blocks(*containers: str, called: tuple[str, ...] | None = None, **facts: Any) -> dict[str, Any]:
+    """Two repeated blocks in each container, all of which are called unless some are named."""
+    levels = [RepeatedBlocks((each,), (f"{each}.0", f"{each}.1"), False) for each in containers]
+    every = [name for level in levels for name in level.blocks]
+    return {"levels": tuple(levels), "called": frozenset(every if called is None else called), **facts}
 
 
-def test_rungs_know_the_allocator_s_options_and_the_number_of_gpus() -> None:
-    alone = {rung.name: rung for rung in ladder("expandable_segments:True", 1)}
+@pytest.mark.parametrize(
+    ("name", "conf", "gpus", "facts", "said"),
+    [
+        ("expandable segments", "expandable_segments:True", 1, {}, f"{SET}:True"),
+        ("expandable segments", "expandable_segments:False", 1, {}, f"{SET}:False"),
+        ("expandable segments", "max_split_size_mb:256", 1, {}, "not go together with max_split_size_mb"),
+        ("primed memory", "expandable_segments:True", 1, {}, "which have no fixed sizes"),
+        ("set_to_none", "", 1, {}, "gradients are set to None already"),
+        ("attention", "", 1, {}, "there is no Transformers model whose attention could be switched"),
+        ("attention", "", 1, {"huggingface": replace(EAGER, attention="flash_attention_2")},
+         "attention is flash_attention_2 already"),
+        ("attention", "", 1, {"huggingface": replace(EAGER, attends_by_sdpa=False)},
+         "this model has no attention"),
+        ("optimizer step", "", 1, {}, NO_COPY),
+        ("optimizer step", "", 1, {"optimizers": (ALONE, replace(ALONE, name="SGD"))},
+         NO_COPY),
+        ("micro-batch", "", 1, {}, "def build(device, micro_batch=16)"),
+        ("micro-batch", "", 1, {"batch": Knob("micro_batch", 1, "build")}, "micro_batch is 1 already"),
+        ("bf16 autocast", "", 1, NARROW, "all parameters are of 16 bits already"),
+        ("bf16 weights", "", 1, NARROW, "all parameters are of 16 bits already"),
+        ("chunked loss", "", 1, {}, "for 8 chunks of rows of x, each within torch.utils.checkpoint"),
+        ("checkpointing", "", 1, blocks("layers", compiled=True), "the program is compiled"),
+        ("checkpointing", "", 1, {}, "has no nn.ModuleList or nn.Sequential of repeated blocks"),
+        ("checkpointing", "", 1, blocks("layers", "head", called=()), NEVER),
+        ("checkpointing", "", 1, blocks("layers", called=("layers.0",)), NEVER),
+        ("checkpointing", "", 1, blocks("layers", "head", recomputed=frozenset({"head.1"})),
+         "blocks are checkpointed already"),
+        *(
+            (name, "", 1, {"optimizers": optimizers}, said)
+            for name in ("8-bit optimizer", "offloaded optimizer")
+            for optimizers, said in (
+                ((ADAMW, SGD, replace(SGD, name="Lion")), "the optimizer is SGD, Lion, not torch's Adam"),
+                ((ADAMW, replace(ADAMW, amsgrad=True)), "amsgrad keeps a third state"),
+            )
+        ),
+        ("sharding", "", 1, {}, "the job has one GPU: give world_size"),
+        ("sharding", "", 2, {"parallel": "DistributedDataParallel"},
+         "the model is wrapped by DistributedDataParallel"),
+        ("LoRA", "", 1, {"frozen": True}, "a part of the parameters is frozen already"),
+    ],
+)  # fmt: skip
+def test_a_rung_that_is_not_offered_says_why(
+    name: str, conf: str, gpus: int, facts: dict[str, Any], said: str
+) -> None:
+    (rung,) = [rung for rung in ladder(conf, gpus) if rung.name == name]
+    offer = rung.offer(replace(UNKNOWN, **facts))
+    assert said in offer.absent and offer.tracks == ()
+    assert rung.playbook in PLAYBOOK
+
+
+def test_rungs_of_the_allocator_and_of_several_gpus_are_offered() -> None:
     several = {rung.name: rung for rung in ladder("", 4)}
     for name in ("expandable segments", "primed memory", "sharding"):
-        assert alone[name].offer(UNKNOWN).absent and not alone[name].offer(UNKNOWN).tracks
         assert several[name].offer(UNKNOWN).tracks and not several[name].offer(UNKNOWN).absent

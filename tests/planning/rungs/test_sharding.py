@@ -28,16 +28,6 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_jobs_that_it_is_not_for() -> None:
-    alone = rung(1).offer(UNKNOWN)
-    assert alone.absent.startswith("the job has one GPU: give world_size") and alone.tracks == ()
-    wrapped = rung(2).offer(replace(UNKNOWN, parallel="DistributedDataParallel"))
-    assert wrapped.absent == (
-        "the model is wrapped by DistributedDataParallel: what `build` returns without is sharded"
-    )
-    assert wrapped.tracks == ()
-
-
 @pytest.mark.parametrize(
     ("called", "loop"),
     [
