@@ -40,17 +40,6 @@ def test_the_end_is_the_segments_to_the_byte(
         assert at(replayed, -1)[:3] == (totals.allocated, totals.allocated + totals.awaiting, totals.reserved)
 
 
-def test_what_was_there_before_the_trace_has_no_birth() -> None:
-    tape = taped("", [("malloc", 5 * MIB, 0), ("malloc", 3 * MIB, 0), ("free", 0, 0), ("malloc", 2 * MIB, 0)])
-    first = next(n for n, one in enumerate(tape.events) if one.action == "free_requested")
-    replayed = tape.replayed(first)
-    assert replayed.start == (8 * MIB, 20 * MIB)
-    assert sorted(zip(replayed.born.tolist(), replayed.requested.tolist(), strict=True))[:2] == [
-        (-1, 3 * MIB),
-        (-1, 5 * MIB),
-    ]
-
-
 def test_the_unsplit_rest_of_a_block_from_before_the_trace_contradicts_nothing() -> None:
     calls = [("malloc", 5 * MIB, 0), ("malloc", 4 * MIB, 0), ("malloc", 3 * MIB, 0), ("free", 1, 0)]
     calls += [("malloc", 4 * MIB - MIB // 2, 0), ("free", 1, 0)]  # half a MiB stays with the block
@@ -120,19 +109,6 @@ def test_the_pool_of_an_allocation_may_be_recorded_itself(
     assert replayed.pool == [expected]
 
 
-def test_pools_are_those_of_the_segments() -> None:
-    tape = taped("", [("malloc", MIB, 0), ("malloc", MIB, 7)])
-    assert tape.replayed().pool == [(0, 0), PRIVATE_POOL]
-
-
-def test_without_events_the_blocks_are_all_there_is() -> None:
-    tape = taped("", [("malloc", 3 * MIB, 0), ("malloc", 1000, 0)])
-    replayed = tape.replayed(len(tape.events))
-    assert sorted(replayed.size.tolist()) == [1024, 3 * MIB]
-    assert len(replayed.timeline.allocated) == 0
-    assert replayed.start == (3 * MIB + 1024, 22 * MIB)
-
-
 @pytest.mark.parametrize(
     ("recorded", "limit"),
     [
@@ -155,13 +131,10 @@ def test_recorded_settings_are_read() -> None:
         "roundup_power2_divisions": {str(1 << power): 8 if power < 8 else 0 for power in range(16)},
         "a_newer_key": object(),
     }
-    expected = replace_divisions((8,) * 8 + (0,) * 8, 32 * MIB)
-    assert recorded_settings(recorded) == expected
+    assert recorded_settings(recorded) == AllocatorSettings(
+        max_split_size=32 * MIB, roundup_power2_divisions=(8,) * 8 + (0,) * 8
+    )
     assert recorded_settings({}) == AllocatorSettings()
-
-
-def replace_divisions(divisions: tuple[int, ...], limit: int) -> AllocatorSettings:
-    return AllocatorSettings(max_split_size=limit, roundup_power2_divisions=divisions)
 
 
 def test_blocks_older_than_the_trace_have_the_stack_of_the_snapshot() -> None:

@@ -15,47 +15,6 @@ def meta(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def called_twice(func, *args, **kwargs):
-    """The results of the shape function, and those for a second call with the same shapes."""
-    known = KnownShapes()
-    key = known.key(func, facts(func), args, kwargs)
-    made = func(*args, **kwargs)
-    known.keep(key, made, args, kwargs)
-    return made, known.find(known.key(func, facts(func), args, kwargs))
-
-
-@pytest.mark.parametrize(
-    ("func", "args"),
-    [
-        (aten.mm.default, (meta(3, 4), meta(4, 5))),
-        (aten.add.Tensor, (meta(3, 4).t(), meta(4, 3))),
-        (aten.sum.dim_IntList, (meta(3, 4), [1], True)),
-        (aten.native_layer_norm.default, (meta(2, 8), [8], meta(8), meta(8), 1e-5)),
-        (aten.cat.default, ([meta(2, 3), meta(4, 3)],)),
-    ],
-)
-def test_a_known_result_is_as_the_first_one(func, args):
-    made, found = called_twice(func, *args)
-    one = isinstance(made, torch.Tensor)
-    for first, second in zip((made,) if one else made, (found,) if one else found, strict=True):
-        assert (first.shape, first.stride(), first.dtype) == (second.shape, second.stride(), second.dtype)
-        assert second.device.type == "meta"
-        assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
-
-
-@pytest.mark.parametrize(
-    ("func", "args"),
-    [
-        (aten.view.default, (meta(4, 4), [16])),
-        (aten._unsafe_view.default, (meta(4, 4), [16])),
-        (aten.add_.Tensor, (meta(4), meta(4))),
-        (aten.split.Tensor, (meta(4, 4), 2)),
-    ],
-)
-def test_what_shares_a_storage_or_writes_is_not_kept(func, args):
-    assert called_twice(func, *args)[1] is None
-
-
 def test_calls_that_differ_are_told_apart():
     known = KnownShapes()
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from memtriage.prediction.gpu_kinds import machine
-from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker, StreamUse
+from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes
 from memtriage.prediction.operators import facts, tensors_in
 from memtriage.prediction.trace import trace
 from support.training import training
@@ -105,136 +105,6 @@ def test_the_sequence_is_that_of_real_tensors(checkpointed):
     real = told(lifetimes.recording, before)
     assert traced == real
     assert len(traced) > 100
-
-
-def test_a_storage_is_noted_once_and_freed_with_its_last_view():
-    lifetimes = Lifetimes(lambda: True)
-    whole = torch.empty(8)
-    assert lifetimes.see(whole.untyped_storage(), "aten::empty")
-    part = whole[2:]
-    assert not lifetimes.see(part.untyped_storage(), "aten::slice")
-    del whole
-    assert lifetimes.live == 32
-    del part
-    assert lifetimes.live == 0
-    assert [event.size for event in lifetimes.recording.events] == [32, FREE]
-
-
-def test_a_resized_storage_is_another_block():
-    lifetimes = Lifetimes(lambda: False)
-    grown = torch.empty(8)
-    lifetimes.see(grown.untyped_storage(), "aten::empty")
-    grown.untyped_storage().resize_(64)
-    lifetimes.resized(grown.untyped_storage(), "aten::resize_")
-    assert [event.size for event in lifetimes.recording.events] == [32, 64, FREE]
-    assert lifetimes.live == 64
-
-
-def test_nothing_is_noted_of_what_is_empty_or_comes_after_the_end():
-    lifetimes = Lifetimes(lambda: False)
-    empty = torch.empty(0)
-    lifetimes.see(empty.untyped_storage(), "aten::empty")
-    kept = torch.empty(4)
-    lifetimes.see(kept.untyped_storage(), "aten::empty")
-    lifetimes.close()
-    del empty, kept
-    assert [event.size for event in lifetimes.recording.events] == [16]
-
-
-def sizes(lifetimes):
-    return [event.size for event in lifetimes.recording.events]
-
-
-def test_buffers_of_an_operator_are_released_the_last_one_first():
-    lifetimes = Lifetimes(lambda: False)
-    buffers = lifetimes.scratch([256, 0, -1, 512], "aten::mm")
-    assert [lifetimes.recording.blocks[block].owner for block in buffers] == ["workspace", "workspace"]
-    assert lifetimes.live == 768
-    lifetimes.release(buffers)
-    assert [(event.block, event.size) for event in lifetimes.recording.events] == [
-        (0, 256), (1, 512), (1, FREE), (0, FREE),
-    ]  # fmt: skip
-    assert (lifetimes.live, lifetimes.highest) == (0, 768)
-    lifetimes.scratch([100], "aten::mm")
-    assert (lifetimes.live, lifetimes.highest) == (100, 768)
-
-
-def test_a_block_has_what_held_when_it_was_made():
-    recording, seen = [False], []
-    lifetimes = Lifetimes(lambda: recording[0])
-    lifetimes.begun = lambda: seen.append("begun")
-    lifetimes.allocated = seen.append
-    lifetimes.freed = lambda identity: seen.append(("freed", identity))
-    first, second = torch.empty(4), torch.empty(8)
-    lifetimes.see(first.untyped_storage(), "aten::empty")
-    lifetimes.owner, lifetimes.stream, recording[0] = "parameter", 7, True
-    lifetimes.enter("forward", 0)
-    lifetimes.see(second.untyped_storage(), "aten::mm")
-    assert [
-        (block.size, block.op, block.phase, block.recorded, block.owner, block.stream)
-        for block in lifetimes.recording.blocks
-    ] == [(16, "aten::empty", "build", False, None, 0), (32, "aten::mm", "forward", True, "parameter", 7)]
-    identity = first.untyped_storage()._cdata
-    del first
-    assert seen == ["begun", 0, 1, ("freed", identity)]
-
-
-def test_the_newest_block_is_known_by_what_made_it():
-    lifetimes = Lifetimes(lambda: False)
-    first, second, elsewhere = (torch.empty(4).untyped_storage() for _ in range(3))
-    lifetimes.see(first, "aten::empty_like")
-    assert (lifetimes.block_of(first), lifetimes.block_of(elsewhere)) == (0, None)
-    assert lifetimes.is_newest(first, "empty")
-    assert not lifetimes.is_newest(first, "zeros")
-    lifetimes.see(second, "aten::empty_like")
-    assert lifetimes.is_newest(second, "empty") and not lifetimes.is_newest(first, "empty")
-    assert not lifetimes.is_newest(elsewhere, "empty")
-
-
-def test_a_storage_of_the_same_size_stays_its_block():
-    lifetimes = Lifetimes(lambda: False)
-    kept, elsewhere = torch.empty(8), torch.empty(8)
-    lifetimes.see(kept.untyped_storage(), "aten::empty")
-    lifetimes.resized(kept.untyped_storage(), "aten::resize_")
-    lifetimes.resized(elsewhere.untyped_storage(), "aten::resize_")
-    assert sizes(lifetimes) == [32]
-
-
-def test_phases_begin_once_and_steps_with_their_first_phase():
-    lifetimes = Lifetimes(lambda: False)
-    for step in range(2):
-        for phase in ("forward", "forward", "backward"):
-            lifetimes.enter(phase, step)
-            lifetimes.release(lifetimes.scratch([8], "aten::mm"))
-    assert lifetimes.recording.markers == [
-        Marker(0, "build", -1),
-        Marker(0, "forward", 0),
-        Marker(4, "backward", 0),
-        Marker(6, "forward", 1),
-        Marker(10, "backward", 1),
-    ]
-    assert lifetimes.recording.starts(2) == [0, 6]
-    assert lifetimes.recording.starts(1) == [0]
-
-
-def test_other_streams_use_a_block_until_they_have_passed():
-    lifetimes = Lifetimes(lambda: False)
-    own, other, empty = torch.empty(8), torch.empty(8), torch.empty(0)
-    for tensor in (own, empty):
-        lifetimes.see(tensor.untyped_storage(), "aten::empty")
-    lifetimes.stream_passed(3)  # nothing was put on it
-    for tensor, stream in ((own, 0), (own, 3), (other, 3), (empty, 3)):
-        lifetimes.used_on(tensor.untyped_storage(), stream)
-    assert lifetimes.recording.uses == [StreamUse(1, 3, 0)]
-    del own
-    lifetimes.stream_passed(3)
-    lifetimes.stream_passed(4)
-    assert lifetimes.recording.uses[1:] == [StreamUse(2, 3, None)]
-    lifetimes.enter("forward", 0)  # a new phase waits for all streams
-    assert lifetimes.recording.uses[2:] == [StreamUse(2, 3, None)]
-    lifetimes.close()
-    lifetimes.stream_passed(3)
-    assert len(lifetimes.recording.uses) == 3
 
 
 def in_pool(lifetimes, count):
