@@ -10,12 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memtriage.prediction.api import predict_program
-<<<<<<< HEAD:tests/prediction/test_owners_peak_table.py
 from memtriage.prediction.owners import folded
-=======
-from memtriage.prediction.peak_table import folded
 from support.training import training
->>>>>>> 24b3474d (tests: keep the programs that show a way of their own):tests/prediction/test_peak_table.py
 
 WIDTH = 256
 BATCH = 1024
@@ -117,26 +113,6 @@ def test_the_table_is_only_there_when_asked_for(build):
     }  # fmt: skip
 
 
-<<<<<<< HEAD:tests/prediction/test_owners_peak_table.py
-def test_each_row_has_the_line_and_the_phase_that_made_it(build):
-    table = rows(predict_program(build(), explain=True))
-    source = Path(__file__).read_text().splitlines()
-
-    def line(text):
-        (number,) = [at for at, each in enumerate(source, 1) if each.strip() == text]
-        return number
-
-    made = table["activation", "blocks[*].act"]
-    assert made.site.endswith(
-        f"test_owners_peak_table.py:{line('return self.act(self.linear(x))')} in forward"
-    )
-    assert made.phase == "forward"
-    assert table["optimizer state", "head"].site.endswith(f":{line('optimizer.step()')} in step")
-    assert table["parameter", "head"].phase == "build"
-
-
-=======
->>>>>>> 24b3474d (tests: keep the programs that show a way of their own):tests/prediction/test_peak_table.py
 def test_the_highest_instants_of_other_phases_have_tables_too(build):
     prediction = predict_program(build(), explain=True)
     assert prediction.peak_phase not in prediction.other_peaks

@@ -10,6 +10,7 @@ from torch import nn
 import memtriage
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.settings import parse_conf
+from memtriage.allocator.simulator import Simulator
 from memtriage.cli import app
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.gpu_kinds import machine
