@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from memtriage.planning.blocks import RepeatedBlocks
 
-from memtriage.planning.facts import UNKNOWN, HuggingFace, Knob, OptimizerFacts
+from memtriage.planning.facts import UNKNOWN, HuggingFace, Knob, OptimizerFacts, RepeatedBlocks
 from memtriage.planning.ladder import ladder
 from memtriage.playbook.entries import PLAYBOOK
 
