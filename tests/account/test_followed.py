@@ -69,6 +69,22 @@ def test_a_holder_is_the_same_object(later: HolderGroup, same: bool) -> None:
     assert (first.keys() == second.keys()) is same
 
 
+@pytest.mark.parametrize(
+    ("queue", "entries", "same"), [(9, 9, True), (9, 3, True), (9, 4, True), (8, 9, False)]
+)
+def test_a_queue_of_objects_is_the_same_when_all_its_entries_are_new(
+    queue: int, entries: int, same: bool
+) -> None:
+    before = group("jobs[*]", 4 * MIB, 4, token=1, witnesses=range(4), entries=4)
+    after = group(
+        "jobs[*]", entries * MIB, entries, token=2, witnesses=range(20, 20 + entries), entries=entries
+    )
+    first, second = followed(
+        [msgspec.structs.replace(before, within=9)], [msgspec.structs.replace(after, within=queue)]
+    )
+    assert (first.keys() == second.keys()) is same
+
+
 def test_a_new_object_with_most_of_the_storages_is_the_same_holder() -> None:
     before = group("state", 4 * MIB, 4, token=1, witnesses=range(4))
     kept, lost = (group("state", 5 * MIB, 5, token=2, witnesses=range(first, first + 5)) for first in (2, 3))

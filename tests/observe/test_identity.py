@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from memtriage.account.census import Look
+from memtriage.model.paths import in_words
 from memtriage.observe.identity import Identities
 from memtriage.observe.kinds import FrameLocals
 from memtriage.observe.malloc import malloc_info
@@ -35,8 +36,6 @@ def identities() -> Identities:
 
 def holders(identities: Identities) -> dict[str, set[int]]:
     """By printed anchor, the tokens of what a census of the program `train` finds."""
-    from memtriage.model.paths import in_words
-
     with Look((), identities) as view:
         groups = view.census().groups
         assert all(sum(group.holders.values()) == group.nbytes for group in groups)
@@ -81,6 +80,25 @@ def test_another_object_under_the_same_name_has_another_token(program: Any, iden
     after = holders(identities)
     for name in ("train.kept[*]", "train.recent[*]", "train.thing.best", "train.thing.kept[*]"):
         assert before[name].isdisjoint(after[name])
+
+
+def test_the_outermost_container_of_entries_has_a_token_of_its_own(
+    program: Any, identities: Identities
+) -> None:
+    program.run(PRELUDE)
+    program.run("jobs, rows = collections.deque([{'x': T(), 'y': [T()]}]), [{'x': T()}]")
+
+    def within() -> list[int | None]:
+        with Look((), identities) as view:
+            tokens = {in_words(group.anchor): group.within for group in view.census().groups}
+        names = ("train.jobs[*]['x']", "train.jobs[*]['y'][*]", "train.rows[*]['x']")
+        return [tokens[name] for name in names]
+
+    first = within()
+    program.run("jobs.append({'x': T(), 'y': [T()]}); jobs.popleft(); rows[:] = [{'x': T()}]")
+    assert within() == first == [first[0], first[0], None] and first[0] is not None
+    program.run("jobs = collections.deque(jobs)")
+    assert within()[0] not in (first[0], None)
 
 
 def test_a_module_is_itself_whatever_its_variables_are(program: Any, identities: Identities) -> None:

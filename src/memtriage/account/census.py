@@ -305,6 +305,10 @@ class CensusView:
             for key, all_held in by_group.items():
                 groups[key].holders[token] = sum(held.facts.nbytes for held in all_held)
                 groups[key].witnesses |= witnesses[key]
+        for key, position in {self._key(held): held.position for held in self._held.values()}.items():
+            outermost = self._holders.outermost_of(position)
+            if outermost is not None:
+                groups[key].within = identities.lasting(self._graph.objects[outermost])
 
     def details(
         self,

@@ -129,7 +129,8 @@ class FollowedHolders:
             # group continues the holder, and no other does.
             candidates = (moved[place] for place in places(group) if place in moved)
             return next((known for known in candidates if known.seen.id not in continued), None)
-        if not group.holders.keys().isdisjoint(before.group.holders):
+        within = group.within is not None and group.within == before.group.within
+        if within or not group.holders.keys().isdisjoint(before.group.holders):
             # Entries of a queue move. A variable has one entry, whose value may be longer each time.
             if not replaced(before.group, group) or group.entries > before.group.entries:
                 return before

@@ -60,6 +60,18 @@ class HolderIndex:
             at = above
         return element if graph.parents[element] < 0 else graph.parents[element]
 
+    def outermost_of(self, position: int) -> int | None:
+        """Return the outermost container whose entries (`[*]`) are on the path to a position."""
+        graph, namer = self._graph, self._namer
+        outermost: int | None = None
+        at = position
+        while (above := graph.parents[at]) >= 0:
+            path = namer.path(at)
+            if path.whole[-1:] == (ANY_ITEM,) and not path.namespace:
+                outermost = above
+            at = above
+        return outermost
+
     def containers(self, elements: Iterable[int]) -> list[int]:
         """Return how many containers have the entries on the paths to some elements, innermost first.
 

@@ -85,6 +85,8 @@ class HolderGroup(msgspec.Struct, kw_only=True):
             that share `observe.identity.Identities` give the same object the same token as long as it lives,
             and never another object; empty in others. A variable's holder is its module, instance or
             function: token and anchor together tell which variable.
+        within: token of the outermost object that has entries (`[*]`) on the anchor, if it supports weak
+            references: a queue whose entries hold the storages.
         witnesses: tokens of some of its storages: a few of each holder, and those that an earlier census
             with the same `Identities` chose and that it still has.
         kept: estimated bytes of host memory of the autograd nodes, tensor objects and storage records that
@@ -107,6 +109,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     attached: bool
     known: dict[str, int] = msgspec.field(default_factory=dict)
     holders: dict[int, int] = msgspec.field(default_factory=dict)
+    within: int | None = None
     witnesses: frozenset[int] = frozenset()
     kept: int = 0
     objects: int = 0

@@ -95,6 +95,13 @@ class Identities:
         self._now[key] = known
         return known.token
 
+    def lasting(self, obj: Any) -> int | None:
+        """Return the object's token, whatever it holds; None if it supports no weak references."""
+        known = self._now.get(self._key(obj))
+        if known is None and _takes_weak_references(type(obj)):
+            return self.token(obj, frozenset())
+        return None if known is None or known.ref is None else known.token
+
     def _token(self, same: _Known | None) -> int:
         return next(self._tokens) if same is None else same.token
 
