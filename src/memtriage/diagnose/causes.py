@@ -137,8 +137,7 @@ def _fold(first: HolderPath, second: HolderPath) -> HolderPath:
     rest = shorter - start
     end = next((at for at in range(rest) if first[-1 - at] != second[-1 - at]), rest)
     middle = first[start] if len(first) > start else second[start]
-    tail = first[len(first) - end :] if end else ()
-    return (*first[:start], _any(middle), *tail)
+    return (*first[:start], _any(middle), *first[len(first) - end :])
 
 
 def _either(a: PathSegment, b: PathSegment) -> PathSegment:
