@@ -303,21 +303,20 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
     """
     judged = list(rises)
     for name, counter in counters.items():
-        known = [at for at, rise in enumerate(rises) if rise.counter == name and rise.share]
-        if not known or counter.pages:
-            continue
-        rate, share = sum(rises[at].rate for at in known), sum(rises[at].share for at in known)
-        shown, error = counter.growth.rate, rises[known[0]].error
-        unsure = (counter.growth.high - counter.growth.low) / 2
+        growth, known = counter.growth, [rise for rise in rises if rise.counter == name and rise.share]
+        rate, share = sum(rise.rate for rise in known), sum(rise.share for rise in known)
         # Between two censuses there may be one more of the rises of a counter, or one less.
-        pace = 0.0 if counter.growth.by_rises else PACE
-        another = abs(rate - shown) > max(unsure, pace * shown)
-        better = abs(1 - share) <= max(OPEN, error) and another
-        for at in known if better else ():
-            rise, factor = rises[at], shown / rate
-            judged[at] = replace(
-                rise, rate=rise.rate * factor, recent=rise.recent * factor, share=rise.share / share
-            )
+        pace = 0.0 if growth.by_rises else PACE
+        another = abs(rate - growth.rate) > max((growth.high - growth.low) / 2, pace * growth.rate)
+        explained = known and abs(1 - share) <= max(OPEN, known[0].error)
+        if explained and another and not counter.pages:
+            factor = growth.rate / rate
+            judged = [
+                replace(each, rate=each.rate * factor, recent=each.recent * factor, share=each.share / share)
+                if each in known
+                else each
+                for each in judged
+            ]
     return judged
 
 
@@ -365,8 +364,7 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise | None
         ended = until is not None and rate / 2 <= seen.rate <= 2 * rate
         if ended or contradicts(counter, rate, rise.since):
             return None
-    aged = now - grew_until > ESTIMATE.share * (grew_until - rise.since)
-    if aged:
+    if now - grew_until > ESTIMATE.share * (grew_until - rise.since):
         half = rate * (now - grew_until) / 2
         risen, error = (0.0, math.inf) if counter is None else counter.rise(grew_until, now)
         if risen + 2 * error < half:
