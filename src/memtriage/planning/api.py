@@ -11,9 +11,8 @@ from memtriage.model.plan import Cheaper, Plan, PlanStep, SizedProgram
 from memtriage.model.units import parse_size
 from memtriage.planning.changes import Change, Changes, Offer, Rung
 from memtriage.planning.evaluate import Evaluated, Evaluator
-from memtriage.planning.facts import Facts
 from memtriage.planning.ladder import ladder
-from memtriage.planning.search import LadderSearch, SearchResult
+from memtriage.planning.search import LadderSearch
 from memtriage.prediction.build import Build
 from memtriage.prediction.gpu_kinds import GpuKind, machine
 from memtriage.prediction.watch import TracedProgram
@@ -23,6 +22,7 @@ MARGIN: Final = 0.05
 STEPS: Final = 2
 """Steps that are traced: the second finds the optimizer's states in place."""
 
+_NOT_FOR_SCRIPTS: Final = Offer(absent="it changes the program: give a build function instead of a script")
 _AS_IT_IS: Final = (
     "a script is planned as it is: only settings of the allocator are tried; for changes of the program give "
     "a build function (FILE.py:FUNCTION)"
@@ -73,7 +73,9 @@ def plan(
     rungs = ladder(evaluator.conf(), world_size)
     settings_only = isinstance(build, TracedProgram)
     if settings_only:
-        rungs = tuple(rung if rung.configures else replace(rung, offer=_not_for_scripts) for rung in rungs)
+        rungs = tuple(
+            rung if rung.configures else replace(rung, offer=lambda facts: _NOT_FOR_SCRIPTS) for rung in rungs
+        )
     result = LadderSearch(evaluator, rungs).run(evaluator.facts())
     before = evaluator.of(())
     after = result.evaluated
@@ -87,7 +89,7 @@ def plan(
         before=before.peak,
         after=after.peak,
         steps=steps,
-        next_cheaper=_cheaper(evaluator, result, size),
+        next_cheaper=None if result.cheaper is None else _cheaper(evaluator, result.cheaper, size),
         passed_over=result.passed_over,
         settings_only=settings_only,
         traces=evaluator.traces,
@@ -139,10 +141,6 @@ def needs_of(
     )
 
 
-def _not_for_scripts(facts: Facts) -> Offer:
-    return Offer(absent="it changes the program: give a build function instead of a script")
-
-
 def _steps(evaluator: Evaluator, changes: Changes, rungs: tuple[Rung, ...]) -> list[PlanStep]:
     """The changes one after the other, each simulated on top of those before it."""
     playbook = {rung.name: rung.playbook for rung in rungs}
@@ -178,13 +176,9 @@ def _counted(slowdown: float, after: Evaluated) -> str:
     return text
 
 
-def _cheaper(evaluator: Evaluator, result: SearchResult, budget: int) -> Cheaper | None:
-    if result.cheaper is None:
-        return None
-    needs = evaluator.of(result.cheaper).peak.needs
-    return Cheaper(
-        actions=[change.action for change in result.cheaper], needs=needs, over_budget=needs - budget
-    )
+def _cheaper(evaluator: Evaluator, changes: Changes, budget: int) -> Cheaper:
+    needs = evaluator.of(changes).peak.needs
+    return Cheaper(actions=[change.action for change in changes], needs=needs, over_budget=needs - budget)
 
 
 def _notes(kind: GpuKind, budget: int, after: Evaluated, world_size: int) -> list[str]:

@@ -47,7 +47,9 @@ def adds_in_place(args: tuple[Any, ...], references: int) -> bool:
     first, second = args
     if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
         return False
-    alone = (_uses(first), references) == held_alone() and _uses_of_storage(first) == _USES_OF_STORAGE
+    alone: bool = (first._use_count(), references) == held_alone() and torch._C._storage_Use_Count(
+        first.untyped_storage()._cdata
+    ) == _USES_OF_STORAGE
     return alone and _is_dense(first) and called_by_engine()
 
 
@@ -69,16 +71,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _uses(tensor: torch.Tensor) -> int:
-    count: int = tensor._use_count()
-    return count
-
-
-def _uses_of_storage(tensor: torch.Tensor) -> int:
-    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return count
-
-
 class _ReferenceCounter(TorchDispatchMode):  # type: ignore[misc]
     """Notes how often the first operand of an addition within backward is referred to."""
 
@@ -87,7 +79,7 @@ class _ReferenceCounter(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ADD and torch._C._current_graph_task_id() != -1:
             references = references_to_first(args)
-            self.found = _uses(args[0]), references
+            self.found = args[0]._use_count(), references
         return func(*args, **kwargs or {})
 
 

@@ -303,22 +303,15 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             and func not in self._python_kernels.native  # its kernel for the host may compile itself first
             and all(tensor.numel() <= data_dependent.VALUE_LIMIT for tensor in fresh)
         ):
-            self._follow(func, args, kwargs, outputs)
+            known = tensors_in(self.values.compute(func, args, kwargs))
+            for output, value in zip(outputs, known, strict=False):
+                if output.shape == value.shape:
+                    self.values.note(output, value)
 
     def _hold(self, sizes: list[int] | None, operator: Operator) -> None:
         """Buffers come and go inside an operator."""
         if sizes:
             self.lifetimes.release(self.lifetimes.scratch(sizes, operator.name))
-
-    def _follow(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
-    ) -> None:
-        known = self.values.compute(func, args, kwargs)
-        if known is None:
-            return
-        for output, value in zip(outputs, tensors_in(known), strict=False):
-            if output.shape == value.shape:
-                self.values.note(output, value)
 
     def _follow_writes(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: list[torch.Tensor]

@@ -23,6 +23,7 @@ def _smaller(knob: Knob, accumulation: Knob | None, size: int) -> Change:
     if accumulation is not None:
         arguments.setdefault(accumulation.of, {})[accumulation.name] = accumulation.value * simulated
         edit = unchanged
+    device = "device, " if knob.of == "build" else ""
     steps = times * (1 if accumulation is None else accumulation.value)
     return Change(
         rung="micro-batch",
@@ -32,7 +33,7 @@ def _smaller(knob: Knob, accumulation: Knob | None, size: int) -> Change:
         maths_note="except batch-norm statistics, and means over micro-batches with different numbers of "
         "tokens",
         code={
-            "torch": f"{_call(knob, size)}\n"
+            "torch": f"{knob.of}({device}{knob.name}={size})\n"
             f"for number in range({steps}):\n"
             f"    (loss(micro_batch) / {steps}).backward()\n"
             "optimizer.step()\n"
@@ -49,10 +50,6 @@ def _smaller(knob: Knob, accumulation: Knob | None, size: int) -> Change:
         work_factor=times / simulated,
         outermost=True,
     )
-
-
-def _call(knob: Knob, value: int) -> str:
-    return f"{knob.of}({'device, ' if knob.of == 'build' else ''}{knob.name}={value})"
 
 
 def _accumulating(times: int) -> Callable[[Built], Built]:

@@ -82,19 +82,15 @@ class Collectives:
         written = mapped(written, lambda value: stands_for.get(id(value), value))
         if isinstance(work, torch.ScriptObject):
             work = _done(tensors_in(written)).boxed()
-        if called_by_engine():  # of DDP's reducer
-            self._shelve(tensors_in(written), alone=ranks == 1)
+        if now < HOLDS_UNTIL_STEP and called_by_engine():  # of DDP's reducer
+            tensors = tensors_in(written)
+            self._shelves.append((now, ranks == 1, tensors))
+            if ranks != 1:
+                storages = (tensor.untyped_storage() for tensor in tensors)
+                self._buckets.setdefault(now, {}).update(
+                    {storage._cdata: storage.nbytes() for storage in storages}
+                )
         return (*written, work) if isinstance(result, (tuple, list)) else work
-
-    def _shelve(self, tensors: list[torch.Tensor], alone: bool) -> None:
-        step = self._lifetimes.step
-        if step < HOLDS_UNTIL_STEP:
-            self._shelves.append((step, alone, tensors))
-        if step < HOLDS_UNTIL_STEP and not alone:
-            storages = (tensor.untyped_storage() for tensor in tensors)
-            self._buckets.setdefault(step, {}).update(
-                {storage._cdata: storage.nbytes() for storage in storages}
-            )
 
     def _note_group(self, args: tuple[Any, ...]) -> int:
         """Note the group of a collective, and return how many ranks it has."""

@@ -47,7 +47,9 @@ def check_world(size: int, rank: int) -> None:
 @contextmanager
 def fake_world(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
     """This process is one rank of a job of `size` on one node, with the GPU of its rank."""
-    if size == 1 and not _launched_alone():
+    # A launcher such as `torchrun` may start the program as the only rank, without a group so far.
+    alone = os.environ.get("WORLD_SIZE") == "1" and dist.is_available() and not dist.is_initialized()
+    if size == 1 and not alone:
         yield
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -76,11 +78,6 @@ def fake_world(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
             if hasattr(owner, name):  # not every version of torch has all of them
                 stack.enter_context(replaced(owner, name, value))
         yield
-
-
-def _launched_alone() -> bool:
-    """Whether a launcher such as `torchrun` starts the program as the only rank, without a group so far."""
-    return os.environ.get("WORLD_SIZE") == "1" and dist.is_available() and not dist.is_initialized()
 
 
 def _replacements(size: int) -> list[tuple[Any, str, Any]]:

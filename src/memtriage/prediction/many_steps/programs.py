@@ -201,14 +201,13 @@ class _LoaderFeed:
 
 def _endless(batches: Iterator[Any], again: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """A loader's batches, epoch after epoch; ends where an epoch has none."""
-    empty = False
-    while not empty:
+    while True:
         yield from batches
         batches = again()
         first = next(batches, None)
-        empty = first is None
-        if not empty:
-            yield first
+        if first is None:
+            return
+        yield first
 
 
 def _joined(shapes: Sequence[Shape]) -> Shape:
