@@ -13,6 +13,7 @@ from memtriage.model.census import StorageRecord
 from memtriage.observe import host, malloc
 from memtriage.observe.malloc import MallocInfo
 from memtriage.observe.smaps import MappingClass, MemoryClasses, MemoryMapping
+from support.certain import certain
 from support.paths import named
 
 MIB = 1 << 20
@@ -70,8 +71,7 @@ def test_memory_of_malloc_is_torchs_where_it_has_a_mapping_of_its_own() -> None:
     by_malloc = torch.empty(40 * MIB, dtype=torch.uint8)
     by_hand = mmap.mmap(-1, 4 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     array = np.frombuffer(by_hand, np.uint8)
-    now = read_host()
-    assert now is not None
+    now = certain(read_host())
     assert now.in_driver_memory(storage(by_malloc.data_ptr(), by_malloc.nbytes))
     assert not now.in_driver_memory(storage(array.ctypes.data, 4 * MIB))
     del array
@@ -81,8 +81,7 @@ def test_memory_of_malloc_is_torchs_where_it_has_a_mapping_of_its_own() -> None:
 @needs_smaps
 def test_the_ledger_and_the_places_of_tensors_are_of_the_instant_of_the_reading() -> None:
     kept = torch.ones(4 * MIB)
-    now = read_host()
-    assert now is not None
+    now = certain(read_host())
     tensor = storage(kept.data_ptr(), kept.nbytes)
     later = torch.ones(MIB)
     ledger, without = now.ledger([tensor]), now.ledger(None)
@@ -101,8 +100,7 @@ def test_a_reading_has_every_counter_or_there_is_none(smaps: bool, monkeypatch: 
         monkeypatch.setattr(host, "memory_classes", lambda: None)
         assert read_host() is None
         return
-    now = read_host()
-    assert now is not None
+    now = certain(read_host())
     assert now.classes.total > 10 * MIB
     assert (now.malloc is None) == (malloc.malloc_info() is None)
     assert now.pinned == host.pinned()

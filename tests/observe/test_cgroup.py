@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memtriage.observe.cgroup import HostLimit, cgroup_memory, counted, host_limit
 from memtriage.observe.host import InUse
+from support.certain import certain
 
 GIB = 1 << 30
 NO_LIMIT_V1 = 0x7FFFFFFFFFFFF000
@@ -55,8 +56,7 @@ def test_v2_reads_the_group_that_limits(tmp_path: Path) -> None:
         events="low 0\nmax 12\noom 2\noom_kill 1",
     )
     machine.group(f"{top}/kubepods/pod1/main", max=9 * GIB, current=5 * GIB, stat="anon 1\n")
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert (memory.version, memory.path) == (2, pod)
     assert (memory.limit, memory.usage) == (8 * GIB, 6 * GIB)
     assert (memory.file, memory.inactive_file) == (2 * GIB, GIB)
@@ -67,8 +67,7 @@ def test_v2_reads_the_group_that_limits(tmp_path: Path) -> None:
 def test_v2_in_a_container_with_its_own_namespace(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "0::/\n", V2_MOUNT)
     machine.group("sys/fs/cgroup", max=2 * GIB, current=GIB, stat="anon 5\n")
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert (memory.limit, memory.usage) == (2 * GIB, GIB)
 
 
@@ -77,8 +76,7 @@ def test_v2_path_that_the_container_does_not_see_is_the_mount(tmp_path: Path, pa
     machine = Machine(tmp_path, f"0::{path}\n", V2_MOUNT)
     machine.group("sys/fs/cgroup", max=2 * GIB, current=GIB, stat="anon 5\n")
     (tmp_path / "sys/outside").mkdir()
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert memory.limit == 2 * GIB
 
 
@@ -86,8 +84,7 @@ def test_v2_unlimited_reports_the_own_group(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "0::/user.slice\n", V2_MOUNT)
     machine.group("sys/fs/cgroup", stat="anon 9\n")
     own = machine.group("sys/fs/cgroup/user.slice", max="max", current=GIB, stat="anon 7\n")
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert (memory.path, memory.limit, memory.usage) == (own, None, GIB)
     assert host_limit(machine.proc, machine.root) == (64 * GIB, "MemTotal")
 
@@ -114,8 +111,7 @@ def test_v1_docker_mounts_the_group_itself(tmp_path: Path) -> None:
         stat=V1_STAT,
         oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 3",
     )
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert memory.version == 1
     assert (memory.limit, memory.usage) == (4 * GIB, 3 * GIB)
     assert (memory.file, memory.inactive_file) == (2 * GIB, 4096)
@@ -130,8 +126,7 @@ def test_v1_limit_of_a_hidden_parent_is_seen(tmp_path: Path) -> None:
         usage_in_bytes=5,
         stat=f"{V1_STAT}\nhierarchical_memory_limit {3 * GIB}",
     )
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert memory.limit == 3 * GIB
 
 
@@ -141,8 +136,7 @@ def test_v1_walks_up_a_fully_visible_hierarchy(tmp_path: Path) -> None:
     machine.group(top, limit_in_bytes=NO_LIMIT_V1, usage_in_bytes=9, stat=V1_STAT)
     parent = machine.group(f"{top}/docker", limit_in_bytes=GIB, usage_in_bytes=7, stat=V1_STAT)
     machine.group(f"{top}/docker/abc", limit_in_bytes=NO_LIMIT_V1, usage_in_bytes=5, stat=V1_STAT)
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert (memory.path, memory.limit, memory.usage) == (parent, GIB, 7)
 
 
@@ -153,8 +147,7 @@ def test_hybrid_without_a_v1_memory_controller_uses_v2(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "1:cpu:/x\n0::/job\n", mounts)
     machine.group("sys/fs/cgroup/unified", stat="anon 1\n")
     machine.group("sys/fs/cgroup/unified/job", max=GIB, current=4, stat="anon 1\n")
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert (memory.version, memory.limit) == (2, GIB)
 
 
@@ -163,16 +156,14 @@ def test_hybrid_prefers_v1_where_it_has_the_memory_controller(tmp_path: Path) ->
     machine = Machine(tmp_path, V1_GROUPS, unified + v1_mount("/"))
     machine.group("sys/fs/cgroup/unified/ignored")  # no memory files: the controller is v1's
     machine.group("sys/fs/cgroup/memory/docker/abc", limit_in_bytes=GIB, usage_in_bytes=1, stat=V1_STAT)
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert (memory.version, memory.limit) == (1, GIB)
 
 
 def test_mount_point_with_an_escaped_space(tmp_path: Path) -> None:
     machine = Machine(tmp_path, V1_GROUPS, v1_mount("/", r"/my\040groups"))
     machine.group("my groups/docker/abc", limit_in_bytes=GIB, usage_in_bytes=1, stat=V1_STAT)
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert memory.limit == GIB
 
 
@@ -219,8 +210,7 @@ def test_the_limit_is_the_least_on_the_way_up(
     for depth, limit in enumerate(limits):
         path = "/".join(names[: depth + 1])
         machine.group(f"sys/fs/cgroup/{path}", max="max" if limit is None else limit, current=depth)
-    memory = cgroup_memory(machine.proc, machine.root)
-    assert memory is not None
+    memory = certain(cgroup_memory(machine.proc, machine.root))
     assert memory.limit == min((limit for limit in limits if limit is not None), default=None)
 
 

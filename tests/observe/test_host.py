@@ -29,6 +29,7 @@ from memtriage.observe.host import (
     resident,
     rss,
 )
+from support.certain import certain
 from support.own_process import printed_by
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -86,8 +87,7 @@ def test_a_file_on_tmpfs_is_recognized_by_its_mount(tmp_path: Path) -> None:
     (tmp_path / "mountinfo").write_text(
         "25 24 0:27 / /scratch rw,relatime - tmpfs tmpfs rw\n26 24 254:0 / / rw - ext4 /dev/vda rw\n"
     )
-    classes = memory_classes(tmp_path)
-    assert classes is not None
+    classes = certain(memory_classes(tmp_path))
     assert classes.resident("shared") == BY_CLASS["shared"] * KIB
 
 
@@ -116,8 +116,7 @@ def test_shared_and_private_mappings_are_distinguished(tmp_path: Path) -> None:
     values = np.memmap(path, dtype=np.uint8, mode="c")
     assert values.sum() == ord("x") * 4 * MIB
     values[: 2 * MIB] = 7
-    classes = memory_classes()
-    assert classes is not None
+    classes = certain(memory_classes())
     (mine,) = [mapping for mapping in classes.mappings if mapping.name == str(path)]
     address = np.frombuffer(shared, dtype=np.uint8).ctypes.data
     ((_, _, anonymous),) = classes.covering(address, address + 1)
@@ -203,8 +202,7 @@ def test_a_forked_child_reads_its_own_rss() -> None:
 @linux
 def test_rss_survives_somebody_closing_its_descriptor() -> None:
     assert rss() is not None
-    opened = host._STATM._opened
-    assert opened is not None
+    opened = certain(host._STATM._opened)
     os.close(opened[1].number)
     assert (rss() or 0) > MIB
 
@@ -291,8 +289,7 @@ def test_children_of_a_process_that_is_gone(child: subprocess.Popen[bytes]) -> N
 
 
 def test_dev_shm_is_used_in_part(tmp_path: Path) -> None:
-    use = dev_shm(tmp_path)
-    assert use is not None
+    use = certain(dev_shm(tmp_path))
     assert 0 < use.used <= use.total
 
 

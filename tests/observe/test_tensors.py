@@ -21,6 +21,7 @@ from memtriage.observe.tensors import (
     storage_facts,
     undisturbed,
 )
+from support.certain import certain
 
 
 class Wrapper(torch.Tensor):
@@ -78,24 +79,16 @@ def test_quantized_tensors_have_one() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensor = torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.quint8)
-    known = facts(tensor)
-    assert known is not None
+    known = certain(facts(tensor))
     assert known.nbytes == 64
 
 
-@pytest.mark.parametrize(("count", "expected"), [(4, b"\1\2\3\4"), (64, b"\1\2\3\4\5")])
-def test_end_bytes(count: int, expected: bytes) -> None:
+@pytest.mark.parametrize(
+    ("count", "last", "expected"), [(4, False, b"\1\2\3\4"), (64, False, b"\1\2\3\4\5"), (2, True, b"\4\5")]
+)
+def test_end_bytes(count: int, last: bool, expected: bytes) -> None:
     tensor = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
-    known = facts(tensor)
-    assert known is not None
-    assert end_bytes(tensor[2:], known, count) == expected
-
-
-def test_end_bytes_may_be_the_last_ones() -> None:
-    tensor = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
-    known = facts(tensor)
-    assert known is not None
-    assert end_bytes(tensor[:1], known, 2, last=True) == b"\4\5"
+    assert end_bytes(tensor[2:4], certain(facts(tensor)), count, last=last) == expected
 
 
 def test_ends_of_device_memory_are_read_through_a_copy() -> None:

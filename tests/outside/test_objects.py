@@ -20,6 +20,7 @@ from memtriage.outside.memory import ProcessMemory
 from memtriage.outside.objects import RemoteHeap, RemoteType
 from memtriage.outside.own_memory import own_words
 from memtriage.outside.python_layout import layout_of
+from support.certain import certain
 
 pytestmark = pytest.mark.skipif(
     layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
@@ -35,8 +36,7 @@ class _Renamed:
 
 
 def _read(before: RemoteHeap | None = None) -> RemoteHeap:
-    layout = layout_of(sys.version_info[:2])
-    assert layout is not None
+    layout = certain(layout_of(sys.version_info[:2]))
     return RemoteHeap(ProcessMemory(os.getpid()), layout, lambda address: address, before)
 
 
@@ -238,9 +238,7 @@ def test_what_a_class_is_made_of() -> None:
     heap = _read()
 
     def known(klass: type) -> RemoteType:
-        found = heap.class_at(id(klass))
-        assert found is not None
-        return found
+        return certain(heap.class_at(id(klass)))
 
     slots, items, point = known(_Slots), known(_Items), known(_Point)
     assert (slots.name, slots.qualified_name, slots.module) == ("_Slots", "_Slots", __name__)
@@ -267,8 +265,7 @@ def test_attributes_and_slots_of_instances() -> None:
     heap = _read()
 
     def attributes(obj: object) -> dict[str, int]:
-        klass = heap.type_of(id(obj))
-        assert klass is not None
+        klass = certain(heap.type_of(id(obj)))
         return dict(heap.attributes(id(obj), klass))
 
     for obj in several:
@@ -296,8 +293,7 @@ def test_attributes_and_slots_of_instances() -> None:
 )
 def test_how_many_entries_a_container_takes(obj: object, bound: int | None) -> None:
     heap = _read()
-    klass = heap.type_of(id(obj))
-    assert klass is not None
+    klass = certain(heap.type_of(id(obj)))
     assert heap.bound(id(obj), klass) == bound
 
 
@@ -305,13 +301,11 @@ def test_variables_of_a_suspended_generator_and_of_an_ended_function() -> None:
     generator, ended, traceback = _suspended(), _ended(), _traceback()
     local = generator.gi_frame.f_locals["kept"]
     heap = _read()
-    frame = heap.frame(heap.generator_frame(id(generator)))
-    assert frame is not None
+    frame = certain(heap.frame(heap.generator_frame(id(generator))))
     assert (frame.name, frame.file) == ("_generator", __file__)
     assert frame.variables == [("kept", id(local))]
     assert heap.generator_frame(id(ended)) == 0
-    raised = heap.frame(heap.memory.word(id(traceback.tb_frame) + heap.layout.frame_object_frame))
-    assert raised is not None
+    raised = certain(heap.frame(heap.memory.word(id(traceback.tb_frame) + heap.layout.frame_object_frame)))
     assert raised.name == "_traceback"
     assert dict(raised.variables)["kept"] == id(traceback.tb_frame.f_locals["kept"])
     assert heap.frame(0) is heap.frame(id(local)) is None

@@ -14,7 +14,6 @@ from typing import BinaryIO
 
 import pytest
 
-from memtriage.model.report import RunReport
 from memtriage.process.messages import Messages
 from memtriage.session import run
 from memtriage.session.conclusion import Conclusion
@@ -23,6 +22,7 @@ from memtriage.session.ends import start_record
 from memtriage.store.layout import RankIdentity
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter
+from support.certain import certain
 
 
 def identity(rank: int | None = None, world_size: int = 1) -> RankIdentity:
@@ -249,11 +249,6 @@ def test_a_watched_block_reports_on_the_first_rank(
 
 
 # --- reporting ----------------------------------------------------------------------------------------------
-
-
-def certain(report: RunReport | None) -> RunReport:
-    assert report is not None
-    return report
 
 
 def test_the_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
