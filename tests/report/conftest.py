@@ -1,8 +1,8 @@
 import pytest
 
-from memtriage.model.findings import Finding
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.report import RankCount, RunReport
+from support import runs
 from support.chromium import Chromium, find
 from support.runs import step_mark
 
@@ -17,34 +17,7 @@ def chromium(tmp_path_factory):
 
 @pytest.fixture
 def leak():
-    """A finding with every field filled in."""
-
-    def make(rank=None, **fields):
-        known = {
-            "kind": "leak",
-            "device": "cuda:0",
-            "rank": rank,
-            "bytes": 6724 * MiB,
-            "bytes_per_step": 164 * MiB,
-            "bytes_per_microbatch": 41 * MiB,
-            "holder": "train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1] -> saved tensor of "
-            "LinearBackward in model.transformer.h.11.mlp.c_proj",
-            "also_held_by": ["frame evaluate(): acts", "closure of hook grab: captured['n1'][*]"],
-            "stored_at": "/home/user/projects/fast-llm/train.py:150 in train",
-            "allocated_at": "/home/user/projects/fast-llm/train.py:142 in loss_func",
-            "mechanism": "Each step's loss still carries its graph.",
-            "fix": "Store loss.detach() or loss.item() instead of the loss.",
-            "playbook": "M21",
-            "phase": "forward",
-            "step": 41,
-            "evidence": [
-                "allocated rose at each of 38 steps",
-                "2,132 storages are reachable only from there",
-            ],
-        }
-        return Finding(**(known | fields))
-
-    return make
+    return runs.leak
 
 
 @pytest.fixture

@@ -50,13 +50,6 @@ def shown(prediction: Prediction, width: int) -> str:
     return printed(render, prediction, width=width)
 
 
-def test_the_peak_comes_first() -> None:
-    text = shown(made(), 100)
-    assert text.startswith("PEAK 3.0 GiB allocated, 4.0 GiB reserved, in backward\n")
-    assert "5.0 GiB of device memory in all, 1.0 GiB of it outside the allocator; predicted in 1.5 s" in text
-    assert "something was assumed" in text
-
-
 MARK = ComparedMark(
     name="step", step=2, recorded_step=40, allocated=GIB, reserved=None, predicted_allocated=GIB,
     predicted_reserved=GIB,

@@ -26,18 +26,20 @@ def step_mark(step: int, allocated: int, rank: int | None = None) -> Mark:
     )  # fmt: skip
 
 
-def leak(**fields: Any) -> Finding:
+def leak(rank: int | None = None, **fields: Any) -> Finding:
     """A finding with every field filled in."""
     known: dict[str, Any] = {
         "kind": "leak",
         "device": "cuda:0",
+        "rank": rank,
         "bytes": 6724 * MIB,
         "bytes_per_step": 164 * MIB,
         "bytes_per_microbatch": 82 * MIB,
-        "holder": "train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]",
+        "holder": "train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1] -> saved tensor of "
+        "LinearBackward in model.transformer.h.11.mlp.c_proj",
         "also_held_by": ["frame evaluate(): acts", "closure of hook grab: captured['n1'][*]"],
-        "stored_at": "train.py:150 in train",
-        "allocated_at": "train.py:142 in loss_func",
+        "stored_at": "/home/user/projects/fast-llm/train.py:150 in train",
+        "allocated_at": "/home/user/projects/fast-llm/train.py:142 in loss_func",
         "mechanism": "Each step's loss still carries its graph.",
         "fix": "Store `loss.detach()` or `loss.item()` instead of the loss.",
         "playbook": "M21",

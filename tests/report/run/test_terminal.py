@@ -45,7 +45,7 @@ def test_a_finding_tells_all_that_is_known(make_report, leak):
         leak().mechanism,
         leak().fix,
         *leak().evidence,
-        "size at step 41     6.6 GiB · 41.0 MiB per micro-batch",
+        "size at step 41     6.6 GiB · 82.0 MiB per micro-batch",
         "detected            in forward",
         "M21 · Leaks: something keeps what a step makes · memtriage explain M21",
     ):

@@ -11,7 +11,7 @@ from memtriage.prove.result import make_report
 from memtriage.prove.state import ComparisonState
 from memtriage.report.html.shell import LARGEST
 from memtriage.report.trials.page import html
-from support.chromium import Chromium, find
+from support.chromium import Chromium
 from support.page_data import data_in
 from support.trials import GIB, MORE, trials_of
 
@@ -43,7 +43,7 @@ def test_a_page_of_very_many_steps_is_thinned(report: TrialsReport) -> None:
     assert 500 < len(data_in(page)["variants"][0]["steps"][0]) < 1000
 
 
-def test_the_page_as_a_browser_shows_it(report: TrialsReport, tmp_path: Path) -> None:
+def test_the_page_as_a_browser_shows_it(report: TrialsReport, chromium: Chromium) -> None:
     page = html(report)
     assert len(page.encode()) < LARGEST
     script = """
@@ -61,7 +61,6 @@ def test_the_page_as_a_browser_shows_it(report: TrialsReport, tmp_path: Path) ->
             wide: document.documentElement.scrollWidth <= innerWidth,
         };
     """
-    chromium = Chromium(find(), tmp_path)
     for width in (1200, 380):
         visit = chromium.visit(page, script, width=width)
         assert visit.console == []
