@@ -29,7 +29,7 @@ def leaking() -> Recording:
     return recording(first, second, stacks=stacks, path="runs/leaking.pickle.gz")
 
 
-def test_everything_is_drawn_and_nothing_is_loaded(chromium: Chromium, leaking: Recording) -> None:
+def test_everything_is_told_and_drawn_and_nothing_is_loaded(chromium: Chromium, leaking: Recording) -> None:
     visit = chromium.visit(
         html(leaking),
         """
@@ -43,6 +43,8 @@ def test_everything_is_drawn_and_nothing_is_loaded(chromium: Chromium, leaking: 
                 [rgb("hue-1"), rgb("hue-9"), rgb("stranded")].includes(one)).length,
             ground: ground(),
             headings: [...document.querySelectorAll("h1, h2, h3")].map((one) => one.textContent),
+            verdict: document.querySelector(".verdict").textContent,
+            finding: document.querySelector(".finding").innerText,
         };""",
     )
     result = visit.result
@@ -64,17 +66,6 @@ def test_everything_is_drawn_and_nothing_is_loaded(chromium: Chromium, leaking: 
         "What strands memory",
         "Allocation sites",
     ]
-
-
-def test_findings_stand_on_top_with_their_evidence(chromium: Chromium, leaking: Recording) -> None:
-    result = chromium.visit(
-        html(leaking),
-        """
-        return {
-            verdict: document.querySelector(".verdict").textContent,
-            finding: document.querySelector(".finding").innerText,
-        };""",
-    ).result
     assert result["verdict"].startswith("leak3.0 MiB per step at train.py:12 in log")
     for words in (
         "3.0 MiB per step",
@@ -290,8 +281,7 @@ def test_the_theme_follows_the_system_the_reader_and_the_printer(
 def test_nothing_is_wider_than_the_window(chromium: Chromium, leaking: Recording, width: int) -> None:
     result = chromium.visit(
         html(leaking),
-        """
-        return { inner: innerWidth, scroll: document.documentElement.scrollWidth, wide: wide() };""",
+        "return { inner: innerWidth, scroll: document.documentElement.scrollWidth, wide: wide() }",
         width=width,
     ).result
     assert result["inner"] == width
