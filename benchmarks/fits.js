@@ -2,7 +2,7 @@
 // Draws the table of batches that fit: one row for each model, way to train, length and card.
 (() => {
   const { element, select, whole } = page;
-  const { card, masthead, prose } = report;
+  const { card, prose } = report;
   const MIB = 1024 * 1024;
   const PARTS = [
     ["weights", "hue-1"],
@@ -139,15 +139,16 @@
     ...PARTS.map(([name, color]) => element("li", { class: "entry small" }, report.swatch({ color }), name)),
   );
 
-  masthead({
+  const head = {
     brand: "memtriage",
     title: "Which batch fits",
     facts: `${data.facts.models} models, predicted without a GPU on ${data.facts.date}: ${data.facts.versions}`,
-  });
-  document.getElementById("content").append(
+    about: [prose("Made by `python benchmarks/fits.py`.")],
+  };
+  report.show(head, [
     card(
       "Largest batch",
-      element("span", { class: "quiet small" }, "the length of a bar is the share of the memory that may be used"),
+      "the length of a bar is the share of the memory that may be used",
       element(
         "div",
         { class: "tools filters" },
@@ -167,7 +168,6 @@
       `1 % of a card stays free, and ${size(data.outside)} are outside PyTorch (context, kernels, libraries). Memory of a desktop or another process is not counted.`,
       "Method, cards and limits: `docs/fits.md`.",
     ]),
-  );
-  document.getElementById("about").append(element("p", {}, prose("Made by `python benchmarks/fits.py`.")));
+  ]);
   fill();
 })();
