@@ -124,9 +124,12 @@ def _objects(seen: DataSeen) -> MechanismText:
 
 
 def _evidence(leak: Leak) -> Iterator[str]:
+    if leak.comes_every is not None:
+        apart = round(leak.comes_every)
+        yield f"it grows by {size(round(apart * leak.rate))} at a time, every {apart} steps"
     if leak.parts and len({part.path for part in leak.parts}) == 1:  # two kinds of evidence for one holder
         for part in leak.parts:
-            yield from _evidence(part)
+            yield from _evidence(replace(part, comes_every=None))
         return
     if leak.parts:
         # The evidence of several parts would be contradictory. So give that of one with the same certainty.
@@ -134,7 +137,10 @@ def _evidence(leak: Leak) -> Iterator[str]:
         named = [first, *(part for part in leak.parts if part is not first)]
         more = f"; {len(named) - _PARTS} more" if len(named) > _PARTS else ""
         yield f"the sum of: {'; '.join(map(_share, named[:_PARTS]))}{more}"
-        yield from (f"the first of these: {line}" for line in _evidence(replace(first, projection=None)))
+        yield from (
+            f"the first of these: {line}"
+            for line in _evidence(replace(first, projection=None, comes_every=None))
+        )
     else:
         yield _shown_by(leak)
         yield from (f"suspected only: {_WHY[reason]}" for reason in leak.reasons)

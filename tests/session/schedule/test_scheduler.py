@@ -115,6 +115,8 @@ def test_what_grows_every_so_many_steps_is_found(period: int) -> None:
     loop = Loop().train(12 * period, lambda step: {"epochs[*]": 1 + step // period})
     (rate,) = loop.proven().values()
     assert rate == pytest.approx(MIB / period, rel=0.2)
+    (finding,) = loop.leaks()
+    assert finding.evidence[0] == f"it grows by 1.0 MiB at a time, every {period} steps"
 
 
 @pytest.mark.parametrize(

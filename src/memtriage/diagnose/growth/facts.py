@@ -68,6 +68,7 @@ class Leak:
         parts: leaks of this one cause, if they are several.
         event: what the growth comes with; None where nothing that was counted explains it.
         spacing: positions of `rate` from one event to the next.
+        comes_every: steps from one rise to the next, where these are regular and no event explains them.
         where: which kind of process grows.
         process: the process in words; None for the main one.
         by_role: rates of several processes, if they are that.
@@ -96,6 +97,7 @@ class Leak:
     parts: tuple[Leak, ...] = ()
     event: Event | None = None
     spacing: float = 1.0
+    comes_every: float | None = None
     where: ProcessKind = "main"
     process: str | None = None
     by_role: tuple[tuple[str, int], ...] = ()

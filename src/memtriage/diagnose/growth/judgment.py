@@ -233,6 +233,7 @@ def _leak(
     event, per_event = event_of(
         comparison, shown_by.counter, rate, counts, evidence.situation.came_with, rise
     )
+    counter = comparison.counters.get(shown_by.counter)
     known: GroupDetail | DataSeen = cause if isinstance(cause, DataSeen) else GroupDetail()
     if isinstance(cause, Held):
         every: Event | Scale = event or "second"
@@ -256,6 +257,7 @@ def _leak(
         period=comparison.period,
         event=event,
         spacing=per_event / next(filter(None, rates.values()), per_event),
+        comes_every=counter.growth.period if event == "step" and counter is not None else None,
     )
 
 
