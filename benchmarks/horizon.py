@@ -32,15 +32,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import memtriage
-from memtriage.prediction.many_steps import course
-from memtriage.prediction.many_steps.course import RecurrencePolicy, RunCourse
+from memtriage.prediction.many_steps.course import MOST_BLOCKS, RunCourse
 
 SEED: Final = 0
 BATCH: Final = 8
 WIDTH: Final = 768
 WORDS: Final = 50257
 LONGEST: Final = 1024
-NEVER: Final = RecurrencePolicy(patience=0, stride=1 << 62)
+NEVER: Final = -1
+"""Blocks of states that are kept, so that none is known again."""
 CASES: Final = {"30 lengths": 30, "1,000 lengths": 1000, "none recurs": 30}
 
 
@@ -95,13 +95,13 @@ class Timed:
     error: float | None
 
 
-def timed(build: Any, lengths: Sequence[int], policy: RecurrencePolicy) -> Timed:
+def timed(build: Any, lengths: Sequence[int], most_blocks: int) -> Timed:
     """Predict a run, and follow the simulation in it."""
     followed: list[tuple[RunCourse, float]] = []
 
     class Followed(RunCourse):
         def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments, policy)
+            super().__init__(*arguments, most_blocks)
 
         def run(self, steps: Any) -> Any:
             began = time.process_time()
@@ -135,13 +135,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     build = build_of(chosen.layers)
-    few = timed(build, drawn(4, 20), course.POLICY)
+    few = timed(build, drawn(4, 20), MOST_BLOCKS)
     steps = chosen.events // (few.events // few.steps)
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {chosen.layers} layers")
     found = {}
     for name, kinds in CASES.items():
-        policy = NEVER if name == "none recurs" else course.POLICY
-        result = found[name] = timed(build, drawn(kinds, steps), policy)
+        most_blocks = NEVER if name == "none recurs" else MOST_BLOCKS
+        result = found[name] = timed(build, drawn(kinds, steps), most_blocks)
         error = "" if result.error is None else f", derived sizes {result.error:.2%} off at most"
         print(
             f"{name:14} {result.steps:,} steps, {result.events:,} events, {result.simulated:,} simulated: "

@@ -13,9 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.catalogue.contents import cached_values, read_places, storages_in
-from memtriage.catalogue.entry import Place
-from memtriage.catalogue.finders import only
+from memtriage.catalogue.contents import cached_values, storages_in
 from memtriage.observe.tensors import undisturbed
 from support.holder_standins import NBYTES, CachingTensor, QuantizedStorage, tensor
 
@@ -111,19 +109,3 @@ def test_a_bounded_and_an_unbounded_lru_cache_give_their_values(bound: int | Non
     assert held(table) == kept * NBYTES
     table.cache_clear()
     assert held(table) == 0
-
-
-def test_a_reading_has_places_by_size_and_each_storage_once() -> None:
-    shared, seen = tensor(), []
-    reading = read_places(
-        "x",
-        [
-            Place("small", only([shared[:1]]), entries=1),
-            Place("large", only([shared, tensor(), tensor()]), entries=3),
-            Place("other", other={"host": 5}),
-        ],
-        lambda facts, storage: seen.append(facts.nbytes),
-    )
-    assert reading.places == [("large", 2 * NBYTES), ("small", NBYTES), ("other", 5)]
-    assert (reading.entries, reading.nbytes) == (4, {"cpu": 3 * NBYTES, "host": 5})
-    assert [nbytes for _, _, nbytes in reading.storages] == seen == [NBYTES] * 3

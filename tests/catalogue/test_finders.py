@@ -11,9 +11,11 @@ from memtriage.catalogue.finders import (
     containers,
     lru_caches,
     lru_inside,
+    only,
+    read_places,
 )
 from memtriage.catalogue.scene import Scene
-from support.holder_standins import Stage
+from support.holder_standins import NBYTES, Stage, tensor
 
 
 def found(finder: PlaceFinder) -> list[Place]:
@@ -68,3 +70,19 @@ def test_caches_of_functions_are_found_under_decorators_and_when_filled(stage: S
         None,
         None,
     ]
+
+
+def test_a_reading_has_places_by_size_and_each_storage_once() -> None:
+    shared, seen = tensor(), []
+    reading = read_places(
+        "x",
+        [
+            Place("small", only([shared[:1]]), entries=1),
+            Place("large", only([shared, tensor(), tensor()]), entries=3),
+            Place("other", other={"host": 5}),
+        ],
+        lambda facts, storage: seen.append(facts.nbytes),
+    )
+    assert reading.places == [("large", 2 * NBYTES), ("small", NBYTES), ("other", 5)]
+    assert (reading.entries, reading.nbytes) == (4, {"cpu": 3 * NBYTES, "host": 5})
+    assert [nbytes for _, _, nbytes in reading.storages] == seen == [NBYTES] * 3

@@ -28,11 +28,6 @@ from memtriage.planning.search import LadderSearch
 from memtriage.prediction.gpu_kinds import machine
 
 GPU = "h200"
-ON_REQUEST = {
-    "pointwise_chains": frozenset({"torch.compile"}),
-    "budgeted_blocks": frozenset({"torch.compile", "activation budget"}),
-}
-"""Rungs that are tried for a workload only when asked for."""
 TRAINED_STEPS = 3
 
 
@@ -178,7 +173,7 @@ def make_plan(name, budget, path):
     room = int(budget * (1 - MARGIN)) - kind.outside
     evaluator = Evaluator(WORKLOADS[name], kind, parse_version(None), "", STEPS, room)
     facts = evaluator.facts()
-    found = LadderSearch(evaluator, ladder("", world_size=1), ON_REQUEST.get(name, frozenset())).run(facts)
+    found = LadderSearch(evaluator, ladder("", world_size=1)).run(facts)
     cheaper = found.cheaper or ()
     path.write_bytes(
         pickle.dumps(

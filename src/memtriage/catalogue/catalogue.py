@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from memtriage.catalogue.contents import read_places
 from memtriage.catalogue.entry import Holder, Place
+from memtriage.catalogue.finders import read_places
 from memtriage.catalogue.frameworks import FRAMEWORKS
 from memtriage.catalogue.generic import GENERIC
 from memtriage.catalogue.pytorch import PYTORCH

@@ -6,11 +6,9 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from memtriage.catalogue.entry import Place
-from memtriage.model.holders import HolderReading
 from memtriage.observe.classes import (
     attributes_of,
     bases_of,
@@ -22,7 +20,7 @@ from memtriage.observe.classes import (
 )
 from memtriage.observe.edges import is_sparse, sparse_parts
 from memtriage.observe.objects import tuple_items
-from memtriage.observe.tensors import StorageFacts, plain, storage_facts, undisturbed
+from memtriage.observe.tensors import StorageFacts, plain, storage_facts
 from memtriage.process.stdlib import gc
 
 LRU: Final = type(functools.lru_cache(lambda: None))
@@ -129,35 +127,3 @@ def storages_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[tuple[St
         if facts is not None and (facts.device, facts.address) not in seen:
             seen.add((facts.device, facts.address))
             yield facts, plain(tensor).untyped_storage()
-
-
-def read_places(
-    name: str, places: Iterable[Place], watch: Callable[[StorageFacts, Any], None] | None = None
-) -> HolderReading:
-    """What the places of an entry hold now. A storage in several places counts for the first.
-
-    Args:
-        watch: told each storage, once.
-    """
-    reading = HolderReading(name=name)
-    seen: set[tuple[str, int]] = set()
-    sizes: list[tuple[str, int]] = []
-    with undisturbed():
-        for place in places:
-            held = sum(place.other.values())
-            for device, nbytes in place.other.items():
-                reading.nbytes[device] = reading.nbytes.get(device, 0) + nbytes
-            for facts, storage in storages_in(place.values()):
-                if (facts.device, facts.address) in seen:
-                    continue
-                seen.add((facts.device, facts.address))
-                held += facts.nbytes
-                reading.nbytes[facts.device] = reading.nbytes.get(facts.device, 0) + facts.nbytes
-                reading.storages.append((facts.device, facts.address, facts.nbytes))
-                if watch is not None:
-                    watch(facts, storage)
-            sizes.append((place.path, held))
-            if place.entries is not None:
-                reading.entries = (reading.entries or 0) + place.entries
-    reading.places = sorted(sizes, key=lambda pair: -pair[1])
-    return reading

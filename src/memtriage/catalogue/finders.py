@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
-from memtriage.catalogue.contents import LRU, cached_values
+from memtriage.catalogue.contents import LRU, cached_values, storages_in
 from memtriage.catalogue.entry import Place, PlaceFinder
 from memtriage.catalogue.scene import Scene
+from memtriage.model.holders import HolderReading
 from memtriage.observe.classes import attributes_of, instance_dict, variables_of
+from memtriage.observe.tensors import StorageFacts, undisturbed
 
 
 class ValueSlot:
@@ -142,3 +144,35 @@ def is_filled(value: Any) -> bool:
 def length(value: Any) -> int | None:
     """Entries of a plain container; None for anything else."""
     return len(value) if issubclass(type(value), (dict, list, tuple, set)) else None
+
+
+def read_places(
+    name: str, places: Iterable[Place], watch: Callable[[StorageFacts, Any], None] | None = None
+) -> HolderReading:
+    """What the places of an entry hold now. A storage in several places counts for the first.
+
+    Args:
+        watch: told each storage, once.
+    """
+    reading = HolderReading(name=name)
+    seen: set[tuple[str, int]] = set()
+    sizes: list[tuple[str, int]] = []
+    with undisturbed():
+        for place in places:
+            held = sum(place.other.values())
+            for device, nbytes in place.other.items():
+                reading.nbytes[device] = reading.nbytes.get(device, 0) + nbytes
+            for facts, storage in storages_in(place.values()):
+                if (facts.device, facts.address) in seen:
+                    continue
+                seen.add((facts.device, facts.address))
+                held += facts.nbytes
+                reading.nbytes[facts.device] = reading.nbytes.get(facts.device, 0) + facts.nbytes
+                reading.storages.append((facts.device, facts.address, facts.nbytes))
+                if watch is not None:
+                    watch(facts, storage)
+            sizes.append((place.path, held))
+            if place.entries is not None:
+                reading.entries = (reading.entries or 0) + place.entries
+    reading.places = sorted(sizes, key=lambda pair: -pair[1])
+    return reading

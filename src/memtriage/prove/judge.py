@@ -23,7 +23,7 @@ _NOISE: Final = "use more repeats or longer steps"
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Measured:
     """A measurement and the limit that goes with it: of the same round, step or instant."""
 
     value: float
@@ -82,7 +82,7 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
     relative = all(pair.limit > 0 for pair in pairs)
     sign = -1.0 if target.sense == "at_least" else 1.0
 
-    def over(pair: _Reading) -> float:
+    def over(pair: _Measured) -> float:
         return pair.value / pair.limit - 1 if relative else pair.above
 
     estimate = paired([[over(pair) for pair in round_pairs] for round_pairs in rounds])
@@ -103,7 +103,7 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
     )
 
 
-def _pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Reading]]:
+def _pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Measured]]:
     """Return figure and limit of every round in which all that the limit needs was measured."""
     pairs = []
     for number, own in readings[target.variant].items():
@@ -114,11 +114,11 @@ def _pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Readi
 
         value, bound = own.figure(target.metric), limit_value(limit, of)
         if value is not None and bound is not None:
-            pairs.append([_Reading(value, bound)])
+            pairs.append([_Measured(value, bound)])
     return pairs
 
 
-def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Reading]]:
+def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Measured]]:
     """Return, for every such round, time and limit of each step that all completed."""
     names = {term.variant for term in limit.terms if term.variant is not None} | {target.variant}
     rounds = []
@@ -135,7 +135,7 @@ def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_
 
             bound = limit_value(limit, of)
             assert bound is not None
-            pairs.append(_Reading(steps[target.variant][place], bound))
+            pairs.append(_Measured(steps[target.variant][place], bound))
         rounds.append(pairs)
     return rounds
 
@@ -186,7 +186,7 @@ def _judge_sizes(target: Target, limit: Limit, readings: Readings) -> TargetRow:
 
 def _of_rank(
     target: Target, limit: Limit, rank: RankReading, number: int, readings: Readings
-) -> list[_Reading]:
+) -> list[_Measured]:
     """Return a rank's readings of the metric: one a mark for counters at the mark, one a trial for peaks."""
     if target.metric in AT_MARK:
         values: Sequence[float | None] = rank.at_mark[target.metric]
@@ -205,7 +205,7 @@ def _of_rank(
 
         bound = limit_value(limit, of)
         if value is not None and bound is not None:
-            judged.append(_Reading(value, bound, rank.rank, number))
+            judged.append(_Measured(value, bound, rank.rank, number))
     return judged
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from memtriage.account.holder_pins import pinned_by
 from memtriage.catalogue.catalogue import choose, find_places, holders
-from memtriage.catalogue.contents import read_places
 from memtriage.catalogue.entry import Holder, Place
+from memtriage.catalogue.finders import read_places
 from memtriage.catalogue.scene import Scene
 from memtriage.catalogue.situation import Conditions, read_situation
 from memtriage.model.holders import (
