@@ -47,7 +47,7 @@ def test_an_error_is_shown_as_ever_and_ends_the_watch(
     assert "KeyError: 'its own'" in said
     assert "----> 3 raise KeyError" in said
     assert "memtriage/integrations" not in said
-    assert said.index("KeyError: 'its own'") < said.index("memtriage  CELL")
+    assert said.index("KeyError: 'its own'") < said.index("memtriage  C")  # CELL, or CLEAN if it took long
     assert active.session is None
 
 
