@@ -72,27 +72,6 @@ def narrow_blocks(device):
     return training(Blocks(1024, 8, torch.bfloat16), device, (64, 512, 1024), torch.bfloat16)
 
 
-class Gated(nn.Module):
-    """Products between chains of operators that are cheap to compute again."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + functional.softplus(torch.tanh(functional.silu(layer(x)) * x) + 1).sqrt()
-        return x
-
-
-def pointwise_chains(device):
-    return training(Gated(2048), device, (32768, 2048))
-
-
-def budgeted_blocks(device):
-    return narrow_blocks(device)
-
-
 def wide_layers(device):
     layers = [nn.Linear(8192, 8192, bias=False, dtype=torch.bfloat16) for _ in range(12)]
     return training(nn.Sequential(*layers), device, (4, 8192), torch.bfloat16)
@@ -156,8 +135,6 @@ WORKLOADS = {
     for each in (
         micro_batch,
         narrow_blocks,
-        pointwise_chains,
-        budgeted_blocks,
         wide_layers,
         kept_gradients,
         single_precision,

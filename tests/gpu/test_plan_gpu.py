@@ -37,8 +37,6 @@ PAIRS = {
     "eager_attention": ("8GiB", "scaled_dot_product_attention"),
     "large_vocabulary": ("8GiB", "chunks"),
     "two_changes": ("2.6GiB", "micro-batch"),
-    "pointwise_chains": ("9.5GiB", "compile"),
-    "budgeted_blocks": ("4.1GiB", "activation_memory_budget"),
 }
 """By workload the budget, and what the dearest change of the plan is to be."""
 

@@ -52,7 +52,10 @@ _NAME: Final = "checkpointing"
 
 def _offer(facts: Facts) -> Offer:
     if facts.compiled:
-        return Offer(absent="the program is compiled: `activation budget` has backward compute more again")
+        return Offer(
+            absent="the program is compiled: torch._functorch.config.activation_memory_budget below 1 has "
+            "the backward compute more again"
+        )
     if not facts.levels:
         return Offer(
             absent="the model has no nn.ModuleList or nn.Sequential of repeated blocks: call "
