@@ -314,7 +314,7 @@ def test_readings_are_written_on_the_scale_of_their_marks(monkeypatch: pytest.Mo
 
 def test_a_record_has_all_that_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(monkeypatch)
-    for at in range(1, 31):
+    for at in range(1, 61):
         recorded.mark("step", step=at)
     judged = recorded.watch.judged()
     recorded.watch.write_readings(last=True)

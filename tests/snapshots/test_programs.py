@@ -146,6 +146,7 @@ def test_a_healthy_program_has_no_finding(seed: int, end: str) -> None:
     backward=st.booleans(),
     leaves=st.booleans(),
 )
+@example(seed=4199086, size=64 * KIB, backward=False, leaves=False)  # its last outputs happen to get longer
 def test_a_leak_is_found_whatever_the_program_does_besides(
     seed: int, size: int, backward: bool, leaves: bool
 ) -> None:

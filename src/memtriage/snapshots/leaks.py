@@ -56,8 +56,9 @@ def _rate(steps: Sequence[int], values: Sequence[int], blocks: Sequence[int]) ->
         rising = all(after > before for each in (values, blocks) for before, after in pairwise(each[1:]))
         return (values[-1] - values[1]) / (steps[-1] - steps[1]) if rising else None
     third = len(steps) // 3
-    rises = all(after >= before for before, after in pairwise(values[WARM_UP:]))
-    if not rises and blocks[-1] <= blocks[WARM_UP]:
+    more = blocks[-1] > blocks[WARM_UP]
+    rises = all(after >= before for before, after in pairwise(values[WARM_UP if more else 1 :]))
+    if not rises and not more:
         # as many blocks as before, now larger and now smaller: a batch, an output
         return None
     rate = floor_rise(list(zip(steps, values, strict=True))[WARM_UP:])
