@@ -5,6 +5,7 @@ import torch
 
 import memtriage
 from memtriage.planning.evaluate import Evaluator
+from memtriage.planning.rungs.adapters import LORA
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING
 from memtriage.planning.rungs.loss import CHUNKED_LOSS
 from memtriage.planning.rungs.precision import AUTOCAST, WHOLE
@@ -61,6 +62,7 @@ CASES = [
     (language_model, CHUNKED_LOSS, -1),
     (language_model, CHECKPOINTING, 0),
     (language_model, WHOLE, -1),
+    (language_model, LORA, -1),
     (blocks, CHECKPOINTING, -1),
     (blocks, CHECKPOINTING, 1),
     (blocks, AUTOCAST, -1),
@@ -79,6 +81,8 @@ def evaluators():
 
 @pytest.mark.parametrize(("build", "rung", "way"), CASES)
 def test_the_printed_code_has_the_simulated_peak(build, rung, way, evaluators):
+    if rung is LORA:
+        pytest.importorskip("peft")
     evaluator = evaluators[build]
     change = rung.offer(evaluator.facts()).tracks[0][way]
     simulated = evaluator.of((change,)).peak

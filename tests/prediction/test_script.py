@@ -538,3 +538,4 @@ def test_a_script_is_planned_with_what_needs_no_change_of_it(script):
     assert "build function" in passed["micro-batch"].why
     assert plan.settings_only
     assert {rung.outcome for name, rung in passed.items() if name not in _SETTINGS} == {"does not apply"}
+    assert not any("on request" in note for note in plan.notes)

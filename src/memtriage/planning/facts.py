@@ -109,6 +109,7 @@ class Facts:
         autocast: whether the model ran under autocast.
         parameter_types: of floating-point parameters.
         trained: number of elements of trained parameters.
+        frozen: whether there are parameters that are not trained.
         levels: repeated blocks.
         called: names of the blocks that were called.
         recomputed: names of the blocks that were called again within backward.
@@ -117,23 +118,39 @@ class Facts:
         parallel: what makes it one of several ranks: `DistributedDataParallel`, `FSDP2`, or nothing.
     """
 
-    batch: Knob | None = None
-    accumulation: Knob | None = None
-    length: Knob | None = None
-    optimizers: tuple[OptimizerFacts, ...] = ()
-    keeps_gradients: bool = False
-    autocast: bool = False
-    parameter_types: frozenset[torch.dtype] = frozenset()
-    trained: int = 0
-    levels: tuple[RepeatedBlocks, ...] = ()
-    called: frozenset[str] = frozenset()
-    recomputed: frozenset[str] = frozenset()
-    huggingface: HuggingFace | None = None
-    parallel: str = ""
+    batch: Knob | None
+    accumulation: Knob | None
+    length: Knob | None
+    optimizers: tuple[OptimizerFacts, ...]
+    keeps_gradients: bool
+    autocast: bool
+    parameter_types: frozenset[torch.dtype]
+    trained: int
+    frozen: bool
+    levels: tuple[RepeatedBlocks, ...]
+    called: frozenset[str]
+    recomputed: frozenset[str]
+    huggingface: HuggingFace | None
+    parallel: str
     compiled: bool = False
 
 
-UNKNOWN: Final = Facts()
+UNKNOWN: Final = Facts(
+    batch=None,
+    accumulation=None,
+    length=None,
+    optimizers=(),
+    keeps_gradients=False,
+    autocast=False,
+    parameter_types=frozenset(),
+    trained=0,
+    frozen=False,
+    levels=(),
+    called=frozenset(),
+    recomputed=frozenset(),
+    huggingface=None,
+    parallel="",
+)
 """Of a program that runs as it is."""
 
 
@@ -177,6 +194,7 @@ class Observer:
 
     def _note(self, built: Built) -> None:
         parameters = list(built.parameters())
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._facts = Facts(
             batch=_first(self._knobs, BATCH_NAMES),
             accumulation=_first(self._knobs, ACCUMULATION_NAMES),
@@ -187,7 +205,8 @@ class Observer:
             parameter_types=frozenset(
                 parameter.dtype for parameter in parameters if parameter.is_floating_point()
             ),
-            trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+            trained=sum(parameter.numel() for parameter in trained),
+            frozen=len(trained) < len(parameters),
             levels=self._levels,
             called=frozenset(self._called),
             recomputed=frozenset(self._recomputed),

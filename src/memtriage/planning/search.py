@@ -33,6 +33,22 @@ class SearchResult:
     passed_over: list[PassedOver] = field(default_factory=list)
 
 
+class _Set:
+    """A set of changes, at most one of each rung, kept in the ladder's order."""
+
+    def __init__(self, rungs: Sequence[Rung]) -> None:
+        self._order = {rung.name: number for number, rung in enumerate(rungs)}
+
+    def with_change(self, changes: Changes, change: Change) -> Changes:
+        """The set with a change in the place of those of its rung, and of those that it displaces."""
+        gone = change.displaces | {change.rung}
+        kept = [other for other in changes if other.rung not in gone]
+        return tuple(sorted((*kept, change), key=lambda kept_change: self._order[kept_change.rung]))
+
+    def without(self, changes: Changes, change: Change) -> Changes:
+        return tuple(other for other in changes if other is not change)
+
+
 class LadderSearch:
     """A search over a ladder.
 
@@ -43,10 +59,11 @@ class LadderSearch:
     is climbed while cheaper ones suffice, and no change in the result can be left out.
     """
 
-    def __init__(self, evaluator: Evaluator, rungs: Sequence[Rung]) -> None:
+    def __init__(self, evaluator: Evaluator, rungs: Sequence[Rung], requested: frozenset[str]) -> None:
         self._evaluator = evaluator
         self._rungs = rungs
-        self._order = {rung.name: number for number, rung in enumerate(rungs)}
+        self._requested = requested
+        self._set = _Set(rungs)
         self._tracks: dict[str, Changes] = {}
         self._aside: list[tuple[Rung, tuple[Changes, ...]]] = []
         self._passed: dict[str, PassedOver] = {}
@@ -78,6 +95,9 @@ class LadderSearch:
         return result
 
     def _climb(self, rung: Rung, facts: Facts, changes: Changes) -> Changes:
+        if rung.on_request and rung.name not in self._requested:
+            self._pass(rung, "on request", f"{rung.on_request}, so is tried only when asked for")
+            return changes
         offer = rung.offer(facts)
         if offer.absent:
             self._pass(rung, "does not apply", offer.absent)
@@ -101,7 +121,7 @@ class LadderSearch:
         best: tuple[int, Changes, Changes] | None = None
         failure = ""
         for track in tracks:
-            candidate = self._with(changes, track[-1])
+            candidate = self._set.with_change(changes, track[-1])
             try:
                 needs = self._evaluator.of(candidate).peak.needs
             except BuildError as error:
@@ -127,7 +147,7 @@ class LadderSearch:
     def _relaxed(self, changes: Changes) -> Changes:
         """Each rung, the dearest first, taken out if the rest fits, or else taken as mildly as fits."""
         for change in reversed(changes):
-            fewer = tuple(other for other in changes if other is not change)
+            fewer = self._set.without(changes, change)
             changes = fewer if self._fits(fewer) else self._mildest(changes, change)
         return changes
 
@@ -136,21 +156,21 @@ class LadderSearch:
         lowest, highest = 0, track.index(change)
         while lowest < highest:
             middle = (lowest + highest) // 2
-            if self._fits(self._with(changes, track[middle])):
+            if self._fits(self._set.with_change(changes, track[middle])):
                 highest = middle
             else:
                 lowest = middle + 1
-        return self._with(changes, track[highest])
+        return self._set.with_change(changes, track[highest])
 
     def _cheaper(self, changes: Changes) -> Changes:
         """The changes with the dearest rung taken more mildly, or not at all."""
         last = changes[-1]
         track = self._tracks[last.rung]
         place = track.index(last)
-        milder = self._with(changes, track[place - 1]) if place else None
+        milder = self._set.with_change(changes, track[place - 1]) if place else None
         if milder is not None and self._works(milder):
             return milder
-        return changes[:-1]
+        return self._set.without(changes, last)
 
     def _works(self, changes: Changes) -> bool:
         try:
@@ -161,12 +181,6 @@ class LadderSearch:
 
     def _fits(self, changes: Changes) -> bool:
         return self._works(changes) and self._evaluator.of(changes).fits
-
-    def _with(self, changes: Changes, change: Change) -> Changes:
-        """The set with a change in the place of those of its rung, and of those that it displaces."""
-        gone = change.displaces | {change.rung}
-        kept = [other for other in changes if other.rung not in gone]
-        return tuple(sorted((*kept, change), key=lambda kept_change: self._order[kept_change.rung]))
 
     def _pass(self, rung: Rung, outcome: RungOutcome, why: str, saves: int | None = None) -> None:
         self._passed[rung.name] = PassedOver(
