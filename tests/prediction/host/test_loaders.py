@@ -84,6 +84,15 @@ def test_pinned_batches_are_there_twice(host_of):
     assert 1 << 15 <= pinned < (1 << 15) + 1024  # two of 16,032 bytes, and small ones
 
 
+@pytest.mark.parametrize(("data", "there"), [("Rows()", 1), ("[torch.zeros(1000)] * 40", 2)])
+def test_each_data_set_has_its_objects_wherever_it_is(host_of, data, there):
+    """The second one, of which more waits, may get the address of the first. A list stays until the end."""
+    text = SCRIPT.format(data=data, options="num_workers=2")
+    text = text.replace("for _ in range(2)", "for n in (1, 3)").replace("batch_size=4", "batch_size=4 * n")
+    host = host_of(text).host
+    assert host["workers"] == 2 * (10_000 + host["Python objects"] // there)
+
+
 def test_the_notes_say_what_is_not_known(host_of, monkeypatch):
     monkeypatch.setattr("memtriage.prediction.host.loaders.measure_worker", lambda forked: None)
     predicted = host_of(SCRIPT.format(data="Rows()", options="num_workers=2"))

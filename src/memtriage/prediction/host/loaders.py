@@ -6,7 +6,9 @@ import gc
 import multiprocessing
 import sys
 import types
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -72,6 +74,8 @@ class _Workers:
         if id(data) not in self._objects:
             self._objects[id(data)] = size = objects_size(data)
             self._memory.follow(data, size, OBJECTS)
+            with suppress(TypeError):
+                weakref.finalize(data, self._objects.pop, id(data))  # the next one may be at its address
             self._notes.add(
                 "host",
                 "each worker is taken to read the whole data set, and so to copy all its Python objects",

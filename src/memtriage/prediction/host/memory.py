@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -232,8 +232,10 @@ class HostMemory:
             self.free(block)
 
     def follow(self, holder: Any, size: int, kind: str | None = None) -> None:
-        """Memory of another object, until that object is gone."""
-        weakref.finalize(holder, self.free, self.allocate(size, kind, MemoryPlace.MAPPING))
+        """Memory of another object, until that object is gone; of a list or the like until the end."""
+        block = self.allocate(size, kind, MemoryPlace.MAPPING)
+        with suppress(TypeError):
+            weakref.finalize(holder, self.free, block)
 
     def name(self, storage: Any, owner: str) -> None:
         """A storage is a parameter or the like, from now on and in all that was noted of it."""
