@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -116,7 +117,10 @@ def test_a_leak_is_in_the_log_with_its_holder(
 
 def test_a_healthy_training_is_one_line(tmp_path: Path) -> None:
     # In a process of its own: what malloc keeps of the memory of other tests would be a finding.
-    done = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, __file__, tmp_path], env=environment, capture_output=True, text=True, check=True
+    )
     assert re.findall(r"^log: (.*)$", done.stdout, re.MULTILINE) == ["INFO"], done.stdout
     assert "memtriage: clean: " in done.stdout
     marks = re.findall(r"^mark: (.*)$", done.stdout, re.MULTILINE)

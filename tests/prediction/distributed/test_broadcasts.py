@@ -74,7 +74,6 @@ def test_unknown_large_and_other_ranks_numbers_are_left_alone():
 PROGRAM = """
 import torch
 import torch.distributed as dist
-from support.training import training
 
 def build(device):
     rank = dist.get_rank()
@@ -83,7 +82,14 @@ def build(device):
     rows = torch.tensor([4 if rank == 0 else -1], device=device)
     dist.broadcast(rows, src=0)
     model = torch.nn.Linear(agreed[0], agreed[0], device=device)
-    return training(model, lambda: model(torch.ones(rows.item(), agreed[0], device=device)).sum())
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        model(torch.ones(rows.item(), agreed[0], device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
 """
 
 
