@@ -20,9 +20,6 @@ GAP: Final[Mapping[Scale, float]] = {"step": 2, "microbatch": 2, "second": 0.15}
 WIDENS: Final = 4.0
 """While nothing is open, each census is at so many times the position of the one before: four censuses in a
 run of 1,000 steps, eight in one of 300,000."""
-QUIET: Final = 16.0
-"""The same for the second one, while all counters of allocated memory are flat: what grows then is hidden in
-their noise, and takes longer than a run of some steps to show."""
 GOES_ON: Final = 0.2
 """The distance between censuses of a proven leak that no counter shows is this part of the time over which it
 was seen to grow: less than that after which it would be too old to count."""
@@ -111,9 +108,7 @@ def next_census(comparison: Comparison, suspicion: Suspicion) -> float:
         return last + distance
     if suspicion.unseen:
         return last + max(gap, GOES_ON * (last - suspicion.since))
-    known = [each.growth.state for name, each in comparison.counters.items() if name not in CONFIRMING]
-    quiet = len(taken) == 1 and set(known) == {"flat"}
-    return last + max(gap, ((QUIET if quiet else WIDENS) - 1) * (last - comparison.begins))
+    return last + max(gap, (WIDENS - 1) * (last - comparison.begins))
 
 
 def affordable(comparison: Comparison, suspicion: Suspicion, spent_s: float, elapsed_s: float) -> bool:

@@ -70,7 +70,7 @@ class Following:
         lacks = any(
             seen.detail is None or seen.detail.allocated_at is None for seen in self.growing[:_DETAILED]
         )
-        return (lacks or not self.growing or self.data.lacks_sites) and self.recorded <= INTERVALS
+        return (lacks or not self.growing or self.data.lacks_sites) and self.recorded < INTERVALS
 
 
 class Investigator:

@@ -163,7 +163,7 @@ class CensusScheduler:
         )
 
     def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None) -> None:
-        """Take one more census of a program that has ended, if it tells more of what grows and is affordable.
+        """Take one more census of a program that has ended, if it tells more of what grows.
 
         Args:
             frames: of the exception that ended it, innermost first; None when it completed.
@@ -172,8 +172,7 @@ class CensusScheduler:
         self._plan_next(main)
         taken = main.positions
         grows = self._suspicion.open or self._suspicion.proven
-        paid = affordable(main, self._suspicion, self._investigator.spent_s, position.time_s)
-        if grows and paid and (not taken or self._at(main.scale, position) > taken[-1]):
+        if grows and (not taken or self._at(main.scale, position) > taken[-1]):
             self._take(position, frames, between=False)
 
     def _plan_next(self, comparison: Comparison) -> None:
