@@ -27,6 +27,10 @@ from memtriage.session.signals.own_modules import OwnModules
 
 T = TypeVar("T")
 
+_MAIN_THREAD: Final = threading.main_thread().ident
+"""Known before, because asking for it calls Python code that is not memtriage's: a handler that runs there
+would get its frame for the program's."""
+
 
 class _MainThreadWork:
     """How deep the main thread is in the watch's own work, and which handlers wait for its end."""
@@ -126,7 +130,7 @@ class _HandlersHeld:
 
     def __init__(self, last: bool) -> None:
         self._last = last
-        self._main = threading.get_ident() == threading.main_thread().ident
+        self._main = threading.get_ident() == _MAIN_THREAD
 
     def __enter__(self) -> None:
         if self._main:
@@ -149,7 +153,7 @@ def _handlers_that_waited() -> Iterator[Callable[[], object]]:
 
 
 def _run_handlers() -> None:
-    if not _work.depth and threading.get_ident() == threading.main_thread().ident:
+    if not _work.depth and threading.get_ident() == _MAIN_THREAD:
         _run_waiting(programs_frame(sys._getframe(1)))
 
 
