@@ -286,10 +286,12 @@ class CensusView:
         identities.begin()
         modules = module_namespaces()
         held_by: dict[int, tuple[Any, dict[GroupKey, list[HeldStorage]]]] = {}
+        last_of: dict[GroupKey, int] = {}
         for held in self._held.values():
             obj = holding_object(self._graph, self._namer, self._holders, held.position, modules)
             by_group = held_by.setdefault(id(obj), (obj, {}))[1]
-            by_group.setdefault(self._key(held), []).append(held)
+            by_group.setdefault(key := self._key(held), []).append(held)
+            last_of[key] = held.position
         for position, anchor in self._node_anchors.items():
             group = groups.get(("cpu", anchor))
             if group is None or group.count or self._graph.parents[position] in self._node_anchors:
@@ -305,7 +307,7 @@ class CensusView:
             for key, all_held in by_group.items():
                 groups[key].holders[token] = sum(held.facts.nbytes for held in all_held)
                 groups[key].witnesses |= witnesses[key]
-        for key, position in {self._key(held): held.position for held in self._held.values()}.items():
+        for key, position in last_of.items():
             outermost = self._holders.outermost_of(position)
             if outermost is not None:
                 groups[key].within = identities.lasting(self._graph.objects[outermost])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from memtriage.account.naming import ObjectNamer, WalkedGraph
 from memtriage.model.paths import ANY_ITEM, is_entry
@@ -51,26 +51,22 @@ class HolderIndex:
 
     def container_of(self, element: int) -> int:
         """Return the container whose number of entries varies: above an entry's fields; else the holder."""
-        graph, namer = self._graph, self._namer
-        at = element
-        while (above := graph.parents[at]) >= 0:
-            path = namer.path(at)
-            if path.whole[-1:] == (ANY_ITEM,) and not path.namespace:  # the entry, not the dict of its fields
-                return above
-            at = above
-        return element if graph.parents[element] < 0 else graph.parents[element]
+        above = self._graph.parents[element]
+        return next(self._with_entries(element), element if above < 0 else above)
 
     def outermost_of(self, position: int) -> int | None:
         """Return the outermost container whose entries (`[*]`) are on the path to a position."""
-        graph, namer = self._graph, self._namer
-        outermost: int | None = None
-        at = position
+        containers = list(self._with_entries(position))
+        return containers[-1] if containers else None
+
+    def _with_entries(self, position: int) -> Iterator[int]:
+        """Yield the containers whose entries (`[*]`) are on the path to a position, innermost first."""
+        graph, namer, at = self._graph, self._namer, position
         while (above := graph.parents[at]) >= 0:
             path = namer.path(at)
-            if path.whole[-1:] == (ANY_ITEM,) and not path.namespace:
-                outermost = above
+            if path.whole[-1:] == (ANY_ITEM,) and not path.namespace:  # the entry, not the dict of its fields
+                yield above
             at = above
-        return outermost
 
     def containers(self, elements: Iterable[int]) -> list[int]:
         """Return how many containers have the entries on the paths to some elements, innermost first.
