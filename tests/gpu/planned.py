@@ -150,7 +150,7 @@ def make_plan(name, budget, path):
     room = int(budget * (1 - MARGIN)) - kind.outside
     evaluator = Evaluator(WORKLOADS[name], kind, parse_version(None), "", STEPS, room)
     facts = evaluator.facts()
-    found = LadderSearch(evaluator, ladder("", world_size=1)).run(facts)
+    found = LadderSearch(evaluator, ladder("", world_size=1), frozenset()).run(facts)
     cheaper = found.cheaper or ()
     path.write_bytes(
         pickle.dumps(
