@@ -68,18 +68,20 @@ class Look:
         frames: frames that have ended, but whose variables an exception's traceback keeps alive.
         identities: if given, groups say which objects hold them, so that later censuses can be compared.
         wanted: as for `HeapWalk`, to leave out most of the libraries.
+        pinned: addresses of the page-locked storages, if torch must not be asked for each.
     """
 
     frames: Sequence[FrameType] = ()
     identities: Identities | None = None
     wanted: Callable[[Iterable[Any]], Sequence[Any]] | None = None
+    pinned: Container[int] | None = None
 
     def __enter__(self) -> CensusView:
         started = time.perf_counter()
         self._walk = HeapWalk(self.frames, wanted=self.wanted)
         graph = self._walk.__enter__()
         try:
-            self._view = CensusView(graph, started, self.identities)
+            self._view = CensusView(graph, started, self.identities, self.pinned)
         except BaseException:
             self._walk.__exit__()
             raise
@@ -99,8 +101,15 @@ def take_census() -> Census:
 class CensusView:
     """A census while the heap graph is still at hand."""
 
-    def __init__(self, graph: HeapGraph, started: float, identities: Identities | None = None) -> None:
+    def __init__(
+        self,
+        graph: HeapGraph,
+        started: float,
+        identities: Identities | None = None,
+        pinned: Container[int] | None = None,
+    ) -> None:
         self._graph = graph
+        self._pinned = pinned
         self._identities = identities
         self._namer = PathNamer(graph)
         self._started = started
@@ -218,10 +227,13 @@ class CensusView:
             nbytes=held.facts.nbytes,
             owner=held.owner,
             path=self._namer.path(held.position).whole,
-            pinned=whole_page and is_pinned(tensor),
+            pinned=whole_page and self._is_pinned(tensor, held.facts.address),
             shared=whole_page and is_shared(tensor),
             known=held.known,
         )
+
+    def _is_pinned(self, tensor: Any, address: int) -> bool:
+        return is_pinned(tensor) if self._pinned is None else address in self._pinned
 
     def _elements(self, held: HeldStorage) -> int:
         """Return the number of elements of a parameter's storage; 0 for any other."""

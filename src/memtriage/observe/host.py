@@ -17,6 +17,7 @@ import msgspec
 
 from memtriage.observe.process_tree import descendants
 from memtriage.observe.smaps import MemoryClasses, parse_smaps, tmpfs_devices
+from memtriage.process.copies import living
 from memtriage.process.descriptors import Descriptor
 from memtriage.process.stdlib import os
 
@@ -128,10 +129,11 @@ def shared() -> int | None:
 def host_sample(proc: Path = SELF) -> HostSample:
     """One reading of `smaps_rollup` and `status`; outside Linux only `rss` is known.
 
-    Too slow for every mark: the kernel walks all resident pages, 0.3 ms at 16 MiB and 10 ms at 4 GiB.
+    Too slow for every mark: the kernel walks all resident pages, 0.3 ms at 16 MiB and 10 ms at 4 GiB. While a
+    copy of this process works for the watch, its pages are shared and tell nothing: `pss` and `uss` are None.
     """
     status = kib_fields(text_of(proc / "status"))
-    rollup = kib_fields(text_of(proc / "smaps_rollup"))
+    rollup = {} if proc == SELF and living() else kib_fields(text_of(proc / "smaps_rollup"))
     if not status and not rollup:
         return HostSample(rss=_psutil_rss(os.getpid()) if proc == SELF else None)
     return HostSample(

@@ -14,6 +14,7 @@ from memtriage.model.code_origin import code_owner
 from memtriage.model.findings import ProcessKind
 from memtriage.observe.classes import instance_dict, name_of
 from memtriage.observe.frames import current_frames, frame_locals
+from memtriage.process.copies import living
 from memtriage.process.stdlib import os, threading
 
 _FIELDS: Final = re.compile(rb"^(RssAnon|RssShmem|VmSwap):\s+(\d+) kB$", re.MULTILINE)
@@ -51,6 +52,8 @@ class Named(NamedTuple):
 def descendants(pid: int | None = None) -> list[int]:
     """Return the processes below this one (or `pid`), nearest first; a parent is before its children.
 
+    Copies of this process that work for the watch are none of them.
+
     Reads a small file per thread: 1 ms for 32 processes. Only if the kernel has no such files, it goes
     through all processes of the machine. A process without children is asked nothing else: each of these
     calls would take the interpreter from its main thread.
@@ -69,7 +72,8 @@ def descendants(pid: int | None = None) -> list[int]:
         for thread in _listed(f"/proc/{parent}/task"):
             listed = _bytes_of(f"/proc/{parent}/task/{thread}/children")
             found += map(int, listed.split())
-    return found[1:]
+    own = living()
+    return [process for process in found[1:] if process not in own]
 
 
 def _has_children() -> bool:

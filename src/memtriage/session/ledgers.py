@@ -9,7 +9,7 @@ from typing import Final
 from memtriage.account.census import CensusView
 from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.job_ledger import take_job_ledger
-from memtriage.account.ledgers import take_ledgers
+from memtriage.account.ledgers import read_devices, take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger
@@ -139,7 +139,11 @@ class LedgerKeeper:
         if unread is not None:
             self.record.note_once(unread)
         ledgers = take_ledgers(
-            census.storages, self.baselines, self.script_root, self._host_reading, census.parameters
+            census.storages,
+            self.baselines,
+            read_devices(self.script_root),
+            self._host_reading,
+            census.parameters,
         )
         self.last = ledgers
         self.live.ledgers(ledgers, self.progress.elapsed())

@@ -47,7 +47,8 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr(answer, "take_answer", lambda baselines, root, follow: Answer(pid=1, paused_s=0.5))
+    monkeypatch.setattr(answer, "answer_in_copy", lambda baselines, root, follow: None)
+    monkeypatch.setattr(answer, "take_answer", lambda baselines, root, follow: Answer(pid=1))
     monkeypatch.setattr(answer, "take_ledgers", lambda storages, baselines: [LEDGER])
     return Watched()
 

@@ -11,8 +11,9 @@ import pytest
 
 from memtriage.model.asked import Answer
 from memtriage.model.census import HolderGroup
+from memtriage.observe.cgroup import HostLimit
 from memtriage.session.remote import take
-from memtriage.session.remote.take import held_rows, take_answer
+from memtriage.session.remote.take import answer_in_copy, held_rows, take_answer
 from support.paths import named
 
 torch = pytest.importorskip("torch")
@@ -59,6 +60,37 @@ def test_an_answer_tells_who_holds_what_and_holds_nothing() -> None:
     kept.clear()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_copy_gives_the_same_answer(follow: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(50, 60), torch.nn.Linear(60, 7))
+    kept = [model(torch.randn(3, 50)).sum() for _ in range(5)]
+    copy = answer_in_copy({}, None, follow)
+    assert copy is not None
+    inside = take_answer({}, None, follow)
+    text = copy.result(60)
+    assert text is not None and inside is not None and kept
+    copied = msgspec.json.decode(text, type=Answer)
+    assert copied.pid == os.getpid()
+    rows = [(row.device, row.holder, row.count, row.bytes, row.owners) for row in copied.holders]
+    assert rows == [(row.device, row.holder, row.count, row.bytes, row.owners) for row in inside.holders]
+    assert copied.nodes == inside.nodes > 0
+    assert [group.holders for group in copied.groups] == [group.holders for group in inside.groups]
+    assert all(sum(row.bytes for row in ledger.rows) == ledger.total for ledger in copied.ledgers)
+
+
+def test_none_where_a_copy_might_need_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = take.in_use()
+    assert used is not None
+    for left, made in ((2 * used.resident - 1, False), (4 * used.resident, True)):
+        limit = HostLimit(used.resident + left, "this test")
+        monkeypatch.setattr(take, "host_limit", lambda limit=limit: limit)
+        monkeypatch.setattr(take, "in_use", lambda: used)
+        copy = answer_in_copy({}, None, follow=False)
+        assert (copy is not None) == made
+        if copy is not None:
+            assert copy.result(60)
 
 
 def test_none_while_a_backward_runs() -> None:

@@ -8,15 +8,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import msgspec
+from msgspec.structs import replace
+
 from memtriage.account.ledgers import take_ledgers
 from memtriage.model.asked import Answer
 from memtriage.model.units import duration
 from memtriage.observe.alone import Alone
 from memtriage.observe.foreign import is_programs_exception
+from memtriage.process.copies import Copy
 from memtriage.process.stdlib import os, threading, time
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote.listen import Deadline
-from memtriage.session.remote.take import take_answer
+from memtriage.session.remote.take import answer_in_copy, take_answer
 from memtriage.session.signals.own_work import own_work_in_main_thread
 from memtriage.store.layout import RankIdentity
 
@@ -56,8 +60,9 @@ class Responder:
     def answer(self, within_s: float, follow: bool = False) -> Answer:
         """Take a census of this process, or say why there is none.
 
-        The main thread takes it, between two instructions of the program and not inside a backward. If that
-        thread does not return to Python code in time, as in a job that hangs, the calling thread takes it.
+        The main thread makes a copy of the process that takes it, between two instructions of the program
+        and not inside a backward. Where no copy can be made, it takes the census itself. If it does not
+        return to Python code in time, as in a job that hangs, the calling thread takes it.
 
         Args:
             within_s: how long to wait for such an instant.
@@ -66,11 +71,13 @@ class Responder:
         deadline = Deadline(within_s)
         while self.running():
             # The requesting process does not wait longer for the census itself (`remote/ask.py`).
-            call = own_work_in_main_thread(lambda: self._look(deadline, follow))
+            call = own_work_in_main_thread(lambda: self._look(deadline, follow, in_copy=True))
             reached, answer = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
             if not reached:
                 with Alone():
-                    answer = self._look(deadline, follow)
+                    answer = self._look(deadline, follow, in_copy=False)
+            if isinstance(answer, _Looking):
+                answer = answer.result(within_s)
             if answer is not None:
                 return answer
             if not deadline.left_s:
@@ -78,8 +85,8 @@ class Responder:
             time.sleep(_TRY_AGAIN_S)
         return Answer(pid=os.getpid(), refused="its watch has ended")
 
-    def _look(self, deadline: Deadline, follow: bool) -> Answer | None:
-        """Take a census now; None if this is not a suitable instant."""
+    def _look(self, deadline: Deadline, follow: bool, *, in_copy: bool) -> Answer | _Looking | None:
+        """Take a census now, or make a copy that does; None if this is not a suitable instant."""
         if self.lock._is_owned() or not self.lock.acquire(blocking=False):
             return None  # in the middle of a mark, which may be taking a census of its own
         try:
@@ -87,8 +94,12 @@ class Responder:
             in_backward = self.progress.position.phase == "backward"
             if in_backward and self.progress.thread != threading.get_ident():
                 return None
-            answer = take_answer(self.baselines, self.script_root, follow)
-            return None if answer is None else self._placed(answer, deadline)
+            started, placed = time.perf_counter(), self._placed(deadline)
+            asked = self.baselines, self.script_root, follow
+            copy = answer_in_copy(*asked) if in_copy else None
+            answer = take_answer(*asked) if copy is None else _Looking(copy, placed)
+            placed["paused_s"] = round(time.perf_counter() - started, 6)
+            return replace(answer, **placed) if isinstance(answer, Answer) else answer
         except Exception as error:  # the program continues, whatever makes a census fail
             if is_programs_exception(error):
                 raise
@@ -98,7 +109,7 @@ class Responder:
 
     def _counters_only(self, deadline: Deadline) -> Answer:
         """Return the counters without owners: most requests are for a process that hangs."""
-        bare = Answer(
+        return Answer(
             pid=os.getpid(),
             host=socket.gethostname(),
             time=time.time(),
@@ -107,12 +118,38 @@ class Responder:
                 f"no owners and no holders: for {duration(deadline.passed_s)} the process was inside a "
                 "backward, whose graph must not be read, or in a census of its own"
             ],
+            **self._placed(deadline),
         )
-        return self._placed(bare, deadline)
 
-    def _placed(self, answer: Answer, deadline: Deadline) -> Answer:
+    def _placed(self, deadline: Deadline) -> dict[str, Any]:
+        """Return the fields of an answer that say where the run stands now."""
         position = self.progress.position
-        answer.rank, answer.run_id, answer.argv = self.identity.rank, self.identity.run_id, self.argv
-        answer.step, answer.microbatch, answer.doing = position.step, position.microbatch, position.phase
-        answer.waited_s = round(max(0.0, deadline.passed_s - answer.paused_s), 6)
-        return answer
+        return {
+            "rank": self.identity.rank,
+            "run_id": self.identity.run_id,
+            "argv": self.argv,
+            "step": position.step,
+            "microbatch": position.microbatch,
+            "doing": position.phase,
+            "waited_s": round(deadline.passed_s, 6),
+        }
+
+
+@dataclass(slots=True)
+class _Looking:
+    """A census that a copy of this process is taking.
+
+    Attributes:
+        copy: the copy.
+        placed: fields of the answer that say where the run stood, and how long it stood still.
+    """
+
+    copy: Copy
+    placed: dict[str, Any]
+
+    def result(self, within_s: float) -> Answer | None:
+        """Wait for the answer; None if the copy was lost."""
+        text = self.copy.result(within_s)
+        if text is None:
+            return None
+        return replace(msgspec.json.decode(text, type=Answer), **self.placed)

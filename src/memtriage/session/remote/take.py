@@ -4,24 +4,47 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence, Set
+from typing import Final, NamedTuple
 
 import msgspec
 
 from memtriage.account.census import CensusView, Look
-from memtriage.account.host_reading import read_host
-from memtriage.account.ledgers import take_ledgers
+from memtriage.account.host_reading import HostReading, read_host
+from memtriage.account.ledgers import DeviceReading, read_devices, take_ledgers
 from memtriage.model.asked import Answer, HeldHere
 from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.observe import cuda
 from memtriage.observe.alone import backward_runs
 from memtriage.observe.autograd import unread_saved_tensors
+from memtriage.observe.cgroup import counted, host_limit
+from memtriage.observe.host import in_use
 from memtriage.observe.identity import Addresses
+from memtriage.observe.objects import instances
+from memtriage.observe.tensors import is_pinned, storage_facts, undisturbed
+from memtriage.process.copies import Copy, work_in_copy
+from memtriage.process.json_text import encode
 from memtriage.process.stdlib import os, time
 
 MOST_HOLDERS: Final = 500
 """Holders with a separate row; the smaller ones share one row per device."""
+
+
+class _Beforehand(NamedTuple):
+    """What is read before a census: its own memory is not the program's, and a copy must not call CUDA.
+
+    Attributes:
+        pid: this process.
+        baselines: as for `take_answer`.
+        host, devices: the counters.
+        pinned: addresses of page-locked storages; None to ask torch for each.
+    """
+
+    pid: int
+    baselines: dict[int, int]
+    host: HostReading | None
+    devices: Sequence[DeviceReading]
+    pinned: Set[int] | None = None
 
 
 def take_answer(
@@ -37,25 +60,47 @@ def take_answer(
         script_root: folder of the user's script, for allocation sites.
         follow: add what is needed to compare this census with later ones.
     """
+    known = _read_beforehand(baselines, script_root)
+    return None if known is None else _answer(known, follow)
+
+
+def answer_in_copy(baselines: Mapping[int, int], script_root: str | None, follow: bool) -> Copy | None:
+    """Have a copy of this process take such an answer, and encode it as JSON.
+
+    None where no copy can be made, or where one might need more than half of the memory that is left, if the
+    program wrote to all of its own meanwhile.
+    """
+    limit, used = host_limit(), in_use()
+    if used is None or 2 * used.resident > limit.bytes - counted(limit, used):
+        return None
+    known = _read_beforehand(baselines, script_root)
+    if known is None:
+        return None
+    known = known._replace(pinned=_pinned_storages() if cuda.initialized() else frozenset())
+    return work_in_copy(lambda: encode(_answer(known, follow)))
+
+
+def _read_beforehand(baselines: Mapping[int, int] | None, script_root: str | None) -> _Beforehand | None:
     if backward_runs() or (cuda.initialized() and cuda.capturing()):
         return None
-    started = time.perf_counter()
-    on_host = read_host()  # before the census, whose own memory is not the program's
+    return _Beforehand(os.getpid(), dict(baselines or {}), read_host(), read_devices(script_root))
+
+
+def _answer(known: _Beforehand, follow: bool) -> Answer:
     groups: list[HolderGroup] = []
     details: list[GroupDetail] = []
-    with Look(identities=Addresses() if follow else None) as view:
+    with Look(identities=Addresses() if follow else None, pinned=known.pinned) as view:
         census = view.census()
         if follow:
             groups, details = _to_follow(view, census)
     partial = None if census.partial is None else f"a partial census: {census.partial}"
     unread = unread_saved_tensors() if census.nodes else None
-    ledgers = take_ledgers(census.storages, dict(baselines or {}), script_root, on_host, census.parameters)
+    ledgers = take_ledgers(census.storages, known.baselines, known.devices, known.host, census.parameters)
     return Answer(
-        pid=os.getpid(),
+        pid=known.pid,
         host=socket.gethostname(),
         argv=list(sys.argv),
         time=time.time(),
-        paused_s=round(time.perf_counter() - started, 6),
         ledgers=ledgers,
         holders=held_rows([group for group in census.groups if group.count]),
         objects=census.objects,
@@ -64,6 +109,14 @@ def take_answer(
         details=details,
         notes=[note for note in (partial, unread) if note is not None],
     )
+
+
+def _pinned_storages() -> set[int]:
+    """Return the addresses of the page-locked storages of this process's tensors."""
+    tensors = instances(lambda kind: issubclass(kind, sys.modules["torch"].Tensor))
+    with undisturbed():
+        found = ((tensor, storage_facts(tensor)) for tensor in tensors)
+        return {facts.address for tensor, facts in found if facts is not None and is_pinned(tensor)}
 
 
 def _to_follow(view: CensusView, census: Census) -> tuple[list[HolderGroup], list[GroupDetail]]:

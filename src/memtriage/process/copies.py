@@ -1,0 +1,205 @@
+"""Copies of this process that work for it, while it goes on.
+
+A copy is made by `clone` without an exit signal: nobody is told that it ends, `wait` does not see it, and no
+at-fork handler runs. The program stands still while its page tables are copied: some 10 ms per GiB. What
+either side writes to later is then copied page by page.
+
+Only the calling thread exists in a copy. What other threads of the program were in the middle of stays so
+there: a lock of theirs is never released. The interpreter's lock, and the request of a waiting thread for it,
+are reset; for all else a copy is disposable: it has a limit of processor time, it is killed when it is late
+or its parent ends, and after two lost ones no more are made. Its work must not call CUDA, start threads,
+import, print, or run code of the program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import resource
+import select
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from itertools import chain, repeat, starmap
+from typing import Any, Final
+
+from memtriage.process.collector import collector_paused
+from memtriage.process.stdlib import os
+
+_CLONE: Final = {"x86_64": 56, "aarch64": 220}
+"""Number of the system call."""
+_CLONE_PIDFD: Final = 0x1000
+_ALL_CHILDREN: Final = 0x40000000  # __WALL: `wait` leaves children without an exit signal out
+_PR_SET_PDEATHSIG: Final = 1
+_REQUEST: Final = {
+    (3, 11): ("interpreter", 100, 8),
+    (3, 12): ("interpreter", 368, 8),
+    (3, 13): ("thread", 24, 1),
+}
+"""Where CPython keeps the flags that make a thread give up the interpreter's lock: `eval_breaker` with
+`gil_drop_request`, later the lowest byte of a thread's own `eval_breaker`. Structure, offset and bytes."""
+_SEARCHED: Final = 16384
+_CPU_S: Final = 60
+"""Processor time that a copy may take."""
+_NICE: Final = 5
+_MOST_LOST: Final = 2
+
+_lost = 0
+_living: dict[int, Copy] = {}
+
+
+class Copy:
+    """A copy at work. Its result must be asked for: that also ends it.
+
+    Attributes:
+        pid: the copy's process.
+    """
+
+    def __init__(self, pidfd: int, result: int) -> None:
+        self._pidfd, self._result = pidfd, result
+        with open(f"/proc/self/fdinfo/{pidfd}") as fields:
+            self.pid = next(int(line.split()[1]) for line in fields if line.startswith("Pid:"))
+        _living[self.pid] = self
+
+    def result(self, within_s: float) -> bytes | None:
+        """Wait for what the work returned; None if it failed, or is killed because it took longer."""
+        global _lost
+        try:
+            ends = select.poll()
+            ends.register(self._pidfd, select.POLLIN)
+            if not ends.poll(1000 * within_s):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | _ALL_CHILDREN)
+            if ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0):
+                return os.pread(self._result, os.fstat(self._result).st_size, 0)
+            _lost += 1
+            return None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        del _living[self.pid]
+        os.close(self._pidfd)
+        os.close(self._result)
+
+
+def living() -> frozenset[int]:
+    """Return the processes of the copies that are at work: they are none of the program's children."""
+    return frozenset(_living)
+
+
+def work_in_copy(work: Callable[[], bytes]) -> Copy | None:
+    """Make a copy of this process that does the work, while the calling thread goes on.
+
+    Args:
+        work: called in the copy. What it raises is lost, with its result.
+
+    Returns:
+        None where no copy can be made: on another system than Linux with glibc, another interpreter than
+        CPython 3.11 to 3.13, where the system refuses, or after two copies were lost.
+    """
+    known = _flags_and_locks() if _lost < _MOST_LOST else None
+    if known is None:
+        return None
+    try:
+        result = os.memfd_create("memtriage", os.MFD_CLOEXEC)
+    except OSError:
+        return None
+    pidfd, parent = ctypes.c_int(-1), os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with collector_paused():
+            if _clone(pidfd, known):
+                _work(work, result, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if pidfd.value < 0:
+        os.close(result)
+        return None
+    return Copy(pidfd.value, result)
+
+
+def _clone(pidfd: ctypes.c_int, known: list[tuple[ctypes.c_void_p, int, ctypes.c_size_t]]) -> bool:
+    """Return whether this is the copy, where the flags and locks have been set to zero.
+
+    All in one C call: between two instructions of Python code, the copy would hand the interpreter's lock
+    over to a thread that is not there.
+    """
+    arguments = (
+        _CLONE[platform.machine()],
+        ctypes.c_ulong(_CLONE_PIDFD),
+        None,
+        ctypes.byref(pidfd),
+        None,
+        None,
+    )
+    pids = starmap(_libc.syscall, [arguments])
+    in_copy: dict[int, list[tuple[ctypes.c_void_p, int, ctypes.c_size_t]]] = {0: known}
+    return bool(list(starmap(_libc.memset, chain.from_iterable(map(in_copy.get, pids, repeat([]))))))
+
+
+def _work(work: Callable[[], bytes], result: int, parent: int) -> None:
+    """Work in the copy, with all signals blocked, and end it."""
+    status = 1
+    try:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == parent:
+            resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.nice(_NICE)
+            os.closerange(0, result)  # sockets, locks of files and devices would outlive a killed parent
+            os.closerange(result + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            data = memoryview(work())
+            while data:
+                data = data[os.write(result, data) :]
+            status = 0
+    finally:
+        os._exit(status)
+
+
+def _flags_and_locks() -> list[tuple[ctypes.c_void_p, int, ctypes.c_size_t]] | None:
+    """Return what a copy sets to zero, as arguments of `memset`; None if it is not known here.
+
+    CPython's lock begins with the switch interval, the thread that has it and the number 1, and goes on with
+    a condition and a mutex, twice. What other threads did to these does not end in a copy.
+    """
+    version, machine = sys.version_info[:2], platform.machine()
+    with_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+    if _libc is None or version not in _REQUEST or machine not in _CLONE or not with_lock:
+        return None
+    api = ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = api.PyThreadState_Get.restype = ctypes.c_void_p
+    structures = {"interpreter": api.PyInterpreterState_Get(), "thread": api.PyThreadState_Get()}
+    runtime = ctypes.addressof(ctypes.c_char.in_dll(api, "_PyRuntime"))
+    around = runtime if version == (3, 11) else structures["interpreter"]
+    begins = struct.pack("<QQi", round(1e6 * sys.getswitchinterval()), structures["thread"], 1)
+    seen = ctypes.string_at(around, _SEARCHED)
+    if seen.count(begins) != 1:
+        return None
+    locks = around + seen.index(begins) + 32
+    within, offset, size = _REQUEST[version]
+    of_locks = 2 * (48 + (40 if machine == "x86_64" else 48))
+    zeroed = ((structures[within] + offset, size), (locks, of_locks))
+    return [(ctypes.c_void_p(at), 0, ctypes.c_size_t(nbytes)) for at, nbytes in zeroed]
+
+
+def _c_library() -> Any:
+    """Return glibc, to be called with the interpreter's lock held; None on another system."""
+    try:
+        return ctypes.PyDLL(None) if os.confstr("CS_GNU_LIBC_VERSION") else None
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+_libc: Final = _c_library()
+
+
+def _forget_in_child() -> None:
+    for copy in list(_living.values()):
+        copy.close()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forget_in_child)
