@@ -162,7 +162,8 @@ def _pieces(storages: Iterable[StorageRecord], classes: MemoryClasses) -> Iterat
 
 def _measured(piece: _Piece, resident: ResidentBytes, of_malloc: OfMalloc | None) -> _Tensor:
     nbytes = piece.end - piece.start
-    in_memory = nbytes if nbytes < _PAGE else resident(piece.start, nbytes)
+    known = piece.storage.pinned or nbytes < _PAGE  # page-locked memory is resident
+    in_memory = nbytes if known else resident(piece.start, nbytes)
     assumed = in_memory is None
     if in_memory is None:
         in_memory = nbytes
