@@ -58,7 +58,8 @@ class Answer(msgspec.Struct, kw_only=True):
         run_id, step, microbatch: where the watch stands; None in a process that is not watched.
         doing: what the program was doing: forward, backward, optimizer, ...; None where nobody knows.
         waited_s: from the question to the census.
-        paused_s: how long the census took; the thread that was interrupted for it waited meanwhile.
+        paused_s: for how long the program stood still: for all of the census, or while a copy of it was made.
+        took_s: how long the census took.
         ledgers: of each device in use and of the host.
         holders: largest first; they sum to all storages of tensors.
         objects, nodes: Python objects and autograd nodes that were walked.
@@ -81,6 +82,7 @@ class Answer(msgspec.Struct, kw_only=True):
     doing: str | None = None
     waited_s: float = 0.0
     paused_s: float = 0.0
+    took_s: float = 0.0
     ledgers: list[Ledger] = msgspec.field(default_factory=list)
     holders: list[HeldHere] = msgspec.field(default_factory=list)
     objects: int = 0

@@ -404,7 +404,7 @@ def _asked(job: Attached) -> OutsideCensus | None:
     keys = [group.key for group in groups]
     return OutsideCensus(
         groups=groups, storages=[], details=dict(zip(keys, answer.details, strict=True)), at=time.monotonic(),
-        objects=answer.objects, nodes=answer.nodes, moved=None, seconds=answer.paused_s,
+        objects=answer.objects, nodes=answer.nodes, moved=None, seconds=max(answer.took_s, answer.paused_s),
         stopped_s=answer.paused_s, missing=[],
         notes=["it listens, and took its censuses itself", *answer.notes],
     )  # fmt: skip

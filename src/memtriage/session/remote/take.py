@@ -87,6 +87,7 @@ def _read_beforehand(baselines: Mapping[int, int] | None, script_root: str | Non
 
 
 def _answer(known: _Beforehand, follow: bool) -> Answer:
+    started = time.perf_counter()
     groups: list[HolderGroup] = []
     details: list[GroupDetail] = []
     with Look(identities=Addresses() if follow else None, pinned=known.pinned) as view:
@@ -101,6 +102,7 @@ def _answer(known: _Beforehand, follow: bool) -> Answer:
         host=socket.gethostname(),
         argv=list(sys.argv),
         time=time.time(),
+        took_s=round(time.perf_counter() - started, 6),
         ledgers=ledgers,
         holders=held_rows([group for group in census.groups if group.count]),
         objects=census.objects,
