@@ -33,7 +33,7 @@ WITHIN_S = 120.0
 
 
 class Training:
-    """A small model beside many objects and much memory, of which a step rewrites some MiB."""
+    """A small model, many objects and much memory, of which a step rewrites some MiB."""
 
     def __init__(self, device: str, gib: float, objects: int) -> None:
         self.device = device
@@ -97,7 +97,7 @@ def pause(device: str, gib: float, objects: int) -> None:
 
 
 def answers(count: int) -> None:
-    """Print how many of so many copies answered beside threads that do what can stop one."""
+    """Print how many of so many copies answered while threads do what can stop one."""
     stop = threading.Event()
 
     def python() -> None:

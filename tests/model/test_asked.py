@@ -35,6 +35,7 @@ def test_what_an_older_client_and_process_leave_out() -> None:
     assert msgspec.to_builtins(answer) == {
         "pid": 7, "rank": None, "host": "", "argv": [], "time": None, "run_id": None, "step": None,
         "microbatch": None, "doing": None, "waited_s": 0.0, "paused_s": 0.0, "took_s": 0.0,
-        "ledgers": [], "holders": [], "objects": 0, "nodes": 0, "notes": [], "groups": [], "details": [], "refused": None,
+        "ledgers": [], "holders": [], "objects": 0, "nodes": 0, "notes": [],
+        "groups": [], "details": [], "refused": None,
         "incomplete": [],
     }  # fmt: skip
