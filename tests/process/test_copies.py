@@ -86,7 +86,7 @@ def test_the_program_is_not_told() -> None:
         assert result_of(lambda: repr(told).encode()) == b"[]"
         copy = copy_of(lambda: time.sleep(60) or b"")
         with pytest.raises(ChildProcessError):
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+            os.waitid(os.P_PID, copy.pid, os.WEXITED | os.WNOHANG)  # as if there were no such child
         assert copy.pid in living() and copy.pid not in descendants(os.getpid())
         assert (host_sample().pss, host_sample().uss) == (None, None)
         copy.result(0)
