@@ -45,6 +45,7 @@ _ROOTS: Final = frozenset(
 """Kinds of segments that say where a variable is; the variable after them is the holder."""
 _UNITS: Final[tuple[Per, ...]] = ("step", "micro-batch", "second")
 _NAMED: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
+_ANY_ATTRIBUTE: Final = PathSegment(SegmentKind.ATTRIBUTE, "*")
 
 
 def one_a_cause(leaks: Sequence[Leak]) -> list[Leak]:
@@ -105,16 +106,16 @@ def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = Fal
         first, second: the anchors.
         one_part: one part of a library keeps what both lead to.
     """
-    shared = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
-    if first[0] == second[0] and first[0].kind is SegmentKind.GARBAGE_CYCLE:
-        return first[:shared] if shared is not None else min(first, second, key=len)
-    if shared is None:  # the same, or one is inside the other
-        shorter, longer = sorted((first, second), key=len)
-        return longer if len(shorter) > _root_length(shorter) or shorter == longer else None
-    if first[0].kind is second[0].kind is SegmentKind.NATIVE:
+    shared = _shared(first, second)
+    if shared and first[0].kind is SegmentKind.GARBAGE_CYCLE:
+        return first[:shared]
+    if first == second or first[0].kind is second[0].kind is SegmentKind.NATIVE:
         return max(first, second, key=len)
-    if shared <= _root_length(first):  # two variables
+    variable = next((at for at, segment in enumerate(first) if segment.kind not in _ROOTS), len(first))
+    if shared <= variable:
         return None
+    if shared == min(len(first), len(second)):  # one is inside the other
+        return max(first, second, key=len)
     same_container = first[shared].kind is second[shared].kind is SegmentKind.ITEM
     same_entries = any("*" in segment.name for segment in first[:shared])
     numbered = [s for s in first[shared:] if "*" in s.name and s != ANY_ITEM]  # under one name: `adapter_*`
@@ -123,39 +124,30 @@ def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = Fal
     return None
 
 
-def _root_length(anchor: HolderPath) -> int:
-    """Return the number of segments that say where the variable is, without the variable itself."""
-    return next((at for at, segment in enumerate(anchor) if segment.kind not in _ROOTS), len(anchor))
+def _shared(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return with how many equal segments, or letters, both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _fold(first: HolderPath, second: HolderPath) -> HolderPath:
     """Both paths as one, with `*` for each segment that differs, and one `*` for all that only one has."""
     if len(first) == len(second):
         return tuple(map(_either, first, second))
-    shorter = min(len(first), len(second))
-    start = next((at for at in range(shorter) if first[at] != second[at]), shorter)
-    rest = shorter - start
-    end = next((at for at in range(rest) if first[-1 - at] != second[-1 - at]), rest)
-    middle = first[start] if len(first) > start else second[start]
-    return (*first[:start], _any(middle), *first[len(first) - end :])
+    shorter, longer = sorted((first, second), key=len)
+    start = _shared(shorter, longer)
+    end = len(longer) - _shared(shorter[start:][::-1], longer[start:][::-1])
+    return (*longer[:start], _either(longer[start], _ANY_ATTRIBUTE), *longer[end:])
 
 
 def _either(a: PathSegment, b: PathSegment) -> PathSegment:
     """One segment for two: names keep their common beginning (`lora_*`)."""
     if a == b:
         return a
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(a.name, b.name, strict=False))
-    common = "".join(letter for letter, _ in alike).rstrip("*")
-    if a.kind is b.kind and a.kind in _NAMED and common:
-        return PathSegment(a.kind, f"{common}*")
-    return _any(a if a.kind is SegmentKind.ITEM else b)
-
-
-def _any(segment: PathSegment) -> PathSegment:
-    """Any name in this place."""
-    if segment.kind is SegmentKind.ITEM:
+    if SegmentKind.ITEM in (a.kind, b.kind):
         return ANY_ITEM
-    return PathSegment(segment.kind if segment.kind in _NAMED else SegmentKind.ATTRIBUTE, "*")
+    if a.kind is b.kind and a.kind in _NAMED:
+        return PathSegment(a.kind, a.name[: _shared(a.name, b.name)].rstrip("*") + "*")
+    return _ANY_ATTRIBUTE
 
 
 def _joined(leaks: Sequence[Leak]) -> Leak:
