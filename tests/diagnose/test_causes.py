@@ -227,7 +227,7 @@ def test_what_entries_keep_in_native_memory_is_part_of_their_leak() -> None:
     entries = leak(X, 30, stored_at="a.py:2 in f")
     native = leak(
         X, 70, device="cuda:0", nbytes=500, certainty="suspected", allocated_at="a.py:1 in f",
-        shown_by=Counted("cuda:0", Growth("growing", 70, 60, 80), 0, covered=True),
+        shown_by=Counted("cuda:0", Growth("growing", 70, 60, 80), 0),
     )  # fmt: skip
     (whole,) = one_a_cause([entries, native])
     assert (whole.device, whole.rates, whole.nbytes) == ("cuda:0", {"step": 100}, 800)

@@ -40,11 +40,12 @@ def test_evidence_lists_the_fastest_parts_and_counts_the_others(count: int, more
 
 
 def test_the_evidence_of_one_part_that_is_as_certain_is_given() -> None:
-    of = {n: Counted(f"counter {n}", Growth("growing"), 0, covered=True) for n in range(3)}
+    reasons = {0: ("few",), 1: (), 2: ("few",)}
+    of = {n: Counted(f"counter {n}", Growth("growing"), 0, why) for n, why in reasons.items()}
     parts = [
-        part(0, rate=50, certainty="suspected", reasons=("few",), shown_by=of[0]),
+        part(0, rate=50, certainty="suspected", shown_by=of[0]),
         part(1, rate=40, certainty="proven", shown_by=of[1]),
-        part(2, rate=30, certainty="suspected", reasons=("few",), shown_by=of[2]),
+        part(2, rate=30, certainty="suspected", shown_by=of[2]),
     ]
     (leak,) = one_a_cause(parts)
     first, shown = evidence(leak)
@@ -79,7 +80,7 @@ def test_growth_of_native_code_names_the_calls_that_are_known_to_grow() -> None:
 
 def test_native_memory_of_entries_adds_its_evidence() -> None:
     entries = part(1, rate=90)
-    counter = Counted("cpu", Growth("growing", 1, 1, 1), 0, covered=True)
+    counter = Counted("cpu", Growth("growing", 1, 1, 1), 0)
     native = part(1, rate=7, device="host", shown_by=counter)
     assert evidence(*one_a_cause([entries, native])) == [*evidence(entries), *evidence(native)]
 

@@ -41,7 +41,7 @@ def a_holder(path: HolderPath, **facts: Any) -> Held:
 def a_leak(path: HolderPath | None = None, rate: int | None = None, **facts: object) -> Leak:
     """A leak that a counter shows, of so many bytes per step."""
     anchor = () if path is None else anchor_of(path)
-    counter = Counted("cpu", Growth("growing"), 0, covered=True)
+    counter = Counted("cpu", Growth("growing"), 0)
     known: dict[str, object] = {
         "device": "cpu", "scale": "step", "certainty": "proven", "nbytes": 10 * (rate or 0), "path": path,
         "rates": {} if rate is None else {"step": rate}, "shown_by": counter,

@@ -12,7 +12,7 @@ from memtriage.catalogue.growing import NATIVE, PROFILER, growing_part
 from memtriage.diagnose.cuts import as_found
 from memtriage.diagnose.growth.attribution import Open, Rise, counted
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Evidence
-from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Waiting
+from memtriage.diagnose.growth.facts import JudgedDevice, Leak, Waiting
 from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.held import Held
 from memtriage.diagnose.mechanisms import mechanism_of
@@ -90,7 +90,8 @@ def _holder(leak: Leak) -> str:
         return in_words(leak.path)
     if leak.cause == "shared memory":
         return OPEN_SEGMENTS
-    return CPP_ONLY if isinstance(leak.shown_by, Counted) and leak.shown_by.covered else NOT_NAMED
+    named = isinstance(leak.shown_by, Rise) or "not covered" in leak.shown_by.reasons
+    return NOT_NAMED if named else CPP_ONLY
 
 
 def _mechanism(leak: Leak) -> MechanismText:
@@ -143,7 +144,7 @@ def _evidence(leak: Leak) -> Iterator[str]:
         )
     else:
         yield _shown_by(leak)
-        yield from (f"suspected only: {_WHY[reason]}" for reason in leak.reasons)
+        yield from (f"suspected only: {_WHY[reason]}" for reason in leak.shown_by.reasons)
         if isinstance(leak.shown_by, Rise) and leak.shown_by.holders:
             yield from _of_holder(leak, leak.shown_by)
     if leak.by_role:

@@ -19,7 +19,6 @@ from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import grow
 from memtriage.diagnose.growth.evidence import Comparison, Counter, Seen, Sighting
 from memtriage.model.evidence import DataSeen, HolderSeen
-from memtriage.model.findings import Certainty
 
 Open = Literal[
     "few", "once", "slows", "fills", "aged", "replaced", "not resident", "new shapes", "not covered"
@@ -55,10 +54,9 @@ class Rise:
         points: position and bytes at the censuses over which it grew, oldest first.
         fell_from: most bytes that it had at a census, if it was smaller at a later one; else 0.
         counter: name of the counter that sees its memory.
-        certainty: whether its growth is proven.
         rate: bytes per position, over all of the time that it grows.
         recent: the same for the latest part of that time.
-        reason: why it is only suspected.
+        reasons: why it is only suspected.
         share: part of the counter's rise between these censuses; 0 where the censuses alone show its growth.
         error: how far that rise may be from the truth, as a part of it.
     """
@@ -67,10 +65,9 @@ class Rise:
     points: tuple[tuple[float, float], ...]
     fell_from: float = 0.0
     counter: str
-    certainty: Certainty = "suspected"
     rate: float = 0.0
     recent: float = 0.0
-    reason: Open | None = None
+    reasons: tuple[Open, ...] = ()
     share: float = 0.0
     error: float = 0.0
 
@@ -113,7 +110,7 @@ def attribute(comparison: Comparison) -> list[Rise]:
     now = comparison.now if comparison.step is None else 0.0
     judged = _at_counters_rate(_judged(rises, counters, now), counters)
     if once:
-        judged = [replace(r, certainty="suspected", reason="once") for r in judged if r.share]
+        judged = [replace(r, reasons=("once",)) for r in judged if r.share]
     return sorted(judged, key=lambda rise: -rise.rate)
 
 
@@ -234,9 +231,9 @@ def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) 
         found = next((each for each in by_counter if each is not None), None)
         # Growth may go into room that malloc leaves in its pages, as a census by the process itself does.
         of_pages = any(counter.pages for counter in seen_by)
-        if found is None or (of_pages and found.certainty == "suspected"):
+        if found is None or (of_pages and found.reasons):
             alone = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
-            if found is None or (alone is not None and alone.certainty == "proven"):
+            if found is None or (alone is not None and not alone.reasons):
                 found = alone
         if found is not None:
             judged.append(found)
@@ -282,16 +279,15 @@ def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
         rise,
         points=points,
         counter=counter.name,
-        certainty="proven" if growth.state == "growing" and not slows else "suspected",
         rate=rate,
         recent=rate * (growth.recent / growth.rate if growth.rate > 0 else 1.0),
         share=own / risen,
         error=error / risen,
-        reason="slows" if slows else _NOT_CERTAIN.get(growth.state),
+        reasons=("slows",) if slows else _NOT_CERTAIN.get(growth.state, ()),
     )
 
 
-_NOT_CERTAIN: Final[Mapping[str, Open]] = {"filling": "fills", "uncertain": "few"}
+_NOT_CERTAIN: Final[Mapping[str, tuple[Open, ...]]] = {"filling": ("fills",), "uncertain": ("few",)}
 
 
 def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) -> list[Rise]:
@@ -370,16 +366,16 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise | None
         if risen + 2 * error < half:
             return None
         if risen <= 2 * error or risen < half:
-            return replace(found, certainty="suspected", reason="aged")
+            return replace(found, reasons=("aged",))
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
     needed = INTERVALS + (2 if rise.fell_from else 0)
     if len(rates) < needed or points[-1][1] < rise.fell_from:
-        return replace(found, certainty="suspected", reason="few")
+        return replace(found, reasons=("few",))
     if isinstance(rise.seen, HolderSeen) and rise.seen.replaced:
-        return replace(found, certainty="suspected", reason="replaced")
+        return replace(found, reasons=("replaced",))
     if _slows(points) or min(rates) < OPEN * rate:
-        return replace(found, certainty="suspected", reason="slows")
-    return replace(found, certainty="proven")
+        return replace(found, reasons=("slows",))
+    return found
 
 
 def contradicts(counter: Counter, rate: float, since: float) -> bool:

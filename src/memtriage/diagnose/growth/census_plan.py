@@ -59,7 +59,7 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
     for the cyclic collector less than a part of it. The resident set rises with each page that is touched for
     the first time: it only calls for censuses if it certainly grows, and malloc's counter does not.
     """
-    proven = [rise for rise in rises if rise.certainty == "proven"]
+    proven = [rise for rise in rises if not rise.reasons]
     counters, known = comparison.counters, defaultdict[str, float](float)
     for rise in proven:
         known["cpu" if rise.counter == "host" else rise.counter] += rise.rate
@@ -71,7 +71,7 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
         unexplained = known[name] < ACCOUNTS * counter.growth.rate
         if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):
             suspects.append(counter)
-    few = [rise for rise in rises if rise.certainty == "suspected" and rise.reason in ("few", "aged")]
+    few = [rise for rise in rises if rise.reasons in (("few",), ("aged",))]
     unseen = [rise for rise in proven if not rise.share]
     begun = [counter.growth.onset or 0.0 for counter in suspects] + [rise.since for rise in few]
     since = min(begun or [rise.since for rise in proven] or [0.0])

@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.diagnose.growth.attribution import Rise
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.evidence import Comparison
 from memtriage.diagnose.growth.track import Floats, Track
@@ -33,7 +32,6 @@ def event_of(
     rate: float,
     events: Mapping[str, Track],
     came_with: Mapping[Event, int],
-    rise: Rise | None = None,
 ) -> tuple[Event | None, float]:
     """Return what growth comes with, and its bytes per event; per position where no event explains it.
 
@@ -41,7 +39,6 @@ def event_of(
         comparison, shown_by, rate: in which it was seen, by which counter, and its bytes per position.
         events: counts of the run.
         came_with: bytes that came during each event.
-        rise: of its holder, where it has one.
     """
     if comparison.step is not None:
         return "microbatch", rate
@@ -65,8 +62,7 @@ def event_of(
     least = min(misfit for misfit, _ in found.values()) + float(np.finfo(float).tiny)
     alike = [name for name, (misfit, _) in found.items() if misfit <= _ALIKE * least]
     event = max(alike, key=lambda name: (came_with.get(name, 0), -_PREFERRED.index(name)))
-    share = min(1.0, rise.share) if rise is not None and rise.share else rate / counter.growth.rate
-    return event, found[event][1] * share
+    return event, found[event][1] * rate / counter.growth.rate
 
 
 def _fit(x: Floats, y: Floats) -> tuple[float, float]:

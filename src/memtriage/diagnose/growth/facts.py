@@ -32,13 +32,18 @@ class Counted:
         counter: its name.
         growth: of the counter.
         named: what censuses name of it.
-        covered: whether censuses cover the time in which it grew.
+        reasons: why it is only suspected.
     """
 
     counter: str
     growth: Growth
     named: float
-    covered: bool
+    reasons: tuple[Open, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Bytes per position that censuses do not name."""
+        return self.growth.rate - self.named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,6 @@ class Leak:
         cause: why it grows: what the rules of mechanisms look at, objects of C++ in a container, or nothing
             that is known.
         certainty: whether it is proven.
-        reasons: why it is only suspected.
         rates: bytes of growth, the most telling unit first.
         recent: bytes per position of the latest part of the growth.
         nbytes: its size at the end.
@@ -81,7 +85,6 @@ class Leak:
     shown_by: Rise | Counted
     cause: Held | DataSeen | Unexplained
     certainty: Certainty
-    reasons: tuple[Open, ...] = ()
     rates: Mapping[Per, int]
     recent: float = 0.0
     nbytes: int

@@ -140,13 +140,13 @@ def _of_rises(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise])
     over time: a program without positions that repeat may collect it while it starts.
     """
     for rise in rises:
-        seen, suspected = rise.seen, rise.certainty == "suspected"
+        seen, suspected = rise.seen, bool(rise.reasons)
         if suspected and len(rise.rises) == 1 and not rise.share:
             continue
         if isinstance(seen, DataSeen):
             if rise.rate >= DATA_LEAST and not (suspected and comparison.scale == "second"):
                 nbytes = seen.entries * seen.entry_bytes
-                yield _leak(evidence, comparison, rise, DEVICE_HOST, nbytes, _cause_of_data(seen), rise.rate)
+                yield _leak(evidence, comparison, rise, DEVICE_HOST, nbytes, _cause_of_data(seen))
             continue
         garbage = has(seen.anchor, SegmentKind.GARBAGE_CYCLE)
         if (garbage and not comparison.collector_off) or is_bounded(seen):
@@ -159,7 +159,7 @@ def _of_rises(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise])
         on_host = seen.kept - first.kept > seen.nbytes - first.nbytes
         device = DEVICE_HOST if on_host else seen.device
         yield replace(
-            _leak(evidence, comparison, rise, device, seen.size, held, rise.rate),
+            _leak(evidence, comparison, rise, device, seen.size, held),
             kind="garbage_cycle" if garbage else "leak",
             also_held_by=(*([seen.anchor] if detail.carrier else []), *detail.also_held_by),
         )
@@ -219,21 +219,13 @@ def _leak(
     device: str,
     nbytes: int,
     cause: Held | DataSeen | Unexplained,
-    rate: float,
-    doubts: Sequence[Open] = (),
 ) -> Leak:
-    """Make the leak of what grows by so many bytes per position, with the event that it comes with.
-
-    `doubts` say why growth that only a counter shows is not proven.
-    """
-    rise = None if isinstance(shown_by, Counted) else shown_by
-    reasons = doubts if rise is None or rise.reason is None else (rise.reason,)
-    rates = _rates(evidence, comparison, rate, shown_by.counter)
+    """Make the leak of what grows, with the event that it comes with."""
+    name, rate = shown_by.counter, shown_by.rate
+    rates = _rates(evidence, comparison, rate, name)
     counts = (evidence.counts or evidence.run)[comparison.scale].events
-    event, per_event = event_of(
-        comparison, shown_by.counter, rate, counts, evidence.situation.came_with, rise
-    )
-    counter = comparison.counters.get(shown_by.counter)
+    event, per_event = event_of(comparison, name, rate, counts, evidence.situation.came_with)
+    counter, rise = comparison.counters.get(name), shown_by if isinstance(shown_by, Rise) else None
     known: GroupDetail | DataSeen = cause if isinstance(cause, DataSeen) else GroupDetail()
     if isinstance(cause, Held):
         every: Event | Scale = event or "second"
@@ -244,12 +236,11 @@ def _leak(
         scale=comparison.scale,
         shown_by=shown_by,
         cause=cause,
-        certainty="suspected" if reasons else "proven",
-        reasons=tuple(reasons),
+        certainty="suspected" if shown_by.reasons else "proven",
         rates=rates,
         recent=rate if rise is None else rise.recent,
         nbytes=nbytes,
-        nbytes_step=None if rise is None or comparison.scale != "step" else round(rise.series[-1].at),
+        nbytes_step=round(rise.series[-1].at) if rise and comparison.scale == "step" else None,
         step=evidence.situation.position.step or None,
         path=None if isinstance(cause, str) else cause.path,
         allocated_at=known.allocated_at,
@@ -380,9 +371,8 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     device = DEVICE_HOST if name == "cpu" else name
     in_use = evidence.situation.used.get(device, math.inf)
     nbytes = round(min(in_use, missing * max(1, comparison.now - since)))
-    reasons = [doubt for doubt, holds in doubts.items() if holds]
-    counted = Counted(name, growth, known, covered)
-    return _leak(evidence, comparison, counted, device, nbytes, cause, missing, reasons)
+    counted = Counted(name, growth, known, tuple(doubt for doubt, holds in doubts.items() if holds))
+    return _leak(evidence, comparison, counted, device, nbytes, cause)
 
 
 def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
