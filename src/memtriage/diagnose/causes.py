@@ -32,9 +32,8 @@ from memtriage.diagnose.cuts import cuts_of
 from memtriage.diagnose.growth.facts import Counted, Leak, Per
 from memtriage.diagnose.held import Held
 from memtriage.model.census import CutSeen
-from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import DEVICE_HOST
-from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, anchor_of
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 
 SPEAKS_FOR_ALL: Final = 0.75
 """A holder with at least this part of the growth names the whole leak: the others are small parts of the same
@@ -81,8 +80,7 @@ def _one_cause(first: Leak, second: Leak) -> bool:
     held = [leak.cause for leak in (first, second) if isinstance(leak.cause, Held)]
     parts = [growing_part(cause.detail.classes) for cause in held]
     one_part = len(parts) == 2 and parts[0] is parts[1] is not None
-    anchors = anchor_of(first.path), anchor_of(second.path)
-    return common_holder(*anchors, one_part=one_part) is not None
+    return common_holder(first.anchor, second.anchor, one_part=one_part) is not None
 
 
 def _share_a_graph(first: Leak, second: Leak) -> bool:
@@ -158,25 +156,23 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
         places[key] = _on_two_scales(places[key], leak) if key in places else leak
     parts = sorted(places.values(), key=_speed, reverse=True)
     first = parts[0]
-    # Of ordinary data the entries of two containers may be the same, which a census sees below each.
-    ordinary = [part for part in parts if isinstance(part.cause, Held) and part.cause.ordinary]
-    same = [part for part in ordinary if part is not first and _share_a_graph(first, part)]
-    if same and first in ordinary:
-        others = (part.path for part in same if part.path is not None)
-        first = replace(first, also_held_by=tuple(dict.fromkeys((*first.also_held_by, *others))))
-        parts = [first, *(part for part in parts[1:] if part not in same)]
+    beside = [each for each in parts[1:] if common_holder(first.anchor, each.anchor) is None]
+    beside = [each for each in beside if _share_a_graph(first, each)]
+    if isinstance(first.cause, Held) and first.cause.ordinary:  # their entries are the same
+        parts = [each for each in parts if each not in beside]
+    also = chain(*(each.also_held_by for each in parts), (each.anchor for each in beside))
     if len(parts) == 1:
-        return first
+        return replace(first, also_held_by=tuple(dict.fromkeys(also)))
     total = replace(
         summed(first, parts),
         device=next((part.device for part in parts if part.device != DEVICE_HOST), first.device),
         certainty="proven" if any(part.certainty == "proven" for part in parts) else first.certainty,
-        also_held_by=tuple(dict.fromkeys(chain.from_iterable(part.also_held_by for part in parts))),
+        also_held_by=tuple(dict.fromkeys(also)),
         allocated_at=next((part.allocated_at for part in parts if part.allocated_at), None),
         stored_at=next((part.stored_at for part in parts if part.stored_at), None),
         parts=tuple(parts),
     )
-    named = total if first.rate >= SPEAKS_FOR_ALL * total.rate else _renamed(total)
+    named = total if beside or first.rate >= SPEAKS_FOR_ALL * total.rate else _renamed(total)
     if not isinstance(named.cause, Held):
         return named
     cuts = _joined_cuts([part.cause for part in parts if isinstance(part.cause, Held)])
@@ -222,19 +218,10 @@ def _on_two_scales(first: Leak, second: Leak) -> Leak:
 
 def _renamed(total: Leak) -> Leak:
     """Return the leak with the common path of its parts, of which the cause is then inferred."""
-    paths = {part.path: part.cause for part in total.parts if part.path is not None}
-    anchors = list(map(anchor_of, paths))
-    largest, others = total.parts[0], anchors[1:]
-    if all(common_holder(anchors[0], each) is None for each in others) and any(
-        _share_a_graph(largest, part) for part in total.parts[1:]
-    ):
-        return replace(total, also_held_by=tuple(dict.fromkeys((*total.also_held_by, *others))))
-    anchor = reduce(lambda a, b: common_holder(a, b) or _fold(a, b), anchors)
-    specific = next((path for path in paths if anchor_of(path) == anchor), next(iter(paths)))
-    path = (*anchor, *specific[len(anchor_of(specific)) :])
-    cause = paths[specific]
+    anchor = reduce(lambda a, b: common_holder(a, b) or _fold(a, b), [part.anchor for part in total.parts])
+    specific = next((part for part in total.parts if part.anchor == anchor), total.parts[0])
+    path = (*anchor, *(specific.path or ())[len(specific.anchor) :])
+    cause = specific.cause
     if isinstance(cause, Held):
         cause = replace(cause, path=path, anchor=anchor)
-    elif isinstance(cause, DataSeen):
-        cause = msgspec.structs.replace(cause, path=path)
     return replace(total, path=path, cause=cause)

@@ -12,7 +12,7 @@ from memtriage.diagnose.held import Held
 from memtriage.model.evidence import DataSeen
 from memtriage.model.findings import Certainty, Event, ProcessKind, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale
-from memtriage.model.paths import HolderPath
+from memtriage.model.paths import HolderPath, anchor_of
 from memtriage.model.position import Scale
 
 Per = Literal["step", "micro-batch", "second"]
@@ -110,6 +110,11 @@ class Leak:
     def rate(self) -> int:
         """Bytes of growth per step; without steps, per micro-batch or second."""
         return next(filter(None, self.rates.values()), 0)
+
+    @property
+    def anchor(self) -> HolderPath:
+        """What the program itself holds; empty if no object is known."""
+        return anchor_of(self.path or ())
 
 
 @dataclass(frozen=True, slots=True)

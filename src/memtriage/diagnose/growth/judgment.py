@@ -306,19 +306,15 @@ def _projected(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
 def join_host_part(leaks: Sequence[Leak]) -> list[Leak]:
     """Join a holder's leak on the host with the one on a GPU: both are the same."""
     on_host: dict[HolderPath, int] = defaultdict(int)
-    on_gpu = {_anchor(leak) for leak in leaks if leak.device.startswith("cuda:")}
+    on_gpu = {leak.anchor for leak in leaks if leak.device.startswith("cuda:")}
     for leak in leaks:
         if leak.device == DEVICE_HOST:
-            on_host[_anchor(leak)] += leak.nbytes
+            on_host[leak.anchor] += leak.nbytes
     return [
-        replace(leak, on_host=on_host[_anchor(leak)]) if leak.device.startswith("cuda:") else leak
+        replace(leak, on_host=on_host[leak.anchor]) if leak.device.startswith("cuda:") else leak
         for leak in leaks
-        if leak.device != DEVICE_HOST or _anchor(leak) not in on_gpu
+        if leak.device != DEVICE_HOST or leak.anchor not in on_gpu
     ]
-
-
-def _anchor(leak: Leak) -> HolderPath:
-    return leak.cause.anchor if isinstance(leak.cause, Held) else ()
 
 
 # --- growth that only a counter shows -----------------------------------------------------------------------
