@@ -146,7 +146,9 @@ def _evidence(leak: Leak) -> Iterator[str]:
         yield _shown_by(leak)
         yield from (f"suspected only: {_WHY[reason]}" for reason in leak.shown_by.reasons)
         if isinstance(leak.shown_by, Rise) and leak.shown_by.holders:
-            yield from _of_holder(leak, leak.shown_by)
+            detail = leak.shown_by.holders[-1].detail
+            if detail is not None and detail.saved_by:
+                yield f"the largest storage is kept for backward by {detail.saved_by}"
     if leak.by_role:
         per, listed = next(iter(leak.rates), "step"), leak.by_role[:_ROLES]
         more = f" and {len(leak.by_role) - _ROLES} more" if len(leak.by_role) > _ROLES else ""
@@ -194,18 +196,6 @@ def _entries(rise: Rise, seen: DataSeen, scale: Scale) -> str:
         return f"from {size(first)} to {size(seen.entries)} {between}, with the same beginning or end"
     more = f"{seen.entries - first:,} more entries of about {size(seen.entry_bytes)}"
     return f"{more} {between}, tensors not counted"
-
-
-def _of_holder(leak: Leak, rise: Rise) -> Iterator[str]:
-    """Yield what else the censuses say of a holder."""
-    if leak.period > 1:
-        yield (
-            f"the program runs {leak.period} backwards for each micro-batch of its own, and keeps "
-            f"{size(round(rise.rate * leak.period))} of each; rates here are for one backward"
-        )
-    detail = rise.holders[-1].detail
-    if detail is not None and detail.saved_by:
-        yield f"the largest storage is kept for backward by {detail.saved_by}"
 
 
 # --- what the judgment of a device rests on -----------------------------------------------------------------

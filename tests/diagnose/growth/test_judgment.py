@@ -532,13 +532,6 @@ def test_a_program_without_steps_is_compared_from_backward_to_backward_of_the_ru
     assert any("backwards 15, 30, 45, 60" in line for line in finding.evidence)
 
 
-def test_a_micro_batch_of_several_backwards_is_explained() -> None:
-    """The same instant of each is compared: censuses are so far apart."""
-    finding = next(f for f in judge(within_step(rising(MIB, 24), stays=False)).findings if f.holder_path)
-    several = "the program runs 6 backwards for each micro-batch of its own, and keeps 6.0 MiB of each"
-    assert any(several in line for line in finding.evidence)
-
-
 def test_a_cache_that_fills_within_one_step_is_cleared_by_the_next() -> None:
     evidence = within_step(rising(MIB, 24), stays=False)
     for microbatch in range(1, 25):

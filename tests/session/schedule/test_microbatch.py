@@ -96,7 +96,7 @@ def test_a_rise_over_three_backwards_begins_four_censuses() -> None:
     assert run.censuses == [(0, 4), (0, 6), (0, 7), (0, 8)]
     assert run.investigator.recorded == [2, 1, 1, 1]
     assert (run.reports, run.scheduler.investigating) == (1, False)
-    assert [within.period for within in run.evidence.steps] == [1]
+    assert len(run.evidence.steps) == 1
     assert run.leaks == [(LOSSES, MIB)]
 
 
@@ -120,7 +120,6 @@ def test_micro_batches_of_two_backwards_are_compared_two_apart() -> None:
     run.step(0, [batch + 10 * (backward % 2) for batch in range(20) for backward in range(2)])
     (first, *later) = [position for _, position in run.censuses]
     assert [position - first for position in later] == [4, 6, 8]
-    assert run.evidence.steps[0].period == 2
 
 
 def test_an_investigation_ends_with_its_step_or_when_the_counter_has_fallen() -> None:
@@ -179,7 +178,6 @@ def test_backwards_of_one_micro_batch_are_not_taken_for_growth() -> None:
     (first, *later) = [position for _, position in run.censuses]
     assert first == 4
     assert [b - a for a, b in pairwise(later)] == [10, 5, 5]
-    assert run.evidence.steps[0].period == 5
     assert run.leaks == [(LOSSES, pytest.approx(MIB / 5, rel=0.1))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Final, get_args
 
 import numpy as np
@@ -191,12 +191,6 @@ class Comparison:
     def collector_off(self) -> bool:
         """Whether Python's cyclic collector was off at all censuses."""
         return bool(self.censuses) and all(census.collector_off for census in self.censuses)
-
-    @property
-    def period(self) -> int:
-        """Backwards per micro-batch of such a step: so far apart are its censuses, except the first two."""
-        at = [census.at(self.scale) for census in self.censuses if census.between]
-        return 1 if self.step is None or len(at) < 3 else round(min(b - a for a, b in pairwise(at)))
 
     def awaits_collector(self, device: str, grown: float) -> bool:
         """Return whether objects that the cyclic collector will free explain part of a growth.

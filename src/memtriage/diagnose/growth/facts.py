@@ -67,7 +67,6 @@ class Leak:
         allocated_at, stored_at: lines of the program.
         step: the step at which it was found.
         projection: when memory runs out.
-        period: backwards of each micro-batch of the program's own.
         on_host: bytes of host memory that the same holder keeps, for a leak on a GPU.
         parts: leaks of this one cause, if they are several.
         event: what the growth comes with; None where nothing that was counted explains it.
@@ -95,7 +94,6 @@ class Leak:
     stored_at: str | None = None
     step: int | None = None
     projection: Projection | None = None
-    period: int = 1
     on_host: int = 0
     parts: tuple[Leak, ...] = ()
     event: Event | None = None

@@ -245,7 +245,6 @@ def _leak(
         path=None if isinstance(cause, str) else cause.path,
         allocated_at=known.allocated_at,
         stored_at=known.stored_at,
-        period=comparison.period,
         event=event,
         spacing=per_event / next(filter(None, rates.values()), per_event),
         comes_every=counter.growth.period if event == "step" and counter is not None else None,
