@@ -169,7 +169,7 @@ def followed(at: Series, values: Series, device: str) -> Comparison:
     comparison = Comparison("step")
     grain = 512 if device != "cpu" else 16
     for position, value in zip(at.tolist(), values.tolist(), strict=True):
-        comparison.read(device, position, int(value) // grain * grain)
+        comparison.read(position, {device: int(value) // grain * grain})
     return comparison
 
 

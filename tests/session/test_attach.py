@@ -287,7 +287,7 @@ def test_how_long_is_needed(resident: int, rate: int, needed: int) -> None:
 def test_a_limit_above_what_must_show_is_no_judgment() -> None:
     attached, chance = Attached(os.getpid()), random.Random(0)
     for reading in range(100):
-        attached.seconds.read("cpu", reading / 5, (500 << 20) + chance.randrange(40 << 20))
+        attached.seconds.read(reading / 5, {"cpu": (500 << 20) + chance.randrange(40 << 20)})
     judged = attached.judgment(20.0)[1]["cpu"]
     assert judged.detection_limit is None
     assert re.fullmatch(

@@ -139,7 +139,7 @@ def test_generated_code_is_not_read_where_all_batches_have_one_size(
 ) -> None:
     scheduler: Any = watch.scheduler
     scheduler.works = False
-    watch.evidence.run["step"].read("cpu", 1, MIB)
+    watch.evidence.run["step"].read(1, {"cpu": MIB})
     monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
     monkeypatch.setattr(growth_watch, "generated_code", lambda: 4096)
     watch.at_mark(MarkPoint("step", TrainingPosition(step=1), mark(1).readings))
@@ -151,7 +151,7 @@ def test_it_is_known_whether_shapes_vary(
     watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, vary: bool | None
 ) -> None:
     monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
-    watch.evidence.run["step"].read("cpu", 1, MIB)
+    watch.evidence.run["step"].read(1, {"cpu": MIB})
     watch.judged()
     assert watch.evidence.situation.shapes_vary is vary
 
@@ -206,7 +206,7 @@ def test_generated_code_is_left_out_where_it_says_nothing(
 def test_only_marks_at_the_same_place_of_the_loop_are_followed(watch: GrowthWatch) -> None:
     scheduler: Any = watch.scheduler
     scheduler.works = False
-    watch.evidence.run["step"].read("cpu", 1, MIB)
+    watch.evidence.run["step"].read(1, {"cpu": MIB})
     for name in ("start", "own", "step", "backward", "time", "end"):
         watch.at_mark(MarkPoint(name, TrainingPosition(), mark(1).readings))
     assert len(scheduler.values) == 3
@@ -216,7 +216,7 @@ def test_only_marks_at_the_same_place_of_the_loop_are_followed(watch: GrowthWatc
 def test_a_ledger_that_is_due_has_a_census(watch: GrowthWatch, due: bool, censuses: int) -> None:
     scheduler: Any = watch.scheduler
     scheduler.works = False
-    watch.evidence.run["step"].read("cpu", 1, MIB)
+    watch.evidence.run["step"].read(1, {"cpu": MIB})
     ledgers: Any = watch._ledgers
     ledgers.is_due, taken = lambda: due, []
     scheduler.census = taken.append

@@ -76,7 +76,7 @@ def observed(
     for at in range(1, length + 1):
         for name, values in counters.items():
             if at <= len(values):
-                evidence.run[scale].read(name, at, int(values[at - 1]))
+                evidence.run[scale].read(at, {name: int(values[at - 1])})
     here: set[int] = set()
     positions = list(censuses)
     for at in positions:

@@ -141,13 +141,13 @@ class Attached:
         if sizes is None:  # also of a zombie
             self.ended = f"process {self.pid} ended"
         else:
-            self.seconds.read(_CPU, now, sizes.anonymous)
+            self.seconds.read(now, {_CPU: sizes.anonymous})
         allocator = self.allocator  # another thread may set it
         if allocator is not None:
             self.allocated |= allocator.counters()
             for device, counters in self.allocated.items():
                 if counters.allocated is not None:
-                    self.seconds.read(device, now, counters.allocated)
+                    self.seconds.read(now, {device: counters.allocated})
 
     def find_allocator(self) -> None:
         """Look for the statistics of its CUDA allocator, which is there once it uses a GPU."""
@@ -169,7 +169,7 @@ class Attached:
         if not program_only:
             sizes = totals(census.groups)
             for device in {*sizes, *self.seconds.tracks} - {*self.allocated, _CPU}:
-                self.seconds.read(device, now, sizes.get(device, 0))
+                self.seconds.read(now, {device: sizes.get(device, 0)})
         self.evidence.add(self.holders.add(census, now, program_only=program_only))
 
     def open(self) -> None:

@@ -243,7 +243,7 @@ class JobWatch:
         if reply.steps is not None and not position.step:
             position = replace(position, step=reply.steps)
             if reply.anonymous is not None:
-                evidence.run["step"].read("cpu", reply.steps, reply.anonymous)
+                evidence.run["step"].read(reply.steps, {"cpu": reply.anonymous})
         if reply.census is not None:
             census = replace(
                 reply.census,
@@ -312,10 +312,10 @@ class JobWatch:
         about.lived_s = max(about.lived_s, round(process.last_s - process.first_s, 3))
         about.highest = max(about.highest, values["cpu"])
         if position.step:
-            of_role.run["step"].read_all(position.step, values)
+            of_role.run["step"].read(position.step, values)
         elif position.backwards:
-            of_role.run["microbatch"].read_all(position.backwards, values)
-        of_role.run["second"].read_all(position.time_s, values)
+            of_role.run["microbatch"].read(position.backwards, values)
+        of_role.run["second"].read(position.time_s, values)
 
     def at_sample(self, own: HostSample, below: list[ChildSample], group: CgroupMemory | None) -> None:
         """Take the ledger of the job; the last one with other processes counts."""

@@ -27,7 +27,7 @@ def grown(
     comparison = Comparison(scale)
     for at in range(1, STEPS + 1):
         happened = {event: count(at) for event, count in counts.items() if count(at)}
-        comparison.read_all(at, {"cpu": 100 * MIB + bytes_at(at), **happened})
+        comparison.read(at, {"cpu": 100 * MIB + bytes_at(at), **happened})
     rate = part * comparison.counters["cpu"].growth.rate
     return event_of(comparison, "cpu", rate, comparison.events, came_with or {})
 

@@ -34,7 +34,7 @@ def both(values: Sequence[int], writes: set[int], *, last: bool) -> tuple[Compar
     live, lines = Evidence(), list[Readings]()
     comparison = live.run["step"]
     for at, value in enumerate(values, 1):
-        comparison.read("cpu", at, value)
+        comparison.read(at, {"cpu": value})
         if at in writes:
             lines += comparison.new_readings()
     if last:
@@ -75,7 +75,7 @@ def test_a_killed_run_has_all_whole_blocks_up_to_its_last_line(
 def test_a_reading_is_written_once() -> None:
     comparison = Evidence().run["step"]
     for at in range(1, 21):
-        comparison.read("cpu", at, at)
+        comparison.read(at, {"cpu": at})
     (line,) = comparison.new_readings()
     assert (line.at, line.means, line.width) == ([*range(WARM_UP + 1, 21)],) * 2 + (1,)
     assert list(comparison.new_readings(last=True)) == []
@@ -84,7 +84,7 @@ def test_a_reading_is_written_once() -> None:
 def test_readings_within_a_step_belong_to_that_step() -> None:
     live = Evidence()
     for microbatch in range(1, 9):
-        live.of_step(7).read("cpu", microbatch, MIB * microbatch)
+        live.of_step(7).read(microbatch, {"cpu": MIB * microbatch})
     again = Evidence.of(stored(list(live.of_step(7).new_readings(last=True))))
     assert [step.step for step in again.steps] == [7]
     assert again.steps[0].tracks["cpu"].points().means.tolist() == [MIB * at for at in range(1, 9)]
@@ -186,7 +186,7 @@ def test_series_are_those_of_the_run_after_a_record() -> None:
 
 def read(evidence: Evidence, scale: str, count: int) -> None:
     for at in range(1, count + 1):
-        evidence.run[scale].read("cpu", at, MIB)  # type: ignore[index]
+        evidence.run[scale].read(at, {"cpu": MIB})  # type: ignore[index]
 
 
 def test_growth_is_judged_over_steps_if_there_are_any() -> None:
@@ -205,9 +205,9 @@ def test_growth_is_judged_over_steps_if_there_are_any() -> None:
 def test_a_loop_that_was_seen_after_all_censuses_but_one_is_judged_over_time() -> None:
     role = Evidence(Role(role="rank 0", where="child"))
     for at in range(40):
-        role.run["second"].read("cpu", float(at), at * MIB)
+        role.run["second"].read(float(at), {"cpu": at * MIB})
         if at >= 20:
-            role.run["step"].read("cpu", at, at * MIB)
+            role.run["step"].read(at, {"cpu": at * MIB})
     for at in (15, 20, 25):
         assert role.main.scale == ("second" if at == 25 else "step")
         role.add(CensusSeen(position=TrainingPosition(time_s=at, step=at * (at > 20)), work_s=at))
@@ -221,7 +221,7 @@ def test_what_grows_from_call_to_call_is_certain_at_any_pace(seed: int) -> None:
     comparison = Comparison("second")
     total = np.cumsum(np.random.default_rng(seed).choice([2, 5, 20, 80, 200], 40)).tolist()
     for at, number in enumerate(total, 1):
-        comparison.read_all(at, {"cpu": MIB + 8192 * number, "call": number})
+        comparison.read(at, {"cpu": MIB + 8192 * number, "call": number})
     growth = comparison.counters["cpu"].growth
     grown = 8192 * (total[-1] - total[WARM_UP]) / (len(total) - WARM_UP - 1)
     assert (growth.state, growth.rate) == ("growing", pytest.approx(grown, rel=0.01))

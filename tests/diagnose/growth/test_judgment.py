@@ -189,7 +189,7 @@ def test_garbage_that_the_collector_frees_now_and_then_leaves_a_limit(seed: int)
     ]
     evidence = Evidence()
     for step in range(1, 41):
-        evidence.run["step"].read("cpu", step, BASE + garbage[step])
+        evidence.run["step"].read(step, {"cpu": BASE + garbage[step]})
     for step in (3, 16, 18, 22, 28, 40):
         waiting = {"cpu": {"Node": garbage[step]}}
         evidence.add(CensusSeen(position=TrainingPosition(step=step), totals=waiting["cpu"], waiting=waiting))
@@ -483,7 +483,7 @@ def within_step(values: list[float], *, stays: bool) -> Evidence:
         per_step=per_step,
     )
     for microbatch, value in enumerate(values, 1):
-        evidence.of_step(20).read("cuda:0", microbatch, int(value))
+        evidence.of_step(20).read(microbatch, {"cuda:0": int(value)})
     for microbatch in (6, 12, 18, 24):
         at = TrainingPosition(
             step=20,
@@ -520,7 +520,7 @@ def test_a_program_without_steps_is_compared_from_backward_to_backward_of_the_ru
     """The same micro-batches were also followed as those of a first step, which never ended."""
     evidence = leaking(scale="microbatch")
     for microbatch in (4, 6, 7, 8):
-        evidence.of_step(0).read("cpu", microbatch, BASE + MIB * microbatch)
+        evidence.of_step(0).read(microbatch, {"cpu": BASE + MIB * microbatch})
         evidence.add(
             CensusSeen(
                 position=TrainingPosition(backwards=microbatch, microbatch=microbatch), within_step=True,
@@ -535,7 +535,7 @@ def test_a_program_without_steps_is_compared_from_backward_to_backward_of_the_ru
 def test_a_cache_that_fills_within_one_step_is_cleared_by_the_next() -> None:
     evidence = within_step(rising(MIB, 24), stays=False)
     for microbatch in range(1, 25):
-        evidence.of_step(21).read("cuda:0", microbatch, BASE)
+        evidence.of_step(21).read(microbatch, {"cuda:0": BASE})
     assert judge(evidence).findings == []
 
 
@@ -712,7 +712,7 @@ from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.judgment import judge
 evidence = Evidence()
 for at in range(1, 61):
-    evidence.run["step"].read("cpu", at, (100 + at) << 20)
+    evidence.run["step"].read(at, {"cpu": (100 + at) << 20})
 print(judge(evidence).leaks[0].kind)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

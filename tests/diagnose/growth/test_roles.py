@@ -30,14 +30,14 @@ def follow(evidence: Evidence, role: str, group: str, sizes: Sequence[int], live
     known = Role(role=role, where="worker", group=group, lived_s=lived_s, highest=max(sizes))
     evidence.add(known)
     for step, size in enumerate(sizes, 1):
-        evidence.of_role(role).run["step"].read("cpu", step, size)
-        evidence.of_role(role).run["second"].read("cpu", step / 2, size)
+        evidence.of_role(role).run["step"].read(step, {"cpu": size})
+        evidence.of_role(role).run["second"].read(step / 2, {"cpu": size})
 
 
 def flat_main() -> Evidence:
     evidence = Evidence()
     for step in range(1, STEPS + 1):
-        evidence.run["step"].read("cpu", step, 100 * MIB)
+        evidence.run["step"].read(step, {"cpu": 100 * MIB})
     position = TrainingPosition(step=STEPS, backwards=STEPS, microbatches_per_step=1)
     evidence.add(
         Situation(position=position, limits={"host": 1 << 34}, used={"host": 1 << 30}, readable={"cpu": True})
@@ -77,7 +77,7 @@ def test_what_the_program_loads_before_its_first_step_is_no_growth(makes_steps: 
         evidence.run["step"] = Evidence().run["step"]
     evidence.add(Role(role=ITSELF, where="main", group=ITSELF, lived_s=60.0, highest=growing(MIB)[-1]))
     for at, size in enumerate(growing(MIB), 1):
-        evidence.of_role(ITSELF).run["second"].read("cpu", at / 2, size)
+        evidence.of_role(ITSELF).run["second"].read(at / 2, {"cpu": size})
     leaks = judged(evidence).leaks
     assert not leaks if makes_steps else [leak.rates.keys() for leak in leaks] == [{"second"}]
 
@@ -86,7 +86,7 @@ def test_what_fills_the_host_in_several_processes_has_one_end_and_the_share_of_e
     evidence = flat_main()
     evidence.run["step"] = Evidence().run["step"]
     for step in range(1, STEPS + 1):
-        evidence.run["step"].read("cpu", step, 100 * MIB + step * MIB)
+        evidence.run["step"].read(step, {"cpu": 100 * MIB + step * MIB})
     for worker in range(2):
         follow(evidence, f"worker {worker} of loader", "workers of loader", growing(2 * MIB))
     leaks = judged(evidence).leaks

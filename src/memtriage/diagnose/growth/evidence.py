@@ -140,15 +140,11 @@ class Comparison:
         onset = float(np.interp(found.onset or 0.0, known, points.at[more]))
         return Growth("growing", rate, low, high, recent, onset, shape="stairs")
 
-    def read(self, counter: str, at: float, value: int) -> None:
-        """Add a reading."""
-        self._track(counter).add(at, value)
-        self.now = max(self.now, at)
-
-    def read_all(self, at: float, values: Mapping[str, int]) -> None:
+    def read(self, at: float, values: Mapping[str, int]) -> None:
         """Add a reading of each of several counters."""
         for counter, value in values.items():
-            self.read(counter, at, value)
+            self._track(counter).add(at, value)
+            self.now = max(self.now, at)
 
     def extend(self, line: Readings) -> None:
         """Add readings of a record."""

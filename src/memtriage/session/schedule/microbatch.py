@@ -62,7 +62,7 @@ class MicrobatchScheduler:
         for counter, value in values.items():
             self._recent.setdefault(counter, deque(maxlen=_LONGEST)).append(value)
         if position.step - self._investigated in (0, 1):
-            self._evidence.of_step(position.step).read_all(position.microbatch, values)
+            self._evidence.of_step(position.step).read(position.microbatch, values)
         if self._due and self._fell(values):
             self._abandon()  # backwards of one micro-batch: the same instant of two is compared
         if not self._due:

@@ -86,7 +86,7 @@ class CensusScheduler:
         if name == "time":
             self._latest = at, values
         elif name == "step" or self._evidence.run["step"].marks < ENOUGH_MARKS:  # then only steps are judged
-            comparison.read_all(at, values)
+            comparison.read(at, values)
         if name == "backward" and (position.step > 0 or self.within_steps.investigating):
             return
         self._now, self._spacing = at, max(1e-3, at - before)
@@ -115,7 +115,7 @@ class CensusScheduler:
 
     def _read_latest(self) -> None:
         if self._latest is not None:
-            self._evidence.run["second"].read_all(*self._latest)
+            self._evidence.run["second"].read(*self._latest)
 
     @property
     def _wants_sites(self) -> bool:
