@@ -67,7 +67,7 @@ class StandInInvestigator:
 
     def follow(
         self, following: Following, position: TrainingPosition, also: object = None,
-        frames: object = None, *, between: bool = True, libraries: bool = False,
+        frames: object = None, *, between: bool = True,
     ) -> Census:  # fmt: skip
         line = CensusSeen(
             position=position, work_s=position.time_s - self.paused_s, within_step=following.within_step,
@@ -76,7 +76,7 @@ class StandInInvestigator:
         self.took.append((following.within_step, line))
         self.between.append(between)
         self.looks.append(also)
-        self.libraries.append(libraries)
+        self.libraries.append(following.in_libraries)
         self.pause()
         taken = census(*self.groups())
         holders = following.holders.add(taken, Contents({}, {}), between=line.between)

@@ -37,6 +37,7 @@ class Following:
 
     Attributes:
         within_step: it compares micro-batches of one step.
+        in_libraries: certain growth has no holder so far, so libraries are searched for one.
         holders: numbers the holders.
         data: follows containers of ordinary data.
         recorded: how many of them had allocation sites.
@@ -47,6 +48,7 @@ class Following:
     """
 
     within_step: bool = False
+    in_libraries: bool = False
     holders: FollowedHolders = field(default_factory=FollowedHolders)
     data: OrdinaryData = field(default_factory=OrdinaryData)
     recorded: int = 0
@@ -56,10 +58,10 @@ class Following:
     last: CensusSeen | None = None
 
     @property
-    def shared_with_libraries(self) -> bool:
-        """Whether other holders of what grows can only be found in libraries."""
+    def needs_libraries(self) -> bool:
+        """Whether holders, or other holders, of what grows can only be found in libraries."""
         details = [seen.detail for seen in self.growing if seen.detail is not None]
-        return any(detail.elsewhere and detail.retained is None for detail in details)
+        return self.in_libraries or any(each.elsewhere and each.retained is None for each in details)
 
     @property
     def lacks_sites(self) -> bool:
@@ -169,7 +171,6 @@ class Investigator:
         frames: Sequence[FrameType] | None = None,
         *,
         between: bool = True,
-        libraries: bool = False,
     ) -> Census:
         """Take the next census of a comparison, with details of what grew; then stop recording.
 
@@ -177,10 +178,9 @@ class Investigator:
             following: the comparison; gets the results.
             also, frames: as for `look`.
             between: whether the program is between two positions.
-            libraries: walk all libraries.
         """
         started, worked = time.perf_counter(), time.thread_time()
-        libraries = libraries or following.shared_with_libraries
+        libraries = following.needs_libraries
         following.recorded += self.sites.recording
         # Nodes only know the line that called an operation, not the line in it that allocates.
         recorded = self.sites.recording and self._objects_recorded

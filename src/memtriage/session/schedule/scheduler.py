@@ -140,7 +140,7 @@ class CensusScheduler:
         comparison = self._comparison or self._evidence.main
         at = self._at(comparison.scale, position)
         self._census_due = 2 * at + GAP[comparison.scale]  # if this one fails
-        census = self._take(position, frames, between=True)
+        census = self._investigator.follow(self._following, position, self._take_ledgers, frames)
         self._asks_for_sites = False
         if frames is None:
             self._plan_next(comparison)
@@ -149,18 +149,6 @@ class CensusScheduler:
                 self._report()
             self._reported_growth = grows
         return census
-
-    def _take(
-        self, position: TrainingPosition, frames: Sequence[FrameType] | None, *, between: bool
-    ) -> Census:
-        return self._investigator.follow(
-            self._following,
-            position,
-            self._take_ledgers,
-            frames,
-            between=between,
-            libraries=self._suspicion.named_nothing >= _LIBRARIES_AFTER,
-        )
 
     def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None) -> None:
         """Take one more census of a program that has ended, if it tells more of what grows.
@@ -173,12 +161,13 @@ class CensusScheduler:
         taken = main.positions
         grows = self._suspicion.open or self._suspicion.proven
         if grows and (not taken or self._at(main.scale, position) > taken[-1]):
-            self._take(position, frames, between=False)
+            self._investigator.follow(self._following, position, self._take_ledgers, frames, between=False)
 
     def _plan_next(self, comparison: Comparison) -> None:
         """Decide whether something is suspected to grow, and when the next census is due."""
         self._estimate_at = max(comparison.marks + 2, comparison.marks * _AGAIN)
         self._suspicion = suspicion_of(comparison, attribute(comparison))
+        self._following.in_libraries = self._suspicion.named_nothing >= _LIBRARIES_AFTER
         self._census_due = next_census(comparison, self._suspicion)
         if self._wants_sites and not self._asks_for_sites:  # sites are recorded until then
             self._census_due = max(self._census_due, self._now + 2 * self._spacing)
