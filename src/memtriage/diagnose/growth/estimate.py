@@ -393,7 +393,9 @@ def _features(x: Floats, y: Floats, policy: Policy) -> tuple[list[float], list[i
     while len(chosen) < 4:
         full = (is_step[chosen, None] == is_step).sum(axis=0) >= 2
         full |= near[chosen].any(axis=0)
-        found = _best(np.concatenate((base, features[chosen])), features, v, usable & ~full, near, policy)
+        found = _best(
+            np.concatenate((base, features[chosen])), features, v, usable & ~full, near, policy.bend
+        )
         if not found:
             break
         both = [*chosen, *found]
@@ -413,14 +415,7 @@ def _features(x: Floats, y: Floats, policy: Policy) -> tuple[list[float], list[i
     return knots, steps
 
 
-def _best(
-    base: Floats,
-    features: Floats,
-    v: Floats,
-    usable: NDArray[np.bool_],
-    near: NDArray[np.bool_],
-    policy: Policy,
-) -> list[int]:
+def _best(base: Floats, features: Floats, v: Floats, usable: Flags, near: Flags, bend: float) -> list[int]:
     """Return the one or two features that reduce the misfit enough; none where none do.
 
     What they share with the base is taken out first, so that each pair's gain has a closed form.
@@ -444,7 +439,7 @@ def _best(
         have = float(one[best[0]]) if best else 0.0
         left = max(0.0, misfit - gain) + n * 1e-6
         levels = n - 2 * (len(base) - 1) - 2 * len(found)
-        if levels >= 3 and misfit - have - left > policy.bend * (len(found) - len(best)) * left / levels:
+        if levels >= 3 and misfit - have - left > bend * (len(found) - len(best)) * left / levels:
             best = found
     return [int(places[i]) for i in best]
 

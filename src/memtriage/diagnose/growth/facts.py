@@ -51,29 +51,20 @@ class Leak:
     """What grows.
 
     Attributes:
-        kind: of its finding.
-        device: as a finding has it.
+        kind, device, certainty, also_held_by, allocated_at, stored_at: as a finding has them.
+        step, projection, event, where, process: likewise.
         scale: what growth was counted in.
         shown_by: what grew, by how much and when.
         cause: why it grows: what the rules of mechanisms look at, objects of C++ in a container, or nothing
             that is known.
-        certainty: whether it is proven.
         rates: bytes of growth, the most telling unit first.
         recent: bytes per position of the latest part of the growth.
-        nbytes: its size at the end.
-        nbytes_step: step of the census that saw it.
+        nbytes, nbytes_step: its size at the end, and the step of the census that saw it.
         path: to its holder; None if no object is known.
-        also_held_by: other holders.
-        allocated_at, stored_at: lines of the program.
-        step: the step at which it was found.
-        projection: when memory runs out.
         on_host: bytes of host memory that the same holder keeps, for a leak on a GPU.
         parts: leaks of this one cause, if they are several.
-        event: what the growth comes with; None where nothing that was counted explains it.
         spacing: positions of `rate` from one event to the next.
         comes_every: steps from one rise to the next, where these are regular and no event explains them.
-        where: which kind of process grows.
-        process: the process in words; None for the main one.
         by_role: rates of several processes, if they are that.
         unread: why the objects of the process could not be read.
     """

@@ -72,7 +72,7 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
             leaks = leaks if unnamed is None else one_a_cause([*leaks, unnamed])
     judgment = Judgment(worth_reporting(leaks), _judged(evidence) if limits else {})
     _add_roles(judgment, evidence, limits=limits)
-    judgment.leaks = _projected(judgment.leaks, evidence)
+    judgment.leaks = list(_projected(judgment.leaks, evidence))
     return judgment
 
 
@@ -269,9 +269,9 @@ def _rates(evidence: Evidence, comparison: Comparison, rate: float, counter: str
     return {**per_step, "micro-batch": round(rate)}
 
 
-def _projected(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
-    """Return leaks with when memory runs out if all that fills it, in any process, goes on as lately."""
-    situation, position, main, projected = evidence.situation, evidence.situation.position, evidence.main, []
+def _projected(leaks: Sequence[Leak], evidence: Evidence) -> Iterator[Leak]:
+    """Yield leaks with when memory runs out if all that fills it, in any process, goes on as lately."""
+    situation, position, main = evidence.situation, evidence.situation.position, evidence.main
     for leak in leaks:
         rates: dict[str, float] = defaultdict(float)
         for each in leaks:
@@ -284,7 +284,7 @@ def _projected(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
         limit, used = situation.limits.get(leak.device), situation.used.get(leak.device)
         rate = sum(rates.values())
         if limit is None or used is None or leak.scale == "second" or not rate:
-            projected.append(leak)
+            yield leak
             continue
         if rates.keys() != {roles.ITSELF}:
             used += sum(roles.risen(role) for name, role in evidence.roles.items() if name != roles.ITSELF)
@@ -298,8 +298,7 @@ def _projected(leaks: Sequence[Leak], evidence: Evidence) -> list[Leak]:
             backward=position.backwards + left if leak.scale == "microbatch" and not within_step else None,
             shares=shares if len(shares) > 1 else None,
         )
-        projected.append(replace(leak, projection=end))
-    return projected
+        yield replace(leak, projection=end)
 
 
 def join_host_part(leaks: Sequence[Leak]) -> list[Leak]:
@@ -377,12 +376,11 @@ def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
     onset, or all of them.
     """
     counter, scale = comparison.counters[name], comparison.scale
-    taken = [census for census in comparison.while_running if not census.partial]
     for since in (counter.growth.onset or 0.0, 0.0):
-        first = next((census for census in taken if census.at(scale) >= since), None)
-        start, end = (0.0, 0.0) if first is None else (first.at(scale), taken[-1].at(scale))
-        if first and end > start and 2 * counter.rise(start, end)[0] >= counter.growth.rate * (end - start):
-            return (taken[-1].totals.get(name, 0) - first.totals.get(name, 0)) / (end - start), True
+        whole = [each for each in comparison.while_running if not each.partial and each.at(scale) >= since]
+        start, end = (whole[0].at(scale), whole[-1].at(scale)) if whole else (0.0, 0.0)
+        if end > start and 2 * counter.rise(start, end)[0] >= counter.growth.rate * (end - start):
+            return (whole[-1].totals.get(name, 0) - whole[0].totals.get(name, 0)) / (end - start), True
     return 0.0, False
 
 

@@ -50,7 +50,7 @@ class CensusScheduler:
         self._following = Following()
         self._suspicion = Suspicion()
         self._comparison: Comparison | None = None
-        self._latest: tuple[float, Mapping[str, int]] | None = None
+        self._latest: tuple[float, Mapping[str, int]] = (0.0, {})
         self._estimate_at = self._census_due = math.inf
         self._asks_for_sites = False
         self._reported_growth = False
@@ -81,7 +81,7 @@ class CensusScheduler:
         comparison = self._evidence.run[_SCALES[name]]
         if name == "time":
             # At the last mark functions may have returned: it says nothing about what they were doing.
-            self._read_latest()
+            comparison.read(*self._latest)
         at, before = self._at(comparison.scale, position), comparison.now
         if name == "time":
             self._latest = at, values
@@ -113,10 +113,6 @@ class CensusScheduler:
         elif asked:
             self._investigator.stop()  # the suspicion is over, or that census is not to be taken
 
-    def _read_latest(self) -> None:
-        if self._latest is not None:
-            self._evidence.run["second"].read(*self._latest)
-
     @property
     def _wants_sites(self) -> bool:
         """Whether something is suspected to grow whose allocation site is unknown."""
@@ -136,7 +132,7 @@ class CensusScheduler:
         """
         if frames is not None and self.within_steps.investigating:
             return self.within_steps.interrupted(position, frames)
-        self._read_latest()
+        self._evidence.run["second"].read(*self._latest)
         comparison = self._comparison or self._evidence.main
         at = self._at(comparison.scale, position)
         self._census_due = 2 * at + GAP[comparison.scale]  # if this one fails
