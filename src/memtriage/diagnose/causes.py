@@ -8,10 +8,9 @@ Two growths have one cause in these cases, which are inferred from the segments 
 - parts of the entries of one container: `episodes[*].obs` and `episodes[*].actions`;
 - one name that is registered in many places of one object: `model….lora_A.adapter_*` and
   `model….lora_B.adapter_*`;
-- parts of one cycle through C++, which nothing in Python leads to;
-- parts of garbage cycles that begin at objects of one class;
+- parts of one cycle through C++, or of garbage cycles that begin at objects of one class;
 - what one part of a library keeps in one variable: a metric's `preds` and `target`;
-- two variables whose tensors have one graph: the larger one's name is given, the other also holds it.
+- two variables whose tensors have one graph, or that have the same entries.
 
 Attributes of one object are not one cause: two lines of the program store into `trainer.losses` and
 `trainer.outputs`.

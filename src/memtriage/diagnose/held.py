@@ -48,8 +48,8 @@ class Held:
 
     path: HolderPath
     anchor: HolderPath
-    attached: bool
-    owner: str
+    attached: bool = False
+    owner: str = ""
     detail: GroupDetail = field(default_factory=GroupDetail)
     lengthens: bool = False
     known: str | None = None

@@ -224,7 +224,7 @@ class GrowthWatch:
             last: none will follow: write those that are incomplete, too, and the situation.
         """
         self._written_s = time.perf_counter()
-        for comparison in (*self.evidence.run.values(), *self.evidence.steps):
+        for comparison in (*self.evidence.run.values(), *self.evidence.steps.values()):
             for line in comparison.new_readings(last=last):
                 self._write(line)
         with self.job.lock:

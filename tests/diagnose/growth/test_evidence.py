@@ -86,8 +86,8 @@ def test_readings_within_a_step_belong_to_that_step() -> None:
     for microbatch in range(1, 9):
         live.of_step(7).read(microbatch, {"cpu": MIB * microbatch})
     again = Evidence.of(stored(list(live.of_step(7).new_readings(last=True))))
-    assert [step.step for step in again.steps] == [7]
-    assert again.steps[0].tracks["cpu"].points().means.tolist() == [MIB * at for at in range(1, 9)]
+    assert list(again.steps) == [7]
+    assert again.steps[7].tracks["cpu"].points().means.tolist() == [MIB * at for at in range(1, 9)]
     assert not again.run["microbatch"].tracks
 
 
@@ -164,7 +164,7 @@ def test_a_census_of_the_run_counts_on_all_scales_and_one_within_a_step_only_the
         "microbatch": [14],
         "second": [8.0],
     }
-    assert [(step.step, step.positions) for step in evidence.steps] == [(3, [2])]
+    assert [(step, of.positions) for step, of in evidence.steps.items()] == [(3, [2])]
 
 
 def test_series_are_those_of_the_run_after_a_record() -> None:

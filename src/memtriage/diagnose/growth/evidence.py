@@ -243,7 +243,7 @@ class Evidence:
 
     Attributes:
         run: comparisons over the run, by scale.
-        steps: those within a step, latest last.
+        steps: those within a step, by step.
         situation: as of the last line that says it.
         roles: what was seen of the other processes of the job, by role.
         role: of such a process, what it is; None of the main one.
@@ -254,7 +254,7 @@ class Evidence:
         self.run: dict[Scale, Comparison] = {
             scale: Comparison(scale, outside=role is not None) for scale in ("step", "microbatch", "second")
         }
-        self.steps: list[Comparison] = []
+        self.steps: dict[int, Comparison] = {}
         self.situation = Situation(position=TrainingPosition())
         self.roles: dict[str, Evidence] = {}
         self.role = role
@@ -296,11 +296,9 @@ class Evidence:
 
     def of_step(self, step: int) -> Comparison:
         """Return the comparison within a step; a new one if there is none."""
-        for comparison in reversed(self.steps):
-            if comparison.step == step:
-                return comparison
-        self.steps.append(Comparison("microbatch", step=step))
-        return self.steps[-1]
+        if step not in self.steps:
+            self.steps[step] = Comparison("microbatch", step=step)
+        return self.steps[step]
 
     @property
     def main(self) -> Comparison:

@@ -61,8 +61,8 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
     main_rises = attribute(main)
     found = list(_of_rises(evidence, main, main_rises))
     # Without steps, the run itself is compared from backward to backward.
-    within_steps = [] if main.scale == "microbatch" and len(main.censuses) > 1 else evidence.steps
-    for within in within_steps:
+    within_steps = {} if main.scale == "microbatch" and len(main.censuses) > 1 else evidence.steps
+    for within in within_steps.values():
         rises = [each for each in attribute(within) if each.holders and _goes_on(evidence, within, each)]
         found += _of_rises(evidence, within, rises)
     leaks = one_a_cause(join_host_part(found))
@@ -122,8 +122,8 @@ def _goes_on(evidence: Evidence, within: Comparison, rise: Rise) -> bool:
 
     A cache that fills while the first step runs rises from micro-batch to micro-batch, and then never again.
     """
-    later = [each for each in evidence.steps if (each.step or 0) > (within.step or 0)]
-    track = None if not later else later[0].tracks.get(rise.counter)
+    later = evidence.steps.get((within.step or 0) + 1)
+    track = None if later is None else later.tracks.get(rise.counter)
     if track is None or len((points := track.points()).at) < 3:
         return True
     return float(points.floors[-1] - points.floors[0]) >= OPEN * rise.rate * points.span
@@ -207,9 +207,7 @@ def _cause_of_data(seen: DataSeen) -> Held | DataSeen:
         holder_kind=seen.kind, classes=seen.classes, allocated_at=seen.allocated_at, stored_at=seen.stored_at,
         stored_value=seen.stored_value, cuts=seen.cuts,
     )  # fmt: skip
-    return Held(
-        seen.path, seen.path, attached=False, owner="", detail=detail, ordinary=True, lengthens=seen.lengthens
-    )
+    return Held(seen.path, seen.path, detail=detail, ordinary=True, lengthens=seen.lengthens)
 
 
 def _leak(

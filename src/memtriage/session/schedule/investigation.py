@@ -94,7 +94,7 @@ class Investigator:
         self,
         script_root: str | None,
         say: Callable[[str], None],
-        before: Callable[[], None] | None = None,
+        before: Callable[[], None] = lambda: None,
         observed: Callable[[CensusSeen], None] = lambda census: None,
     ) -> None:
         self.paused_s = self.spent_s = 0.0
@@ -130,8 +130,7 @@ class Investigator:
         if not self._announced:
             self._say("taking a census")
             self._announced = True
-        if self._before is not None:
-            self._before()
+        self._before()
         with Look(frames or (), self._identities, wanted) as view:
             self._libraries_hold_much |= wanted is not None and view.graph.all_libraries
             census = view.census()

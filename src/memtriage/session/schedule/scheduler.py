@@ -90,15 +90,13 @@ class CensusScheduler:
         if name == "backward" and (position.step > 0 or self.within_steps.investigating):
             return
         self._now, self._spacing = at, max(1e-3, at - before)
-        if works and comparison is not self._comparison:  # the first step comes after some backwards
+        if not works:
+            return
+        if comparison is not self._comparison:  # the first step comes after some backwards
             self._comparison = comparison
             if name == "time":
                 comparison.begins = before or at
             self._plan_next(comparison)
-        if works:
-            self._act(comparison, at, position)
-
-    def _act(self, comparison: Comparison, at: float, position: TrainingPosition) -> None:
         paid = affordable(comparison, self._suspicion, self._investigator.spent_s, position.time_s)
         census = at >= self._census_due and paid
         if comparison.marks >= self._estimate_at or (census and not self._asks_for_sites):
