@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import chain, combinations, permutations, takewhile
+from itertools import chain, permutations, takewhile
 from typing import Final
 
 import msgspec
@@ -53,16 +53,12 @@ def one_a_cause(leaks: Sequence[Leak]) -> list[Leak]:
     tensors keep belongs to the same leak, and so does memory of a holder's entries that only a counter shows.
     What has no holder comes last.
     """
-    cause = list(range(len(leaks)))
-    for first, second in combinations(range(len(leaks)), 2):
-        if cause[first] != cause[second] and _one_cause(leaks[first], leaks[second]):
-            old, new = cause[second], cause[first]
-            cause = [new if number == old else number for number in cause]
-    joined = [
-        _joined([leak for leak, number in zip(leaks, cause, strict=True) if number == each])
-        for each in dict.fromkeys(cause)
-    ]
-    return sorted(joined, key=_speed, reverse=True)
+    groups: list[list[Leak]] = []
+    for leak in leaks:
+        same = [group for group in groups if any(_one_cause(each, leak) for each in group)]
+        apart = [group for group in groups if group not in same]
+        groups = [*apart, [*chain.from_iterable(same), leak]]
+    return sorted(map(_joined, groups), key=_speed, reverse=True)
 
 
 def _speed(leak: Leak) -> tuple[bool, int, int]:

@@ -241,10 +241,7 @@ def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) 
 
 
 def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
-    """Return what a counter that rises says of a holder's growth, beside that of others that it sees.
-
-    None if it says nothing of it.
-    """
+    """Return what a counter says of a holder's growth, beside that of others it sees; None if nothing."""
     growth = counter.growth
     if not counter.rises:
         return None
@@ -354,10 +351,8 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise | None
         return None
     if counter is not None:
         seen = counter.growth
-        until = seen.until
-        if counter.pages and until is not None and until < grew_until:
-            until = None  # malloc had room left: the holder grew on
-        ended = until is not None and rate / 2 <= seen.rate <= 2 * rate
+        had_room = counter.pages and (seen.until or 0.0) < grew_until  # in malloc: the holder grew on
+        ended = seen.until is not None and not had_room and rate / 2 <= seen.rate <= 2 * rate
         if ended or contradicts(counter, rate, rise.since):
             return None
     if now - grew_until > ESTIMATE.share * (grew_until - rise.since):

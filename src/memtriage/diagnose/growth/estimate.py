@@ -174,13 +174,9 @@ def _would_find(points: Points, rate: float, policy: Policy) -> bool:
 
 
 def floor_rise(readings: Sequence[tuple[float, float]]) -> float | None:
-    """Return bytes per position by which the floor rises from each third to the next; 0 if it does not.
+    """Return bytes per position by which the floor of readings (position, bytes) rises from third to third.
 
-    None for too few readings. `grow` takes milliseconds, which is too long for each of a thousand ranks, or
-    allocation sites of a snapshot.
-
-    Args:
-        readings: position and bytes.
+    0 if it does not, None for too few. `grow` takes too long for a thousand ranks, or allocation sites.
     """
     if len(readings) < FEWEST:
         return None

@@ -17,7 +17,6 @@ _OF_SCALE: Final[Mapping[Scale, Event]] = {"step": "step", "microbatch": "backwa
 _PREFERRED: Final[tuple[Event, ...]] = ("call", "batch", "evaluation", "save", "epoch")
 """Of events that explain a series as well, the first counts where nothing tells them apart."""
 
-
 _ALIKE: Final = 1.5
 """Events whose squared misfits differ by less than this factor explain a series as well. One that comes with
 each position explains it no better than positions do; seconds explain nothing."""
@@ -37,8 +36,7 @@ def event_of(
 
     Args:
         comparison, shown_by, rate: in which it was seen, by which counter, and its bytes per position.
-        events: counts of the run.
-        came_with: bytes that came during each event.
+        events, came_with: counts of the run, and bytes that came during each event.
     """
     if comparison.step is not None:
         return "microbatch", rate

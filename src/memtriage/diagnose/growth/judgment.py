@@ -1,9 +1,7 @@
 """Judge growth from the evidence of a run: what leaks, and how small a leak would have been found. Pure.
 
-`judge` is the whole judgment. It reads nothing but its argument, so that a record can be judged again. The
-walk from a rate to its record: a sentence (`report/growth_words.py`) <- a `Leak` (`facts.py`) <- `Rise.rate`
-(`attribution.py`) <- a counter's `Growth` (`estimate.py`) and a holder's sightings (`evidence.py`) <- lines
-of the record (`model/evidence.py`).
+`judge` is the whole judgment. It reads nothing but its argument, so that a record can be judged again.
+docs/architecture.md has the walk from a rate to its record.
 """
 
 from __future__ import annotations

@@ -76,10 +76,6 @@ class Track:
 
         If two training threads complete two steps before either makes its mark, both marks have the same
         position, and there is no rate between them.
-
-        Args:
-            position: completed steps or micro-batches, or seconds.
-            value: bytes.
         """
         if self.last is not None and position <= self.last[0]:
             return

@@ -19,8 +19,7 @@ def limits_and_use(
     reserved memory does not: the allocator returns it before an allocation fails.
 
     Args:
-        host: the process's use of host memory at a mark while the program ran.
-        readings: the counters of that mark.
+        host, readings: the process's use of host memory and its counters, at a mark while the program ran.
         passing: memory that comes and goes between marks, by device (`session.transient_peak`).
     """
     limits: dict[str, int] = {}
