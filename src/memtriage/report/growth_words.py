@@ -12,7 +12,7 @@ from memtriage.catalogue.growing import NATIVE, PROFILER, growing_part
 from memtriage.diagnose.cuts import as_found
 from memtriage.diagnose.growth.attribution import Open, Rise, counted
 from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Evidence
-from memtriage.diagnose.growth.facts import JudgedDevice, Leak, Waiting
+from memtriage.diagnose.growth.facts import JudgedDevice, Leak
 from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.held import Held
 from memtriage.diagnose.mechanisms import mechanism_of
@@ -230,12 +230,16 @@ def _judged(judged: JudgedDevice, why: str) -> Judged:
         points=judged.points,
         detection_limit=judged.limit,
         reason=reason,
-        note=None if judged.waiting is None else _note(judged.waiting),
+        note=_note(judged),
     )
 
 
+def _unit(judged: JudgedDevice) -> str:
+    return {"step": "step", "microbatch": "backward"}.get(judged.scale or "", "second")
+
+
 def _reason(judged: JudgedDevice) -> str | None:
-    unit = {"step": "step", "microbatch": "backward"}.get(judged.scale or "", "second")
+    unit = _unit(judged)
     match judged.obstacle:
         case None:
             return None
@@ -259,9 +263,11 @@ def _reason(judged: JudgedDevice) -> str | None:
             return "the counter moves too much: no growth of any size would show"
 
 
-def _note(waiting: Waiting) -> str:
-    when = f"{_SPANS[waiting.scale].removesuffix('s')} {waiting.at:.4g}"
-    return f"{size(waiting.nbytes)} in garbage cycles of {waiting.most} awaited the collector at {when}"
+def _note(judged: JudgedDevice) -> str | None:
+    if judged.waiting is None:
+        return None
+    nbytes, most, at = judged.waiting
+    return f"{size(nbytes)} in garbage cycles of {most} awaited the collector at {_unit(judged)} {at:.4g}"
 
 
 # --- records ------------------------------------------------------------------------------------------------

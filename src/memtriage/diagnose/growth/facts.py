@@ -106,16 +106,6 @@ class Leak:
         return anchor_of(self.path or ())
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The most memory that waited for the cyclic collector at a census, and the class of most of it."""
-
-    nbytes: int
-    most: str
-    at: float
-    scale: Scale
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedDevice:
     """Whether growth on a device could be judged, and how small a leak would have been found.
@@ -125,7 +115,8 @@ class JudgedDevice:
         obstacle: why growth was not judged.
         figure: of the obstacle: a rate (`may end`), the last position at which the counter was read
             (`unread`), seconds of a process's life (`lived`), bytes that it has grown less than (`small`).
-        waiting: memory that explains why the counter goes up and down.
+        waiting: most bytes that awaited the cyclic collector at a census, the class of most of them, and its
+            position: they explain why the counter goes up and down.
     """
 
     scale: JudgedScale | None = None
@@ -133,4 +124,4 @@ class JudgedDevice:
     limit: DetectionLimit | None = None
     obstacle: Obstacle | None = None
     figure: float = 0.0
-    waiting: Waiting | None = None
+    waiting: tuple[int, str, float] | None = None

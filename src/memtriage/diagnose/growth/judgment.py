@@ -21,7 +21,7 @@ from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit, policy_of
 from memtriage.diagnose.growth.events import event_of
 from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
-from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained, Waiting
+from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import DataSeen, HolderSeen, Role, Situation
@@ -410,9 +410,9 @@ def _judged(evidence: Evidence) -> dict[str, JudgedDevice]:
         waited = [(census.waiting.get(device, {}), census) for census in comparison.while_running]
         classes, census = max(waited, key=lambda each: sum(each[0].values()), default=({}, None))
         nbytes = sum(classes.values())
-        if census is not None and nbytes >= MIB and not comparison.collector_off:
+        if census is not None and nbytes >= MIB and of.scale and not comparison.collector_off:
             most = max(classes, key=lambda name: classes[name])
-            of = replace(of, waiting=Waiting(nbytes, most, census.at(comparison.scale), comparison.scale))
+            of = replace(of, waiting=(nbytes, most, census.at(comparison.scale)))
         judged[device] = of
     return judged
 
