@@ -95,7 +95,7 @@ def test_a_rise_over_three_backwards_begins_four_censuses() -> None:
     # The first backward makes gradients. The first interval is twice as long: its sites can be recorded.
     assert run.censuses == [(0, 4), (0, 6), (0, 7), (0, 8)]
     assert run.investigator.recorded == [2, 1, 1, 1]
-    assert (run.reports, run.scheduler.investigating) == (1, False)
+    assert (run.reports, run.scheduler.due) == (1, [])
     assert len(run.evidence.steps) == 1
     assert run.leaks == [(LOSSES, MIB)]
 
@@ -125,9 +125,9 @@ def test_micro_batches_of_two_backwards_are_compared_two_apart() -> None:
 def test_an_investigation_ends_with_its_step_or_when_the_counter_has_fallen() -> None:
     run = Run()
     run.step(0, [1, 2, 3, 4, 5], completes=False)
-    assert run.scheduler.investigating
+    assert run.scheduler.due
     run.step(1, [1.0], completes=False)
-    assert (run.scheduler.investigating, run.investigator.stops, run.reports) == (False, 1, 0)
+    assert (bool(run.scheduler.due), run.investigator.stops, run.reports) == (False, 1, 0)
     fell = Run()
     fell.step(0, [1, 2, 3, 4, 5, 1, 1, 1])
     assert (fell.censuses, fell.investigator.stops) == ([(0, 4)], 1)
@@ -211,4 +211,4 @@ def test_where_memory_runs_out_the_last_census_is_that_of_the_next_backward() ->
     assert run.censuses == [(0, 4), (0, 6)]
     run.scheduler.interrupted(TrainingPosition(step=0, microbatch=6), [])
     assert run.censuses[-1] == (0, 7)
-    assert not run.scheduler.investigating
+    assert not run.scheduler.due

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
-from typing import Final
 
 from memtriage.diagnose.causes import memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
@@ -30,9 +29,6 @@ from memtriage.model.judged import DetectionLimit, JudgedScale
 from memtriage.model.paths import HolderPath, SegmentKind, has, is_entry, is_native
 from memtriage.model.position import Scale
 from memtriage.model.units import MIB
-
-_SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
-_PER: Final[Mapping[Scale, Per]] = {"step": "step", "microbatch": "micro-batch", "second": "second"}
 
 
 @dataclass(slots=True)
@@ -324,13 +320,14 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     if growth.state != "growing":
         return None
     # Suspected growth may have come once. What has a holder includes it.
+    per: Per = "micro-batch" if comparison.scale == "microbatch" else comparison.scale
     proven = [leak.rates for leak in leaks if memory_of(leak) == name and leak.certainty == "proven"]
     held, covered = _held_rate(comparison, name)
     outside, role = comparison.outside, evidence.role
     of_segments = role is not None and role.role == roles.SEGMENTS
     covered = of_segments or (covered and (not outside or name != "cpu"))
     shown = sum(rise.rate for rise in rises if rise.share and rise.counter == name)
-    known = max(held, shown, float(sum(rates.get(_PER[comparison.scale], 0) for rates in proven)))
+    known = max(held, shown, float(sum(rates.get(per, 0) for rates in proven)))
     missing = growth.rate - known
     if growth.low - known < comparison.counters[name].policy.least or missing < OPEN * growth.rate:
         return None
@@ -420,7 +417,8 @@ def _judged(evidence: Evidence) -> dict[str, JudgedDevice]:
 def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
     """Return what the judgment of a counter rests on: growth, a limit, or why there is none."""
     counter, track = comparison.counters.get(device), comparison.tracks.get(device)
-    judged = JudgedDevice(scale=_SCALES[comparison.scale], points=0 if track is None else track.readings)
+    scale: JudgedScale = "time" if comparison.scale == "second" else comparison.scale
+    judged = JudgedDevice(scale=scale, points=0 if track is None else track.readings)
     if counter is None or counter.growth.state == "too_short":
         return replace(judged, obstacle="few")
     growth, points, policy = counter.growth, counter.points, counter.policy

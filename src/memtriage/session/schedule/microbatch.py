@@ -27,6 +27,9 @@ class MicrobatchScheduler:
 
     The first is at the fourth micro-batch if the step is long enough: gradients exist, and three rises show.
 
+    Attributes:
+        due: micro-batches of the censuses to come, while an investigation is open.
+
     Args:
         evidence: gets readings of the steps that are investigated, and of the step after each.
         report: called whenever what is known to grow may have changed.
@@ -37,18 +40,13 @@ class MicrobatchScheduler:
         self._investigator = investigator
         self._report = report
         self._following = Following(within_step=True)
-        self._due: list[int] = []  # micro-batches of the censuses to come
+        self.due: list[int] = []
         self._known = False  # growth within a step has been found, and goes on
         self._at_first: Mapping[str, int] = {}
         self._step = self._investigated = -2
         self._recent: dict[str, deque[int]] = {}
         self._period_of_last_step: int | None = None
         self._tries = 0
-
-    @property
-    def investigating(self) -> bool:
-        """Whether an investigation is open."""
-        return bool(self._due)
 
     def at_mark(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
         """Take the counters at the end of a backward, and a census if one is due."""
@@ -63,22 +61,22 @@ class MicrobatchScheduler:
             self._recent.setdefault(counter, deque(maxlen=_LONGEST)).append(value)
         if position.step - self._investigated in (0, 1):
             self._evidence.of_step(position.step).read(position.microbatch, values)
-        if self._due and self._fell(values):
+        if self.due and self._fell(values):
             self._abandon()  # backwards of one micro-batch: the same instant of two is compared
-        if not self._due:
+        if not self.due:
             self._begin_if_rising(position, values)
-        if self._due and position.microbatch >= self._due[0]:
+        if self.due and position.microbatch >= self.due[0]:
             self._investigator.follow(self._following, position)
-            self._due.pop(0)
-            self._known = not self._due and bool(self._following.growing)
+            self.due.pop(0)
+            self._known = not self.due and bool(self._following.growing)
             if self._known:
                 self._report()
-        if self._due:
-            self._investigator.record(self._due[0] - position.microbatch)
+        if self.due:
+            self._investigator.record(self.due[0] - position.microbatch)
 
     def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> Census:
         """Take the last census of the current investigation, in the middle of the failing operation."""
-        self._due.clear()
+        self.due.clear()
         return self._investigator.follow(self._following, position, None, frames)
 
     def _begin_if_rising(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
@@ -96,15 +94,15 @@ class MicrobatchScheduler:
         # The next census is at the same instant of a later micro-batch, however many backwards one has. If
         # possible, the first interval is twice as long: sites of objects are recorded in it, of nodes later.
         room = not usual or at + (more + 1) * period <= usual
-        self._due = [at, *(at + (room + n) * period for n in range(1, TO_PROVE))]
+        self.due = [at, *(at + (room + n) * period for n in range(1, TO_PROVE))]
         if position.step != self._investigated:  # all censuses of a step number holders alike
             self._following = Following(within_step=True)
         self._following.first.clear()
         self._investigated, self._at_first = position.step, values
 
     def _abandon(self) -> None:
-        if self._due:
-            self._due.clear()
+        if self.due:
+            self.due.clear()
             self._investigator.stop()
 
     def _fell(self, values: Mapping[str, int]) -> bool:

@@ -52,6 +52,7 @@ class CensusScheduler:
         self._comparison: Comparison | None = None
         self._latest: tuple[float, Mapping[str, int]] = (0.0, {})
         self._estimate_at = self._census_due = math.inf
+        self._wants_sites = False  # something is suspected to grow whose allocation site is unknown
         self._asks_for_sites = False
         self._reported_growth = False
         self._now, self._spacing = 0.0, 1.0
@@ -87,7 +88,7 @@ class CensusScheduler:
             self._latest = at, values
         elif name == "step" or self._evidence.run["step"].marks < ENOUGH_MARKS:  # then only steps are judged
             comparison.read(at, values)
-        if name == "backward" and (position.step > 0 or self.within_steps.investigating):
+        if name == "backward" and (position.step > 0 or self.within_steps.due):
             return
         self._now, self._spacing = at, max(1e-3, at - before)
         if not works:
@@ -111,11 +112,6 @@ class CensusScheduler:
         elif asked:
             self._investigator.stop()  # the suspicion is over, or that census is not to be taken
 
-    @property
-    def _wants_sites(self) -> bool:
-        """Whether something is suspected to grow whose allocation site is unknown."""
-        return self._suspicion.open and self._following.lacks_sites
-
     def _at(self, scale: Scale, position: TrainingPosition) -> float:
         if scale == "second":
             return position.time_s - self._investigator.paused_s
@@ -128,7 +124,7 @@ class CensusScheduler:
             frames: of the error, innermost first, if memory has run out; empty inside the failing allocation.
                 None for a census between steps.
         """
-        if frames is not None and self.within_steps.investigating:
+        if frames is not None and self.within_steps.due:
             return self.within_steps.interrupted(position, frames)
         self._evidence.run["second"].read(*self._latest)
         comparison = self._comparison or self._evidence.main
@@ -163,5 +159,6 @@ class CensusScheduler:
         self._suspicion = suspicion_of(comparison, attribute(comparison))
         self._following.in_libraries = self._suspicion.named_nothing >= _LIBRARIES_AFTER
         self._census_due = next_census(comparison, self._suspicion)
+        self._wants_sites = self._suspicion.open and self._following.lacks_sites
         if self._wants_sites and not self._asks_for_sites:  # sites are recorded until then
             self._census_due = max(self._census_due, self._now + 2 * self._spacing)
