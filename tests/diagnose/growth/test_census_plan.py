@@ -35,11 +35,11 @@ NOTHING = Suspicion()
 
 
 def growing(since: float = 4, **more: Any) -> Suspicion:
-    return Suspicion(open=True, since=since, **more)
+    return Suspicion(open=True, grows=True, since=since, **more)
 
 
 def proven(since: float = 4, *, unseen: bool = False) -> Suspicion:
-    return Suspicion(proven=True, unseen=unseen, since=since)
+    return Suspicion(grows=True, unseen=unseen, since=since)
 
 
 def taken(positions: Sequence[float], scale: Scale = "step", begins: float = 0.0) -> Comparison:
@@ -186,11 +186,11 @@ def suspicion(
 def test_a_counter_that_rises_is_suspect_until_holders_explain_most_of_it() -> None:
     assert suspicion({"cpu": rising(0)}) == NOTHING
     unexplained = suspicion({"cpu": rising(MIB)})
-    assert (unexplained.open, unexplained.proven) == (True, False)
+    assert (unexplained.open, unexplained.grows) == (True, True)
     explained = suspicion({"cpu": rising(MIB)}, keeping, (20, 40, 60))
-    assert (explained.open, explained.proven, explained.unseen) == (False, True, False)
+    assert (explained.open, explained.grows, explained.unseen) == (False, True, False)
     in_part = suspicion({"cpu": rising(3 * MIB)}, keeping, (20, 40, 60))
-    assert (in_part.open, in_part.proven) == (True, True)
+    assert (in_part.open, in_part.grows) == (True, True)
 
 
 def test_what_only_censuses_show_is_suspect_until_they_prove_it() -> None:
@@ -198,7 +198,7 @@ def test_what_only_censuses_show_is_suspect_until_they_prove_it() -> None:
     few = suspicion(counters, keeping, (20, 40))
     assert (few.open, few.since) == (True, 20)
     enough = suspicion(counters, keeping, (15, 30, 45, 60))
-    assert (enough.open, enough.proven, enough.unseen) == (False, True, True)
+    assert (enough.open, enough.grows, enough.unseen) == (False, True, True)
 
 
 def test_growth_of_the_resident_set_is_suspect_unless_malloc_or_data_explains_it() -> None:

@@ -25,7 +25,6 @@ Open = Literal[
 ]
 """Why growth is only suspected."""
 
-
 ACCOUNTS: Final = 0.7
 """A holder accounts for a counter's rise between two censuses if its own is at least this part of it; several
 may together. Less than all: malloc rounds up, and others grow meanwhile."""

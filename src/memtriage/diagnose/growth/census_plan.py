@@ -37,7 +37,7 @@ class Suspicion:
 
     Attributes:
         open: only more censuses can settle it.
-        proven: something is proven to grow.
+        grows: it is open, or something is proven to grow.
         unseen: what is proven is shown by no counter, so that only censuses can tell whether it goes on.
         since: position at which it began.
         period: positions from rise to rise; None where growth is not periodic.
@@ -45,7 +45,7 @@ class Suspicion:
     """
 
     open: bool = False
-    proven: bool = False
+    grows: bool = False
     unseen: bool = False
     since: float = 0.0
     period: float | None = None
@@ -78,7 +78,7 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
     after = [at for at in comparison.positions if at >= since]
     return Suspicion(
         open=bool(suspects or few),
-        proven=bool(proven),
+        grows=bool(suspects or few or proven),
         unseen=bool(unseen),
         since=since,
         period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),

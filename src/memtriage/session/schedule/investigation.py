@@ -233,10 +233,8 @@ class Investigator:
         contents = Contents({}, {}) if interrupted else Contents(view.heads(), view.heads(last=True))
         holders = following.holders.add(census, contents, between=line.between)
         line.totals, line.waiting = _totals(census), _waiting(census)
-        for seen in holders:
-            following.first.setdefault(seen.id, seen.size)
-        if line.between:
-            following.first = {seen.id: following.first[seen.id] for seen in holders}
+        first = {seen.id: following.first.get(seen.id, seen.size) for seen in holders}
+        following.first = first if line.between else following.first | first
         grown = [seen for seen in holders if seen.size > following.first[seen.id] and not seen.renewed]
         following.growing = sorted(grown, key=lambda seen: following.first[seen.id] - seen.size)
         try:

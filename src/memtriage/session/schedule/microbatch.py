@@ -61,7 +61,8 @@ class MicrobatchScheduler:
             self._recent.setdefault(counter, deque(maxlen=_LONGEST)).append(value)
         if position.step - self._investigated in (0, 1):
             self._evidence.of_step(position.step).read(position.microbatch, values)
-        if self.due and self._fell(values):
+        both = values.keys() & self._at_first.keys() - CONFIRMING
+        if self.due and both and all(values[name] < self._at_first[name] for name in both):
             self._abandon()  # backwards of one micro-batch: the same instant of two is compared
         if not self.due:
             self._begin_if_rising(position, values)
@@ -104,11 +105,6 @@ class MicrobatchScheduler:
         if self.due:
             self.due.clear()
             self._investigator.stop()
-
-    def _fell(self, values: Mapping[str, int]) -> bool:
-        """Return whether every counter of allocated memory is lower than at the first census."""
-        both = values.keys() & self._at_first.keys() - CONFIRMING
-        return bool(both) and all(values[name] < self._at_first[name] for name in both)
 
     def _period_of_rise(self) -> int | None:
         """Return after how many backwards of this step a counter is higher each time; None if none is.

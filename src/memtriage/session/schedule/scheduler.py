@@ -134,10 +134,9 @@ class CensusScheduler:
         self._asks_for_sites = False
         if frames is None:
             self._plan_next(comparison)
-            grows = self._suspicion.open or self._suspicion.proven
-            if grows or self._reported_growth:
+            if self._suspicion.grows or self._reported_growth:
                 self._report()
-            self._reported_growth = grows
+            self._reported_growth = self._suspicion.grows
         return census
 
     def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None) -> None:
@@ -149,8 +148,7 @@ class CensusScheduler:
         main = self._evidence.main
         self._plan_next(main)
         taken = main.positions
-        grows = self._suspicion.open or self._suspicion.proven
-        if grows and (not taken or self._at(main.scale, position) > taken[-1]):
+        if self._suspicion.grows and (not taken or self._at(main.scale, position) > taken[-1]):
             self._investigator.follow(self._following, position, self._take_ledgers, frames, between=False)
 
     def _plan_next(self, comparison: Comparison) -> None:
