@@ -42,6 +42,7 @@ LEAST: Final = 256
 """Growth below this many bytes per position is the program's own bookkeeping."""
 DATA_LEAST: Final = 4096
 """The same for containers of ordinary data."""
+_NOT_CERTAIN: Final[Mapping[str, tuple[Open, ...]]] = {"filling": ("fills",), "uncertain": ("few",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,9 +282,6 @@ def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
         error=error / risen,
         reasons=("slows",) if slows else _NOT_CERTAIN.get(growth.state, ()),
     )
-
-
-_NOT_CERTAIN: Final[Mapping[str, tuple[Open, ...]]] = {"filling": ("fills",), "uncertain": ("few",)}
 
 
 def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) -> list[Rise]:

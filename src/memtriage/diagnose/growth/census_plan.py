@@ -72,14 +72,13 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
         if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):
             suspects.append(counter)
     few = [rise for rise in rises if rise.reasons in (("few",), ("aged",))]
-    unseen = [rise for rise in proven if not rise.share]
     begun = [counter.growth.onset or 0.0 for counter in suspects] + [rise.since for rise in few]
     since = min(begun or [rise.since for rise in proven] or [0.0])
     after = [at for at in comparison.positions if at >= since]
     return Suspicion(
         open=bool(suspects or few),
         grows=bool(suspects or few or proven),
-        unseen=bool(unseen),
+        unseen=any(not rise.share for rise in proven),
         since=since,
         period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),
         named_nothing=0 if rises or all(c.growth.state != "growing" for c in suspects) else len(after),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from memtriage.account.census import CensusView, Look
 from memtriage.account.followed import Contents, FollowedHolders, changed
@@ -278,8 +278,7 @@ def _apart(before: CensusSeen | None, now: CensusSeen) -> float:
     """Return steps from one census to the next; without steps backwards, without both seconds."""
     if before is None:
         return 1.0
-    scales: tuple[Scale, ...] = ("step", "microbatch", "second")
-    return next(filter(None, (now.at(scale) - before.at(scale) for scale in scales)), 1.0)
+    return next(filter(None, (now.at(scale) - before.at(scale) for scale in get_args(Scale))), 1.0)
 
 
 def _waiting(census: Census) -> dict[str, dict[str, int]]:

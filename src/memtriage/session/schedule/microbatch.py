@@ -17,7 +17,6 @@ from memtriage.session.schedule.investigation import PERIOD, Following, Investig
 _TRIES: Final = 3
 """Most investigations in a run. Otherwise memory that rises in every step and is freed at its end (a pipeline
 that fills) would be investigated in each."""
-
 _LONGEST: Final = PERIOD * TO_PROVE + 1
 """Readings of a counter that show the longest period."""
 
