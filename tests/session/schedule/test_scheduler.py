@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from memtriage.diagnose.growth.attribution import attribute
 from memtriage.model.census import HolderGroup
 from memtriage.model.judged import Judged
+from memtriage.model.position import TrainingPosition
 from memtriage.model.units import MIB
 from memtriage.session.schedule import scheduler as scheduler_module
 from memtriage.session.schedule.investigation import Following
@@ -40,6 +41,16 @@ def test_growing_holder_is_proven_within_twenty_steps() -> None:
 def test_sites_are_recorded_before_a_census_of_a_suspicion() -> None:
     loop = Loop().train(24, leaking)
     assert {1, 2} <= set(loop.notes.recorded)
+
+
+def test_gradients_that_are_no_micro_batch_are_followed_over_the_run() -> None:
+    loop = Loop()
+    for number in range(1, 41):
+        loop.notes.held = {LOSSES: number}
+        position = TrainingPosition(backwards=number, time_s=number)  # as torch.autograd.grad counts them
+        loop.scheduler.at_mark("backward", position, {"cpu": (100 + number) * MIB})
+    assert loop.proven() == {LOSSES: MIB}
+    assert not any(within_step for within_step, _ in loop.notes.took)
 
 
 def test_recorders_do_not_stay_on_where_the_census_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class CensusScheduler:
         """
         if name == "time" and (position.step or position.backwards):
             return
-        if name == "backward":
+        if name == "backward" and position.microbatch:  # else gradients that are no micro-batch
             self.within_steps.at_mark(position, values)
         comparison = self._evidence.run[_SCALES[name]]
         if name == "time":
