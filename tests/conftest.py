@@ -79,6 +79,16 @@ def only_new_objects() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module")
+def imported_stays_out() -> None:
+    """Leave what was imported and made before these tests out of looks and collections from now on.
+
+    Each takes as long as the process has objects, which are millions once a few libraries are loaded.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, only_new_objects: None) -> Stage:
     """Where stand-ins for the holders of libraries are put up."""

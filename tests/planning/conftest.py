@@ -15,6 +15,11 @@ from support.training import training
 WIDTH = 256
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_looks(imported_stays_out: None) -> None:
+    """See `imported_stays_out`."""
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

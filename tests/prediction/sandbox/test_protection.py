@@ -11,26 +11,12 @@ import pytest
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the sandbox needs POSIX")
 
 
-@pytest.fixture(params=["overlay", "landlock", "python"])
-def level(request) -> str:
-    if request.param != "python" and not hasattr(os, "fork"):
-        pytest.skip("Linux only")
-    return request.param
+FILES = """
+    logging.basicConfig(filename="train.log", level=logging.INFO)
+    logging.info("step 1")
+    seen.append(open("train.log").read().startswith("precious train.log"))
+    seen.append("step 1" in open("train.log").read())
 
-
-def run_at(level: str, sandboxed, body: str, **options):
-    """Run a program at one level; skip where the system does not have it."""
-    done = sandboxed(body, levels=(level, "python"), **options)
-    weaker = {"landlock": "allows no overlay", "python": "cannot refuse"}
-    if level not in weaker:
-        if any(sign in note for note in done.notes for sign in weaker.values()):
-            pytest.skip(f"this system has no {level}")
-    elif not any(weaker[level] in note for note in done.notes):
-        pytest.skip(f"this system has no {level}")
-    return done
-
-
-CHECKPOINTS = """
     open("model.pt", "w").write("new")
     seen.append(open("model.pt").read())
     open("tmp.pt", "w").write("newer")
@@ -47,75 +33,61 @@ CHECKPOINTS = """
     os.symlink("checkpoints/step-2", "latest")
     seen.append(open("latest/model.pt").read())
     seen.append(sorted(str(each) for each in pathlib.Path(".").rglob("*.pt")))
+
+    os.symlink(os.path.abspath("outside.txt"), "link.txt")
+    open("link.txt", "a").write(" and more")
+    seen.append(open("outside.txt").read())
+    os.link("model.pt", "hard.pt")
+    open("hard.pt", "w").write("x")
+    seen.append(open("hard.pt").read())
+    os.truncate("train.log", 3)
+    os.chmod("train.log", 0o600)
+
+    import tempfile
+    with tempfile.NamedTemporaryFile("w+") as file:
+        file.write("source")
+        file.flush()
+        try:
+            seen.append(subprocess.run(["cat", file.name], capture_output=True, text=True).stdout)
+        except PermissionError:
+            seen.append("not started")
+    try:
+        commands = "echo new > own.pt; rm old.pt; echo x > made.txt"
+        subprocess.run(commands, shell=True, stderr=subprocess.DEVNULL)
+    except OSError as error:
+        seen.append("not started")
+    seen.append(open("own.pt").read().strip())
 """
 
 
-def test_checkpoints_are_read_back_and_the_tree_stays_as_it_was(level, sandboxed):
-    done = run_at(level, sandboxed, CHECKPOINTS)
+def test_every_write_is_read_back_and_the_files_stay_as_they_were(level, sandboxed):
+    """Loggers append to a copy, links lead to no file, and subprocesses are under the same rule."""
+    done = sandboxed(FILES, level=level)
+    by_subprocesses = {
+        "overlay": ["source", "new"],
+        "landlock": ["source", "precious own.pt"],
+        "python": ["not started", "not started", "precious own.pt"],
+    }
     assert done.seen == [
+        "True",
+        "True",
         "new",
         "newer",
         "False",
         "['step-2']",
         "2",
-        "['checkpoints/step-2/model.pt', 'model.pt']",
+        "['checkpoints/step-2/model.pt', 'model.pt', 'own.pt']",
+        "precious outside.txt and more",
+        "x",
+        *by_subprocesses[level],
     ]
     line = next(note for note in done.notes if "discarded" in note)
     assert "model.pt" in line and "old.pt" in line
 
 
-def test_links_cannot_be_used_to_reach_a_file(level, sandboxed):
-    done = run_at(
-        level,
-        sandboxed,
-        """
-        os.symlink(os.path.abspath("outside.txt"), "link.txt")
-        open("link.txt", "a").write(" and more")
-        seen.append(open("outside.txt").read())
-        os.link("model.pt", "hard.pt")
-        open("hard.pt", "w").write("x")
-        seen.append(open("hard.pt").read())
-        os.truncate("train.log", 3)
-        os.chmod("train.log", 0o600)
-        """,
-    )
-    assert done.seen == ["precious outside.txt and more", "x"]
-
-
-def test_a_subprocess_sees_what_python_code_writes_to_temporary_files(level, sandboxed):
-    body = """
-        import tempfile
-        with tempfile.NamedTemporaryFile("w+") as file:
-            file.write("source")
-            file.flush()
-            try:
-                seen.append(subprocess.run(["cat", file.name], capture_output=True, text=True).stdout)
-            except PermissionError:
-                seen.append("not started")
-    """
-    assert run_at(level, sandboxed, body).seen == ["not started" if level == "python" else "source"]
-
-
-def test_loggers_append_to_a_copy(level, sandboxed):
-    done = run_at(
-        level,
-        sandboxed,
-        """
-        logging.basicConfig(filename="train.log", level=logging.INFO)
-        logging.info("step 1")
-        seen.append(open("train.log").read().startswith("precious train.log"))
-        seen.append("step 1" in open("train.log").read())
-        """,
-    )
-    assert done.seen == ["True", "True"]
-
-
 def test_torch_and_safetensors_write_and_read_by_native_code(level, sandboxed):
     pytest.importorskip("safetensors")
-    done = run_at(
-        level,
-        sandboxed,
-        """
+    body = """
         import numpy, torch
         from safetensors.torch import load_file, save_file
         torch.save({"a": torch.ones(2)}, "model.pt")
@@ -124,44 +96,9 @@ def test_torch_and_safetensors_write_and_read_by_native_code(level, sandboxed):
         seen.append(load_file("model.safetensors")["a"].tolist())
         numpy.save("a.npy", numpy.ones(2))
         seen.append(numpy.load("a.npy").tolist())
-        """,
-    )
-    assert done.seen == ["[1.0, 1.0]", "[0.0, 0.0]", "[1.0, 1.0]"]
-
-
-def test_a_subprocess_is_under_the_same_rule(level, sandboxed):
-    body = """
-        try:
-            commands = "echo new > model.pt; rm old.pt; echo x > made.txt"
-            subprocess.run(commands, shell=True, stderr=subprocess.DEVNULL)
-        except OSError as error:
-            seen.append("not started")
-        seen.append(open("model.pt").read().strip())
     """
-    done = run_at(level, sandboxed, body)
-    assert (
-        done.seen
-        == {
-            "overlay": ["new"],
-            "landlock": ["precious model.pt"],
-            "python": ["not started", "precious model.pt"],
-        }[level]
-    )
-
-
-@pytest.mark.parametrize("allowed", [False, True])
-def test_the_network_is_off_unless_allowed(level, sandboxed, allowed):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        body = f"""
-        try:
-            socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), timeout=5).close()
-            seen.append("connected")
-        except OSError:
-            seen.append("refused")
-        """
-        done = run_at(level, sandboxed, body, network=allowed)
-    # Hooks leave the machine's own address alone: libraries talk to themselves over it.
-    assert done.seen == ["connected" if allowed or level == "python" else "refused"]
+    done = sandboxed(body, level=level)
+    assert done.seen == ["[1.0, 1.0]", "[0.0, 0.0]", "[1.0, 1.0]"]
 
 
 def test_hooks_refuse_other_machines(sandboxed):
@@ -172,7 +109,7 @@ def test_hooks_refuse_other_machines(sandboxed):
             except OSError as error:
                 seen.append("--allow-network" in str(error))
     """
-    assert run_at("python", sandboxed, body).seen == ["True", "True"]
+    assert sandboxed(body, level="python").seen == ["True", "True"]
 
 
 NOTES = {
@@ -185,12 +122,14 @@ NOTES = {
 
 
 @pytest.mark.parametrize("network", [False, True])
-def test_each_level_says_what_it_leaves_open_and_libraries_know_of_the_network(
+def test_each_level_says_what_it_leaves_open_and_the_network_is_off_unless_allowed(
     level, sandboxed, monkeypatch, network
 ):
     monkeypatch.setenv("WANDB_MODE", "dryrun")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    body = """
+    monkeypatch.delenv("TMPDIR", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        body = f"""
         import tempfile
         with tempfile.NamedTemporaryFile("w+") as file:
             file.write("kept for a moment")
@@ -199,14 +138,21 @@ def test_each_level_says_what_it_leaves_open_and_libraries_know_of_the_network(
         seen.append(os.path.exists(file.name))
         seen.append((os.environ.get("HF_HUB_OFFLINE"), os.environ["WANDB_MODE"]))
         seen.append("TMPDIR" in os.environ and os.environ["TMPDIR"] == tempfile.gettempdir())
-    """
-    monkeypatch.delenv("TMPDIR", raising=False)
-    done = run_at(level, sandboxed, body, network=network)
+        try:
+            socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), timeout=5).close()
+            seen.append("connected")
+        except OSError:
+            seen.append("refused")
+        """
+        done = sandboxed(body, level=level, network=network)
     offline = None if network else "1"
     (note,) = done.notes or [NOTES["overlay"]]
     assert note.startswith(NOTES[level])
     assert ("UDP" in note) == (level == "landlock" and not network)
-    assert done.seen == ["kept for a moment", "False", str((offline, "dryrun")), str(level != "overlay")]
+    # Hooks leave the machine's own address alone: libraries talk to themselves over it.
+    reached = "connected" if network or level == "python" else "refused"
+    files = ["kept for a moment", "False", str((offline, "dryrun")), str(level != "overlay")]
+    assert done.seen == [*files, reached]
 
 
 EFFECTS = """
@@ -242,7 +188,7 @@ def test_what_reaches_other_processes_and_the_system_is_named(level, sandboxed, 
             monkeypatch.setenv("VICTIM", str(victim.pid))
             monkeypatch.setenv("KEY", str(key))
             monkeypatch.setenv("LEVEL", level)
-            done = sandboxed(EFFECTS, levels=(level, "python"))
+            done = sandboxed(EFFECTS, level=level)
             priority = os.getpriority(os.PRIO_PROCESS, victim.pid)
         finally:
             victim.kill()

@@ -12,7 +12,6 @@ from memtriage.prediction.sandbox.call import TimedOut
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux alone")
 
-LEVELS = ("overlay", "landlock", "python")
 MARK = "MEMTRIAGE_TEST_PROGRAM"
 
 
@@ -53,13 +52,11 @@ ENDLESS = """
 """
 
 
-@pytest.mark.parametrize("level", LEVELS)
 def test_a_daemon_ends_with_the_program(level, sandboxed, mark):
-    assert sandboxed(DAEMON, levels=(level, "python")).seen == ["b'x'"]
+    assert sandboxed(DAEMON, level=level).seen == ["b'x'"]
     assert processes_of(mark) == []
 
 
-@pytest.mark.parametrize("level", LEVELS)
 def test_a_daemon_ends_with_a_program_that_takes_too_long(level, sandboxed, mark, monkeypatch):
     seconds = 0.0
     running = []
@@ -72,12 +69,11 @@ def test_a_daemon_ends_with_a_program_that_takes_too_long(level, sandboxed, mark
             seconds = 2.0
 
     with pytest.raises(TimedOut):
-        sandboxed(DAEMON + "    signal.pause()", levels=(level, "python"), progress=progress, timeout_s=1)
+        sandboxed(DAEMON + "    signal.pause()", level=level, progress=progress, timeout_s=1)
     assert len(running) > 2
     assert processes_of(mark) == []
 
 
-@pytest.mark.parametrize("level", LEVELS)
 def test_a_daemon_ends_with_a_caller_that_is_killed(level, tmp_path, mark):
     (tmp_path / "job.py").write_text("import os, signal\ndef program():\n    seen = []" + DAEMON + ENDLESS)
     command = (
