@@ -17,6 +17,11 @@ from support.notebooks import run
 _BUILTINS = ("get_ipython", "display")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_looks(imported_stays_out: None) -> None:
+    """See `imported_stays_out`."""
+
+
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
     """IPython with memtriage loaded, and torch imported."""
