@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,6 +78,44 @@ def assert_same_as_reference(
             assert same_bits(ours[key], theirs[key]), f"{key} of {index}"
         if ours and weight.dtype != torch.float32:
             assert same_bits(ours["master"], master.detach()), f"master of {index}"
+
+
+class Pair:
+    """The offloaded optimizer, and the reference over masters of its weights, which get the same gradients.
+
+    Args:
+        weights: what is trained.
+        groups: makes of weights, or of masters, what an optimizer is given.
+        both: settings of both optimizers.
+        settings: those of the offloaded one.
+    """
+
+    def __init__(
+        self,
+        weights: list[Parameter] | None = None,
+        groups: Callable[[list[Parameter]], Any] = list,
+        both: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.weights = parameters() if weights is None else weights
+        self.masters = masters_of(self.weights)
+        self.optimizer = make(groups(self.weights), **(both or {}), **settings)
+        self.expected = reference(groups(self.masters), **(both or {}))
+
+    def give(self, seed: int, scale: float = 1.0) -> None:
+        give_gradients(self.weights, self.masters, seed, scale)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.expected.step()
+
+    def train(self, *seeds: int) -> None:
+        for seed in seeds:
+            self.give(seed)
+            self.step()
+
+    def assert_same(self) -> None:
+        assert_same_as_reference(self.optimizer, self.weights, self.expected, self.masters)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
-from memtriage import OffloadedAdamW
 from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.bucket import Bucket
 from memtriage.treat.offload.engine import Engine
@@ -20,12 +19,9 @@ from memtriage.treat.offload.native.choice import Kernel
 from memtriage.treat.offload.pipeline import Ring, lane_to
 from memtriage.treat.offload.resident import ResidentParameter, settle_in
 from support.offload import (
-    assert_same_as_reference,
-    give_gradients,
+    Pair,
     group_of_one,
-    masters_of,
     parameters,
-    reference,
     same_bits,
 )
 
@@ -61,8 +57,6 @@ def test_any_shapes_and_settings(
     steps: int,
     kernel: Kernel,
 ) -> None:
-    weights = parameters(shapes, dtype)
-    masters = masters_of(weights)
     both: dict[str, Any] = {
         "lr": torch.tensor(lr) if tensor_lr else lr,
         "betas": betas,
@@ -70,14 +64,10 @@ def test_any_shapes_and_settings(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    optimizer = OffloadedAdamW(weights, tile_elements=tile, ring_depth=depth, kernel=kernel, **both)
-    expected = reference(masters, **both)
-    for step in range(steps):
-        give_gradients(weights, masters, seed=step)
-        optimizer.step()
-        expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
-    optimizer.close()
+    pair = Pair(parameters(shapes, dtype), both=both, tile_elements=tile, ring_depth=depth, kernel=kernel)
+    pair.train(*range(steps))
+    pair.assert_same()
+    pair.optimizer.close()
 
 
 def test_tilings_that_are_no_multiples_of_64_would_change_bits() -> None:
@@ -114,88 +104,73 @@ def test_the_number_of_threads_does_not_matter(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        weights = parameters([(200_000,)])
-        masters = masters_of(weights)
-        optimizer, expected = OffloadedAdamW(weights, tile_elements=1 << 16), reference(masters)
-        give_gradients(weights, masters, seed=3)
-        optimizer.step()
+        pair = Pair(parameters([(200_000,)]), tile_elements=1 << 16)
+        pair.give(3)
+        pair.optimizer.step()
         torch.set_num_threads(1)
-        expected.step()
-        assert_same_as_reference(optimizer, weights, expected, masters)
+        pair.expected.step()
+        pair.assert_same()
     finally:
         torch.set_num_threads(before)
 
 
 def test_gradients_of_another_type_than_the_weights() -> None:
-    weights = parameters(dtype=torch.float32)
-    masters = masters_of(weights)
-    optimizer, expected = OffloadedAdamW(weights, tile_elements=128), reference(masters)
+    pair = Pair(parameters(dtype=torch.float32))
     for step in range(2):
-        give_gradients(weights, masters, seed=step)
-        for weight, master in zip(weights[::2], masters[::2], strict=True):
+        pair.give(step)
+        for weight, master in zip(pair.weights[::2], pair.masters[::2], strict=True):
             assert weight.grad is not None
             weight.grad_dtype = None
             weight.grad = weight.grad.bfloat16()
             master.grad = weight.grad.float()
-        optimizer.step()
-        expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+        pair.step()
+    pair.assert_same()
 
 
 def test_channels_last_and_gradients_with_other_strides() -> None:
     weight = Parameter(torch.randn(8, 6, 3, 3).to(memory_format=torch.channels_last).bfloat16())
     row = Parameter(torch.randn(70, 9).bfloat16())
-    masters = masters_of([weight, row])
-    optimizer, expected = OffloadedAdamW([weight, row], tile_elements=64), reference(masters)
+    pair = Pair([weight, row], tile_elements=64)
     for _ in range(2):
         gradient = torch.randn(8, 6, 3, 3).bfloat16()
-        weight.grad, masters[0].grad = gradient, gradient.float().to(memory_format=torch.channels_last)
+        weight.grad = gradient
+        pair.masters[0].grad = gradient.float().to(memory_format=torch.channels_last)
         row.grad = torch.randn(9).bfloat16().expand(70, 9)
-        masters[1].grad = row.grad.float().contiguous()
-        optimizer.step()
-        expected.step()
-    assert_same_as_reference(optimizer, [weight, row], expected, masters)
-    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+        pair.masters[1].grad = row.grad.float().contiguous()
+        pair.step()
+    pair.assert_same()
+    assert pair.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
 
 
 def test_moments_in_bfloat16_are_rounded_after_each_step() -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer = OffloadedAdamW(weights, tile_elements=128, state_dtype=torch.bfloat16)
-    expected = reference(masters)
+    pair = Pair(state_dtype=torch.bfloat16)
     for step in range(4):
-        give_gradients(weights, masters, seed=step)
-        optimizer.step()
-        expected.step()
-        for state in expected.state.values():
+        pair.train(step)
+        for state in pair.expected.state.values():
             for key in ("exp_avg", "exp_avg_sq"):
                 state[key].copy_(state[key].bfloat16())
-    for weight, master in zip(weights, masters, strict=True):
-        assert same_bits(optimizer.state[weight]["master"], master.detach())
+    for weight, master in zip(pair.weights, pair.masters, strict=True):
+        assert same_bits(pair.optimizer.state[weight]["master"], master.detach())
         for key in ("exp_avg", "exp_avg_sq"):
-            kept = optimizer.state[weight][key]
+            kept = pair.optimizer.state[weight][key]
             assert kept.dtype == torch.bfloat16
-            assert torch.equal(kept.float(), expected.state[master][key])
+            assert torch.equal(kept.float(), pair.expected.state[master][key])
 
 
 def test_nan_and_infinite_gradients_do_what_they_do_in_torch() -> None:
-    weights = parameters([(200,), (30,)])
-    masters = masters_of(weights)
-    optimizer, expected = OffloadedAdamW(weights, tile_elements=64), reference(masters)
-    for step in range(2):
-        give_gradients(weights, masters, seed=step)
-        if step == 1:
-            for tensor in (weights[0], masters[0]):
-                assert tensor.grad is not None
-                tensor.grad[5], tensor.grad[6], tensor.grad[7] = float("nan"), float("inf"), -float("inf")
-        optimizer.step()
-        expected.step()
-    for weight, master in zip(weights, masters, strict=True):
+    pair = Pair(parameters([(200,), (30,)]), tile_elements=64)
+    pair.train(0)
+    pair.give(1)
+    for of in (pair.weights, pair.masters):
+        assert of[0].grad is not None
+        of[0].grad[5:8] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    pair.step()
+    for weight, master in zip(pair.weights, pair.masters, strict=True):
         torch.testing.assert_close(weight.float(), master.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
         for key in ("exp_avg", "exp_avg_sq"):
-            ours, theirs = optimizer.state[weight][key], expected.state[master][key]
+            ours, theirs = pair.optimizer.state[weight][key], pair.expected.state[master][key]
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-    assert weights[0].isnan().sum() == 3
+    assert pair.weights[0].isnan().sum() == 3
 
 
 def test_gradients_of_a_group_are_summed_once() -> None:

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import memtriage
 from support.offload import (
+    Pair,
     assert_same_as_reference,
     give_gradients,
     make,
@@ -30,71 +31,55 @@ def test_it_is_an_optimizer_for_everybody() -> None:
 
 
 def test_groups_and_a_schedule() -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-
     def groups(of: list[Parameter]) -> list[dict[str, Any]]:
         return [
             {"params": of[:3], "lr": 1e-2, "weight_decay": 0.0},
             {"params": of[3:], "betas": (0.5, 0.6), "maximize": True},
         ]
 
-    optimizer, expected = make(groups(weights), lr=3e-3), reference(groups(masters), lr=3e-3)
-    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 4) for each in (optimizer, expected)]
+    pair = Pair(groups=groups, both={"lr": 3e-3})
+    optimizers = (pair.optimizer, pair.expected)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 4) for each in optimizers]
     for step in range(4):
-        give_gradients(weights, masters, seed=step)
-        optimizer.step()
-        expected.step()
+        pair.train(step)
         for schedule in schedules:
             schedule.step()
-    assert optimizer.param_groups[0]["lr"] == expected.param_groups[0]["lr"] != 1e-2
-    assert_same_as_reference(optimizer, weights, expected, masters)
+    first, second = (each.param_groups[0]["lr"] for each in optimizers)
+    assert first == second != 1e-2
+    pair.assert_same()
 
 
 def test_a_learning_rate_that_is_a_tensor_changed_in_place() -> None:
-    weights = parameters()
-    masters = masters_of(weights)
     rate = torch.tensor(0.013)
-    optimizer, expected = make(weights, lr=rate), reference(masters, lr=rate)
+    pair = Pair(both={"lr": rate})
     for step in range(2):
-        give_gradients(weights, masters, seed=step)
-        optimizer.step()
-        expected.step()
+        pair.train(step)
         rate.mul_(0.3)
-    assert_same_as_reference(optimizer, weights, expected, masters)
+    pair.assert_same()
 
 
 def test_a_group_added_later() -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights[:2]), reference(masters[:2])
-    give_gradients(weights, masters, seed=0)
-    optimizer.step()
-    expected.step()
-    before = optimizer.host_bytes
-    optimizer.add_param_group({"params": weights[2:], "lr": 0.1})
-    expected.add_param_group({"params": masters[2:], "lr": 0.1})
-    assert optimizer.host_bytes - before >= 12 * sum(weight.numel() for weight in weights[2:])
-    for step in range(1, 3):
-        give_gradients(weights, masters, seed=step)
-        optimizer.step()
-        expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+    pair = Pair(groups=lambda of: of[:2])
+    pair.train(0)
+    before = pair.optimizer.host_bytes
+    pair.optimizer.add_param_group({"params": pair.weights[2:], "lr": 0.1})
+    pair.expected.add_param_group({"params": pair.masters[2:], "lr": 0.1})
+    assert pair.optimizer.host_bytes - before >= 12 * sum(weight.numel() for weight in pair.weights[2:])
+    pair.train(1, 2)
+    pair.assert_same()
 
 
 def test_parameters_without_gradient_are_left_alone() -> None:
     weights = parameters()
     weights[4].requires_grad_(False)
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
+    pair = Pair(weights)
     for step in range(2):
-        give_gradients(weights, masters, seed=step)
-        weights[step].grad = masters[step].grad = None
-        weights[4].grad = masters[4].grad = None
-        optimizer.step()
-        expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
-    assert weights[4] not in optimizer.state
+        pair.give(step)
+        for of in (weights, pair.masters):
+            of[step].grad = of[4].grad = None
+        pair.step()
+    pair.assert_same()
+    assert weights[4] not in pair.optimizer.state
 
 
 def test_a_step_without_any_gradient_does_nothing() -> None:
@@ -131,69 +116,58 @@ def test_step_hooks_run_its_own_and_those_of_all_optimizers() -> None:
 
 
 def test_global_norm_clipping_in_float32_is_that_of_torch() -> None:
-    weights = parameters(dtype=torch.float32)
-    masters = masters_of(weights)
-    optimizer, expected = make(weights, max_norm=0.7), reference(masters)
+    pair = Pair(parameters(dtype=torch.float32), max_norm=0.7)
     for step, scale in enumerate((10.0, 1e-4)):
-        give_gradients(weights, masters, seed=step, scale=scale)
-        norm = torch.nn.utils.clip_grad_norm_(masters, 0.7)
-        optimizer.step()
-        expected.step()
-        assert torch.equal(optimizer.grad_norm, norm)
-    assert_same_as_reference(optimizer, weights, expected, masters)
+        pair.give(step, scale)
+        norm = torch.nn.utils.clip_grad_norm_(pair.masters, 0.7)
+        pair.step()
+        assert torch.equal(pair.optimizer.grad_norm, norm)
+    pair.assert_same()
 
 
 def test_clipping_bfloat16_gradients_rounds_nothing() -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights, max_norm=0.7), reference(masters)
-    give_gradients(weights, masters, seed=0)
-    optimizer.step()
-    norm = torch.nn.utils.clip_grad_norm_(masters, 0.7)
-    expected.step()
-    assert optimizer.grad_norm is not None
-    torch.testing.assert_close(optimizer.grad_norm, norm)
-    for weight, master in zip(weights, masters, strict=True):
-        torch.testing.assert_close(
-            optimizer.state[weight]["exp_avg"], expected.state[master]["exp_avg"], rtol=1e-5, atol=0
-        )
+    pair = Pair(max_norm=0.7)
+    pair.give(0)
+    norm = torch.nn.utils.clip_grad_norm_(pair.masters, 0.7)
+    pair.step()
+    assert pair.optimizer.grad_norm is not None
+    torch.testing.assert_close(pair.optimizer.grad_norm, norm)
+    for weight, master in zip(pair.weights, pair.masters, strict=True):
+        ours, theirs = pair.optimizer.state[weight]["exp_avg"], pair.expected.state[master]["exp_avg"]
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("scale", [65536.0, 3.7])
 def test_scaled_gradients_are_divided_as_torchs_kernel_does(scale: float) -> None:
-    weights = parameters(dtype=torch.float32)
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
+    pair = Pair(parameters(dtype=torch.float32))
     for step in range(2):
-        give_gradients(weights, masters, seed=step, scale=scale)
-        for each in (optimizer, expected):
+        pair.give(step, scale)
+        for each in (pair.optimizer, pair.expected):
             each.grad_scale, each.found_inf = torch.tensor(scale), torch.tensor(0.0)
             each.step()
             del each.grad_scale, each.found_inf
-    assert_same_as_reference(optimizer, weights, expected, masters)
+    pair.assert_same()
 
 
 @pytest.mark.parametrize("unscaled_first", [False, True])
 def test_a_grad_scaler_skips_infinite_steps(unscaled_first: bool) -> None:
-    weights = parameters([(100,), (7,)], dtype=torch.float32)
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
+    pair = Pair(parameters([(100,), (7,)], dtype=torch.float32))
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1) for _ in range(2)]
     for step in range(4):
-        give_gradients(weights, masters, seed=step)
+        pair.give(step)
         if step == 2:
-            for group in (weights, masters):
+            for group in (pair.weights, pair.masters):
                 assert group[1].grad is not None
                 group[1].grad[0] = float("inf")
-        for scaler, one in zip(scalers, (optimizer, expected), strict=True):
+        for scaler, one in zip(scalers, (pair.optimizer, pair.expected), strict=True):
             scaler.scale(torch.ones(()))
             if unscaled_first:
                 scaler.unscale_(one)
             scaler.step(one)
             scaler.update()
     assert scalers[0].get_scale() == scalers[1].get_scale()
-    assert float(optimizer.state[weights[0]]["step"]) == 3
-    assert_same_as_reference(optimizer, weights, expected, masters)
+    assert float(pair.optimizer.state[pair.weights[0]]["step"]) == 3
+    pair.assert_same()
 
 
 def test_clipping_of_scaled_gradients_clips_what_they_stand_for() -> None:
@@ -213,29 +187,26 @@ def test_clipping_of_scaled_gradients_clips_what_they_stand_for() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_gradients_added_up_on_the_host_in_float32(overlap: bool, by_hand: bool) -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer = make(weights, gradients="host", overlap_backward=overlap, max_norm=1e9)
-    expected = reference(masters)
+    pair = Pair(gradients="host", overlap_backward=overlap, max_norm=1e9)
+    weights = pair.weights
     for step in range(2):
         for micro_batch in range(3):
             factors = parameters(seed=10 * step + micro_batch)
             sum((w * f).sum() for w, f in zip(weights, factors, strict=True)).backward()
-            sum((m * f.detach().float()).sum() for m, f in zip(masters, factors, strict=True)).backward()
+            sum((m * f.detach().float()).sum() for m, f in zip(pair.masters, factors, strict=True)).backward()
             if overlap:
                 assert all(weight.grad is None for weight in weights)
             if by_hand:
-                optimizer.offload_gradients()
+                pair.optimizer.offload_gradients()
             if by_hand or overlap:
                 assert all(weight.grad is None for weight in weights)
             else:
                 # Left on the device they would add up there, in bfloat16: one micro-batch is enough.
                 break
-        optimizer.step()
-        expected.step()
-        optimizer.zero_grad()
-        expected.zero_grad()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+        pair.step()
+        pair.optimizer.zero_grad()
+        pair.expected.zero_grad()
+    pair.assert_same()
 
 
 def test_zero_grad_drops_gradients_on_the_host() -> None:
@@ -295,21 +266,15 @@ def test_sparse_gradients_are_refused_before_anything_changes() -> None:
 
 
 def test_weights_written_by_others_are_taken_over() -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
-    for step in range(3):
-        give_gradients(weights, masters, seed=step)
-        optimizer.step()
-        expected.step()
-        if step == 1:
-            with torch.no_grad():
-                # All of one parameter, some elements of another; the others keep their low bits.
-                for tensor in (weights[5], masters[5]):
-                    tensor.copy_(torch.arange(1000.0).bfloat16())
-                for tensor in (weights[0], masters[0]):
-                    tensor[1, 2:5] = 0.5
-    assert_same_as_reference(optimizer, weights, expected, masters)
+    pair = Pair()
+    pair.train(0, 1)
+    with torch.no_grad():
+        # All of one parameter, some elements of another; the others keep their low bits.
+        for of in (pair.weights, pair.masters):
+            of[5].copy_(torch.arange(1000.0).bfloat16())
+            of[0][1, 2:5] = 0.5
+    pair.train(2)
+    pair.assert_same()
 
 
 def test_state_cleared_by_the_user_begins_anew() -> None:
@@ -327,18 +292,13 @@ def test_state_cleared_by_the_user_begins_anew() -> None:
 
 
 def test_moments_put_into_state_by_the_user_count() -> None:
-    weights, masters = parameters(dtype=torch.float32), parameters(dtype=torch.float32)
-    optimizer, expected = make(weights), reference(masters)
+    pair = Pair(parameters(dtype=torch.float32))
     for step in range(2):
-        give_gradients(weights, masters, seed=step)
-        optimizer.step()
-        expected.step()
-        for of, one in ((weights, optimizer), (masters, expected)):
+        pair.train(step)
+        for of, one in ((pair.weights, pair.optimizer), (pair.masters, pair.expected)):
             one.state[of[0]]["exp_avg"] = torch.full_like(of[0], 0.25)
-    give_gradients(weights, masters, seed=9)
-    optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+    pair.train(9)
+    pair.assert_same()
 
 
 def test_it_is_not_copied() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import copy
 import gc
 import os
 import threading
@@ -18,12 +19,11 @@ from torch.nn import Parameter
 from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.pipeline import Job, TileSlot
 from support.offload import (
-    assert_same_as_reference,
+    Pair,
     give_gradients,
     make,
     masters_of,
     parameters,
-    reference,
     same_bits,
 )
 
@@ -56,20 +56,13 @@ def failing_kernel(at: int, error: BaseException | None) -> Callable[..., Job]:
 
 
 def test_a_failure_in_the_middle_of_a_step_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
-    give_gradients(weights, masters, seed=0)
-    optimizer.step()
-    expected.step()
-    model = [weight.detach().clone() for weight in weights]
-    kept = {
-        key: {k: v.clone() for k, v in entry.items()}
-        for key, entry in optimizer.state_dict()["state"].items()
-    }
-    checkpoint = {"state": kept, "param_groups": optimizer.state_dict()["param_groups"]}
+    pair = Pair()
+    optimizer = pair.optimizer
+    pair.train(0)
+    model = [weight.detach().clone() for weight in pair.weights]
+    checkpoint = copy.deepcopy(optimizer.state_dict())
 
-    give_gradients(weights, masters, seed=1)
+    pair.give(1)
     with monkeypatch.context() as patch:
         failing = failing_kernel(3, RuntimeError("the device fell off the bus"))
         patch.setattr(Arithmetic, "stepping", failing)
@@ -81,18 +74,15 @@ def test_a_failure_in_the_middle_of_a_step_ends_the_work(monkeypatch: pytest.Mon
 
     optimizer.load_state_dict(checkpoint)
     with torch.no_grad():
-        for weight, value in zip(weights, model, strict=True):
+        for weight, value in zip(pair.weights, model, strict=True):
             weight.copy_(value)
-    optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+    pair.step()
+    pair.assert_same()
 
 
 def test_a_failure_before_the_first_change_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
-    give_gradients(weights, masters, seed=0)
+    pair = Pair()
+    pair.give(0)
 
     def refuse(*_: Any) -> None:
         raise RuntimeError("no copy today")
@@ -100,11 +90,10 @@ def test_a_failure_before_the_first_change_can_be_tried_again(monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(TileSlot, "fetch", refuse)
         with pytest.raises(RuntimeError, match="no copy today"):
-            optimizer.step()
-    assert all(same_bits(weight, other) for weight, other in zip(weights, parameters(), strict=True))
-    optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+            pair.optimizer.step()
+    assert all(same_bits(weight, other) for weight, other in zip(pair.weights, parameters(), strict=True))
+    pair.step()
+    pair.assert_same()
 
 
 @pytest.mark.parametrize("gradients", ["device", "host"])
@@ -127,20 +116,16 @@ def test_a_failure_behind_the_backward_pass_ends_the_work(
 
 
 def test_ctrl_c_lets_the_step_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights), reference(masters)
-    give_gradients(weights, masters, seed=0)
+    pair = Pair()
+    pair.give(0)
     with monkeypatch.context() as patch:
         patch.setattr(Arithmetic, "stepping", failing_kernel(2, None))
         with pytest.raises(KeyboardInterrupt):
-            optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
-    give_gradients(weights, masters, seed=1)
-    optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+            pair.optimizer.step()
+    pair.expected.step()
+    pair.assert_same()
+    pair.train(1)
+    pair.assert_same()
 
 
 def test_a_forked_child_is_told_that_it_has_no_part_in_it() -> None:
