@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from torch import nn
 
 from memtriage.cli import app
 from memtriage.model.marks import Mark
-from memtriage.planning import traced_commands
 from memtriage.store.layout import identify, record_path
 from memtriage.store.records import Start
 from memtriage.store.writer import RankWriter
@@ -120,27 +118,6 @@ def test_a_run_is_compared(program, tmp_path, capsys):
 )
 def test_bad_input_is_one_line_on_stderr(program, arguments, said, refused):
     assert said in refused("predict", *(argument.format(program=program) for argument in arguments))
-
-
-@pytest.mark.parametrize(
-    ("target", "options", "said"),
-    [
-        ({"name": "{program}:train"}, {}, "it has build"),
-        ({"name": "{program}:build"}, {"gpu": "abacus"}, "no GPU kind"),
-        ({"name": "{program}:build"}, {"allocator_conf": "nonsense:1"}, "nonsense"),
-        ({"name": "{program}:build"}, {"steps": 0}, "steps=0"),
-        ({"name": "{program}:build"}, {"against": "nowhere"}, "nowhere: no such file"),
-        ({"name": "nowhere.py"}, {}, "no such file"),
-        ({"module": "nowhere"}, {}, "no module named 'nowhere'"),
-        ({"hf_config": "nowhere.json"}, {}, "No such file"),
-        ({"hf_config": "nowhere.json", "training": {"precision": "fp8"}}, {}, "precision='fp8'"),
-        ({"hf_config": "nowhere.json", "training": {"lora_r": 4}}, {}, "expected method lora or qlora"),
-    ],
-)
-def test_what_the_child_process_cannot_use_is_a_value_error(program, target, options, said):
-    named = {key: value.format(program=program) if key == "name" else value for key, value in target.items()}
-    with pytest.raises(ValueError, match=re.escape(said)):
-        traced_commands.predict(named, options)
 
 
 SAVING = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,8 @@ def test_adapters_alone_are_trained(language_model: Any) -> None:
     pytest.importorskip("peft")
     before = {name: each.clone() for name, each in language_model.named_parameters()}
     change = last(LORA, facts_of(language_job(copy.deepcopy(language_model))))
+    assert (change.maths, change.counts_work, LORA.on_request) == ("different", True, "it changes the task")
+    assert change.displaces == {"8-bit optimizer", "offloaded optimizer"}
     job = change.edit(language_job(language_model))
     for _ in range(2):
         job.step()
@@ -66,24 +67,10 @@ def test_linear_layers_of_gpt_2_have_a_class_of_their_own() -> None:
     assert linear_layers(nn.Sequential(Conv1D(2, 2), nn.Linear(2, 2))) == ["0", "1"]
 
 
-def test_what_is_offered_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "find_spec", lambda name: object())
-    change = last(LORA, UNKNOWN)
-    assert (change.rung, change.action) == ("LoRA", "LoRA of rank 16 on all linear layers")
-    assert (change.maths, change.counts_work) == ("different", True)
-    assert change.displaces == {"8-bit optimizer", "offloaded optimizer"}
-    assert change.code == {
-        "torch": "import peft\n"
-        'model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear"))\n'
-        "optimizer = Optimizer([each for each in model.parameters() if each.requires_grad], ...)"
-    }
-    assert LORA.on_request == "it changes the task"
-
-
 def test_why_it_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen = LORA.offer(replace(UNKNOWN, frozen=True))
-    assert (frozen.absent, frozen.tracks) == ("a part of the parameters is frozen already", ())
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     without = LORA.offer(UNKNOWN)
-    assert without.absent == "it is simulated with peft, which is not installed: pip install peft"
-    assert without.tracks == ()
+    assert (without.absent, without.tracks) == (
+        "it is simulated with peft, which is not installed: pip install peft",
+        (),
+    )

@@ -21,35 +21,20 @@ FUSED = replace(ADAMW, foreach=False)
 
 
 @pytest.mark.parametrize(
-    ("optimizers", "action", "code"),
+    ("optimizers", "action"),
     [
-        (
-            (ADAMW, ADAMW),
-            "AdamW(fused=True)",
-            {
-                "torch": "optimizer = torch.optim.AdamW(..., fused=True)",
-                "trainer": 'TrainingArguments(optim="adamw_torch_fused")',
-            },
-        ),
-        ((ADAM,), "Adam(fused=True)", {"torch": "optimizer = torch.optim.Adam(..., fused=True)"}),
-        (
-            (ADAM, FUSED),
-            "Adam/AdamW(fused=True)",
-            {"torch": "optimizer = torch.optim.Adam/AdamW(..., fused=True)"},
-        ),
-        ((PROP,), "RMSprop(foreach=False)", {"torch": "optimizer = RMSprop(..., foreach=False)"}),
-        (
-            (ADAM, PROP),
-            "Adam/RMSprop(foreach=False)",
-            {"torch": "optimizer = Adam/RMSprop(..., foreach=False)"},
-        ),
+        ((ADAMW, ADAMW), "AdamW(fused=True)"),
+        ((ADAM,), "Adam(fused=True)"),
+        ((ADAM, FUSED), "Adam/AdamW(fused=True)"),
+        ((PROP,), "RMSprop(foreach=False)"),
+        ((ADAM, PROP), "Adam/RMSprop(foreach=False)"),
     ],
 )
-def test_what_is_offered_and_written(
-    optimizers: tuple[OptimizerFacts, ...], action: str, code: dict[str, str]
-) -> None:
+def test_what_is_offered_and_written(optimizers: tuple[OptimizerFacts, ...], action: str) -> None:
     change = last(OPTIMIZER_STEP, replace(UNKNOWN, optimizers=optimizers))
-    assert (change.rung, change.action, change.code) == ("optimizer step", action, code)
+    assert (change.rung, change.action) == ("optimizer step", action)
+    assert change.code["torch"].replace("(..., ", "(").endswith(action)
+    assert ("trainer" in change.code) == (set(optimizers) == {ADAMW})
     assert change.maths == ("rounding" if "fused" in action else "same")
 
 
