@@ -3,7 +3,6 @@ import json
 import pytest
 
 from memtriage.cli import app
-from support.llama import LLAMA
 
 
 def test_json_alone_is_on_stdout(program, capfd):
@@ -37,13 +36,6 @@ def test_the_largest_batch_is_traced_and_so_is_the_next(program, capsys):
     assert shown.startswith(f"FITS: batch {row['batch']}: needs ")
 
 
-def test_a_program_that_cannot_fit(program, capsys):
-    assert app.main(["plan", f"{program}:build", "--budget", "860MiB"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("DOES NOT FIT")
-    assert "what remains at the peak: workspace" in shown
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -61,14 +53,3 @@ def test_a_program_that_cannot_fit(program, capsys):
 )
 def test_bad_input_is_one_line_on_stderr(program, arguments, said, refused):
     assert said in refused("plan", *(argument.format(program=program) for argument in arguments))
-
-
-def test_a_hugging_face_configuration_is_planned_by_its_arguments(tmp_path, capsys):
-    pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 1, "vocab_size": 32000}))
-    arguments = ["--batch", "8", "--seq", "512", "--precision", "bf16", "--optimizer", "sgd"]
-    assert app.main(["plan", "--hf-config", str(tmp_path), "--budget", "1500MiB", "--json", *arguments]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["fits"]
-    change = next(step for step in plan["steps"] if step["rung"] == "micro-batch")
-    assert "TrainingArguments(per_device_train_batch_size=" in change["code"]["trainer"]

@@ -1,9 +1,6 @@
 import json
-from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from memtriage.cli import app
 from memtriage.model.marks import Mark
@@ -118,54 +115,6 @@ def test_a_run_is_compared(program, tmp_path, capsys):
 )
 def test_bad_input_is_one_line_on_stderr(program, arguments, said, refused):
     assert said in refused("predict", *(argument.format(program=program) for argument in arguments))
-
-
-SAVING = """
-import logging, os, sys
-import torch
-from torch import nn
-
-logging.basicConfig(filename="train.log", level=logging.INFO)
-model = nn.Linear(64, 64, bias=False).to("cuda")
-optimizer = torch.optim.AdamW(model.parameters())
-if os.path.exists("model.pt"):
-    model.load_state_dict(torch.load("model.pt", map_location="cuda"))
-for step in range(1000):
-    loss = model(torch.randn(8, 64, device="cuda")).sum()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    logging.info("loss %s", loss.item())
-    torch.save(model.state_dict(), "model.tmp")
-    os.replace("model.tmp", "model.pt")
-    model.load_state_dict(torch.load("model.pt"))
-"""
-
-
-def test_a_traced_script_changes_no_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    torch.save(nn.Linear(64, 64, bias=False).state_dict(), "model.pt")
-    Path("train.log").write_text("yesterday")
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "train.py").write_text(SAVING)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert app.main(["predict", "-m", "package.train", "--json"]) == 0
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    prediction = json.loads(capsys.readouterr().out)
-    assert prediction["by_owner"]["optimizer state"] == 2 * 64 * 64 * 4
-    discarded = next(note for note in prediction["notes"] if "discarded" in note)
-    assert "model.pt" in discarded and "train.log" in discarded
-
-
-def test_script_that_exits_is_reported_with_its_output(tmp_path, capsys):
-    file = tmp_path / "train.py"
-    file.write_text("import os\nprint('no data', flush=True)\nos._exit(3)\n")
-    assert app.main(["predict", str(file)]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "with status 3" in shown.err and "no data" in shown.err
 
 
 def test_host_needs_no_model_on_a_gpu(tmp_path, capfd):

@@ -2,8 +2,6 @@ import gzip
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -171,26 +169,6 @@ def test_a_cut_bundle_is_one_line(length, tmp_path, refused):
     assert app.main(["report", str(tmp_path / "out"), "--bundle", str(bundle)]) == 0
     bundle.write_bytes(bundle.read_bytes()[:length])
     assert refused("report", str(bundle)).startswith(f"memtriage report: {bundle}: ")
-
-
-def test_killed_writer_is_read_to_its_last_line(tmp_path, capfdbinary):
-    code = f"""
-import os, signal, socket, sys
-from pathlib import Path
-from memtriage.model.marks import Mark
-from memtriage.store.records import Start
-from memtriage.store.writer import RankWriter
-writer = RankWriter(Path({str(tmp_path)!r}) / "run" / "0" / "rank-00000.jsonl")
-writer.write("start", Start(run_id="run", pid=os.getpid(), host=socket.gethostname()))
-for step in range(1, 101):
-    writer.write("mark", Mark(name="step", step=step, microbatch=0, rank=None, time_s=0.1, device="cpu"))
-os.write(writer._file.number, b'{{"t":"mark","name":"st')
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
-    assert app.main(["report", str(tmp_path), "--json"]) == 0
-    report = json.loads(capfdbinary.readouterr().out)
-    assert (report["verdict"], report["steps"], len(report["marks"])) == ("killed", 100, 100)
 
 
 @pytest.mark.parametrize("what", ["absent", "empty", "garbled", "forbidden"])

@@ -1,7 +1,5 @@
 """`memtriage snapshot`, as it is called."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from memtriage import load_snapshot
 from memtriage.cli import app
 from support.refusals import Refused
 
@@ -91,9 +88,3 @@ def test_a_malicious_file_is_refused_and_does_nothing(tmp_path: Path, refused: R
 )
 def test_bad_usage_is_one_line(arguments: list[str], reason: str, refused: Refused) -> None:
     assert reason in refused("snapshot", *arguments)
-
-
-def test_the_library_gives_the_same() -> None:
-    recording = load_snapshot(HEALTHY)
-    assert recording.findings == []
-    assert recording.devices[0].end.allocated == 152165888

@@ -1,7 +1,5 @@
 """A prediction on the terminal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -101,78 +99,17 @@ def test_the_host_is_shown_by_class_and_the_node_where_it_differs(width: int) ->
     assert "Host memory of the node at its peak" in shown(prediction, width)
 
 
-PAGE = """\
-PEAK 3.0 GiB allocated, 4.0 GiB reserved, in backward
-5.0 GiB of device memory in all, 1.0 GiB of it outside the allocator; predicted in 1.5 s
-up to 1.0 GiB while cuDNN tries convolutions (cudnn.benchmark), in the first call of each shape: at
-most what is free
-
-At the peak
-  activation               2.0 GiB   66.7%
-  parameter                1.0 GiB   33.3%
-
-At the peak, by owner and module  blocks, the operator that made most
-  activation               2.0 GiB  model.layers[*].mlp.gate_proj    12 aten::mm
-  rounding                 1.0 GiB  (no module)
-
-Steps  peak allocated, peak reserved, allocated at the end
-  step 1                   3.0 GiB     4.0 GiB     1.0 GiB
-  trials of kernels        3.0 GiB
-
-Ranks  number of ranks, peak allocated, peak reserved
-  rank 0-2                       3     1.0 GiB     2.0 GiB
-
-Over 2,000 steps  inputs of 24 shapes
-  8.0 GiB is full at step 412 (input_ids 8x1873): aten::mm requests 1.0 GiB more
-  without a limit, at most 9.0 GiB are reserved, first in step 412 (input_ids 8x1873)
-  half of the steps allocate at most 5.0 GiB, 99 % 6.0 GiB, 99.9 % 7.0 GiB, all 8.0 GiB
-  from step 97 cached blocks are returned for lack of memory
-
-Course of the run  peak allocated, peak reserved, stranded after the step
-  step 1                   1.0 GiB     9.0 GiB     1.0 MiB
-  step 3                   3.0 GiB     9.0 GiB     3.0 MiB
-  step 25                 25.0 GiB     9.0 GiB    25.0 MiB
-
-With one thing changed  peak reserved without a limit
-  expandable_segments:True                           1.0 GiB  fits
-  max_split_size_mb:512                              1.0 GiB  full at step 1,998
-
-Against the run on cuda:0  recorded, predicted, difference
-  step 40 (last), end of the optimizer's step, allocated     1.0 GiB     1.0 GiB   +0.0%
-  step 40 (last), end of the optimizer's step, reserved         n/a     1.0 GiB         n/a
-  step 1, end of backward, allocated                 1.0 GiB     1.0 GiB   +0.0%
-  step 1, end of backward, reserved                  2.0 GiB     1.0 GiB  -50.0%
-
-Owner by owner  the last ledger; the end of step 2 is nearest to it
-  parameter                                          1.0 GiB     1.0 GiB   +0.0%
-  - a note
-
-Assumed
-  - something was assumed
-"""
-
-
 def test_the_page_with_all_that_a_prediction_may_have() -> None:
     horizon = msgspec.structs.replace(
         HORIZON,
         flushed_at=97,
-        course=[
-            HorizonPoint(step=step, peak_allocated=step * GIB, peak_reserved=9 * GIB, stranded=step * MIB)
-            for step in (1, 3, 25)
-        ],
         variants=[
             *HORIZON.variants,
             HorizonVariant(name="max_split_size_mb:512", peak_reserved=GIB, full_at=1998),
         ],
     )
-    backward = msgspec.structs.replace(MARK, name="backward", step=1, recorded_step=1, reserved=2 * GIB)
-    against = Against(
-        device="cuda:0",
-        marks=[MARK, backward],
-        owners=[ComparedOwner(owner="parameter", recorded=GIB, predicted=GIB)],
-        instant="the end of step 2",
-        notes=["a note"],
-    )
+    owners = [ComparedOwner(owner="parameter", recorded=GIB, predicted=2 * GIB)]
+    against = Against(device="cuda:0", marks=[MARK], owners=owners, instant="the end of step 2", notes=[])
     prediction = made(
         horizon=horizon,
         against=against,
@@ -180,7 +117,23 @@ def test_the_page_with_all_that_a_prediction_may_have() -> None:
         compile_trials=3 * GIB,
         ranks=[RankPeaks(ranks=[0, 1, 2], peak_allocated=GIB, peak_reserved=2 * GIB)],
     )
-    assert shown(prediction, 100) == PAGE
+    page = " ".join(shown(prediction, 100).split())
+    for words in (
+        "PEAK 3.0 GiB allocated, 4.0 GiB reserved, in backward 5.0 GiB of device memory in all",
+        "up to 1.0 GiB while cuDNN tries convolutions",
+        "activation 2.0 GiB 66.7% parameter 1.0 GiB 33.3%",
+        "step 1 3.0 GiB 4.0 GiB 1.0 GiB trials of kernels 3.0 GiB",
+        "rank 0-2 3 1.0 GiB 2.0 GiB",
+        "Over 2,000 steps inputs of 24 shapes 8.0 GiB is full at step 412",
+        "half of the steps allocate at most 5.0 GiB, 99 % 6.0 GiB, 99.9 % 7.0 GiB, all 8.0 GiB",
+        "from step 97 cached blocks are returned",
+        "expandable_segments:True 1.0 GiB fits max_split_size_mb:512 1.0 GiB full at step 1,998",
+        "step 40 (last), end of the optimizer's step, allocated 1.0 GiB 1.0 GiB +0.0%",
+        "step 40 (last), end of the optimizer's step, reserved n/a 1.0 GiB n/a",
+        "the end of step 2 is nearest to it parameter 1.0 GiB 2.0 GiB +100.0%",
+        "Assumed - something was assumed",
+    ):
+        assert words in page
 
 
 @pytest.mark.parametrize(
@@ -200,18 +153,6 @@ def test_steps_that_allocate_the_same_have_no_distribution() -> None:
     same = dict.fromkeys(("allocated_p50", "allocated_p99", "allocated_p999"), HORIZON.peak_allocated)
     assert "of the steps" in shown(made(horizon=HORIZON), 100)
     assert "of the steps" not in shown(made(horizon=msgspec.structs.replace(HORIZON, **same)), 100)
-
-
-@pytest.mark.parametrize(("points", "first"), [(19, [1, 2]), (20, [1, 3]), (59, [1, 6])])
-def test_of_a_long_course_some_steps_are_shown(points: int, first: list[int]) -> None:
-    course = [
-        HorizonPoint(step=step, peak_allocated=GIB, peak_reserved=GIB, stranded=0)
-        for step in range(1, points + 1)
-    ]
-    text = shown(made(horizon=msgspec.structs.replace(HORIZON, course=course)), 100)
-    steps = [line.split()[1] for line in text[text.index("Course") :].splitlines() if "step" in line[:6]]
-    assert [int(step) for step in steps[:2]] == first
-    assert len(steps) <= 19
 
 
 @pytest.mark.parametrize(("rows", "left"), [(30, None), (31, "1 more row"), (32, "2 more rows")])

@@ -1,7 +1,5 @@
 """The map shows every byte of every segment once, and says what it draws together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -158,10 +156,3 @@ def test_more_segments_than_parts_are_allowed_have_one_part_each() -> None:
     for _ in range(3):
         tape.alloc(tape.segment(4 * MIB), MIB, "parameter")
     assert len(_parts(segment_map(tape.end(), Texts(), 2))) == 3
-
-
-def test_the_sixty_worst_pinned_segments_are_listed() -> None:
-    tape = _tape()
-    for _ in range(61):
-        tape.alloc(tape.segment(4 * MIB), MIB, "parameter")
-    assert len(segment_map(tape.end(), Texts(), 1000)["pinned"]) == 60

@@ -1,7 +1,5 @@
 """The trace obeys the Trace Event Format, and tells what the recording tells."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace
@@ -34,12 +32,6 @@ def _trace(made: Recording, folder: Path, name: str = "trace.json") -> list[dict
     assert set(trace) <= {"traceEvents", "displayTimeUnit", "otherData"}
     events: list[dict[str, Any]] = trace["traceEvents"]
     return events
-
-
-def test_a_device_without_a_history_has_a_name_and_no_counters(tmp_path: Path) -> None:
-    tape = Tape([stack("model.py:10 in __init__")])
-    events = _trace(recording(tape.end(), stacks=tape.stacks), tmp_path)
-    assert {event["ph"] for event in events} == {"M"}
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """The chart's layers are the recording, instant by instant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,16 +85,6 @@ def test_the_chart_says_from_when_on_it_is_exact() -> None:
     drawn = _drawn(replace(device, exact_from_us=BEGAN_US + 45))
     (mark,) = (mark for mark in drawn["marks"] if mark["label"] == "exact from here")
     assert mark["at"]["event"] == 5
-
-
-@pytest.mark.parametrize("steps", [3, 500])
-def test_step_marks_are_limited(steps: int) -> None:
-    device, _ = training()
-    ends = tuple(range(1, steps + 1)) if steps < len(device.events) else (1,) * steps
-    marks = _drawn(replace(device, steps=replace(device.steps, ends=ends)))["marks"]
-    labels = [mark["label"] for mark in marks if mark["label"].startswith("step")]
-    assert len(labels) == (3 if steps == 3 else 38)
-    assert labels[-1] == ("step 3" if steps == 3 else "step 494")
 
 
 def test_less_than_two_events_draw_nothing() -> None:

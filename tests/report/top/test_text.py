@@ -1,7 +1,5 @@
 """`memtriage top` without a screen: the table in a file and on a terminal, and the JSON."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -63,22 +61,6 @@ def test_what_grows_and_the_states_are_colored(tmp_path: Path) -> None:
         ("1;31", "+32.0 MiB"),
         ("32", "running"),
     ]
-
-
-def test_on_a_terminal_as_many_columns_as_fit_are_shown(tmp_path: Path) -> None:
-    view = two_ranks(tmp_path)
-    counts = []
-    for width in range(40, 140):
-        lines = shown(view, width=width)
-        at = next(number for number, line in enumerate(lines) if line.startswith("rank  "))
-        assert max(map(len, lines[at : at + 3])) <= width
-        counts.append(len(re.split(" {2,}", lines[at])))
-    assert counts == sorted(counts)
-    whole = shown(view)
-    at = next(number for number, line in enumerate(whole) if line.startswith("rank  "))
-    needed = len(whole[at + 1])
-    assert whole[at] in shown(view, width=needed)
-    assert whole[at] not in shown(view, width=needed - 1)
 
 
 def test_sorted_by_growth(tmp_path: Path) -> None:
