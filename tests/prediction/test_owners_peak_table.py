@@ -3,7 +3,6 @@
 import sys
 import types
 
-import msgspec
 import pytest
 import torch
 from torch import nn
@@ -83,36 +82,6 @@ def test_each_module_has_its_own(build):
     assert ("activation", "blocks[*].linear") not in table
 
 
-def test_tied_weights_belong_to_the_first_module_that_has_them():
-    def build(device):
-        model = Net().to(device)
-        model.head.weight = model.blocks[0].linear.weight
-        batch = torch.randn(BATCH, WIDTH, device=device)
-        return training(model, lambda: model(batch).sum(), torch.optim.AdamW)
-
-    table = rows(predict_program(build, explain=True))
-    assert table["parameter", "blocks[*].linear"].bytes == 3 * WEIGHT
-    assert table["optimizer state", "blocks[*].linear"].bytes >= 6 * WEIGHT
-    assert not {owner for owner, module in table if module == "head"} & {"parameter", "optimizer state"}
-
-
-def test_the_hooks_are_gone_afterwards(build):
-    hooks = torch.nn.modules.module
-    predict_program(build(), explain=True)
-    assert not hooks._global_forward_hooks
-    assert not hooks._global_forward_pre_hooks
-    assert not hooks._global_forward_hooks_always_called
-
-
-def test_the_table_is_only_there_when_asked_for(build):
-    plain = msgspec.json.decode(msgspec.json.encode(predict_program(build())))
-    explained = msgspec.json.decode(msgspec.json.encode(predict_program(build(), explain=True)))
-    assert set(explained) - set(plain) == {"peak_table", "other_peaks", "context"}
-    assert set(explained["peak_table"][0]) == {
-        "owner", "module", "site", "phase", "bytes", "blocks", "operator",
-    }  # fmt: skip
-
-
 def test_the_highest_instants_of_other_phases_have_tables_too(build):
     prediction = predict_program(build(), explain=True)
     assert prediction.peak_phase not in prediction.other_peaks
@@ -140,16 +109,6 @@ def test_what_a_step_leaves_is_of_an_earlier_step():
     table = predict_program(build, explain=True).peak_table
     phases = {row.phase: row.blocks for row in table if row.operator == "aten::empty"}
     assert phases == {"forward of an earlier step": 1, "forward": 1}
-
-
-def test_what_is_older_than_the_first_step_is_kept():
-    def build(device):
-        model = Net().to(device)
-        data = torch.randn(BATCH, WIDTH, device=device)
-        return training(model, lambda: model(data).sum())
-
-    table = rows(predict_program(build, explain=True))
-    assert table["kept", None].bytes == ACTIVATION
 
 
 def test_what_the_figures_depend_on_is_told(build):

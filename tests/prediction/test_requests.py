@@ -55,28 +55,6 @@ def test_an_emptied_cache_is_a_request():
     )
 
 
-def test_other_streams_and_pools_are_left_out():
-    found = requested(
-        f"""
-        stream 1
-        + a {BIG}
-        stream 0
-        pool 2
-        + b {BIG}
-        pool 0
-        state_of 0
-        + c {BIG}
-        state_of -1
-        forward 0
-        + d {MORE}
-        """,
-        pools={0: 20 << 20},
-    )
-    assert found == Requests(
-        before=(), steps=(StepRequests(requests=((0, MORE),), forward=None),), convolves=False
-    )
-
-
 @pytest.mark.parametrize("convolves", [True, False])
 def test_convolutions_are_passed_on(convolves):
     recording, _ = recorded("forward 0")

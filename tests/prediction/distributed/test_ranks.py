@@ -1,9 +1,7 @@
 """Equal ranks are found without tracing each of them, and those that differ are."""
 
-import msgspec
 import pytest
 
-import memtriage
 from memtriage.model.prediction import Prediction
 from memtriage.prediction.distributed.ranks import all_ranks
 
@@ -40,25 +38,6 @@ def test_equal_ranks_are_one_group_after_few_traces():
     assert "all 1024 ranks have the same peaks" in found.notes[-1]
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("outer", [True, False])
-def test_ranks_of_a_stage_are_equal(stages, outer):
-    """A mesh of stages and 8 replicas, the stages as its outer or its inner axis."""
-    replicas = 8
-
-    def stage(rank):
-        return rank // replicas if outer else rank % stages
-
-    found, groups, asked = grouped(stages * replicas, lambda rank: 5000 - 1000 * stage(rank))
-    assert list(groups.values()) == sorted(groups.values(), reverse=True)
-    for ranks, reserved in groups.items():
-        assert {5000 - 1000 * stage(rank) for rank in ranks} == {reserved}
-    assert sum(map(len, groups)) == stages * replicas
-    assert len(asked) < stages * replicas
-    assert found.peak_reserved == 5000
-    assert "activation" in found.notes[-1]
-
-
 @pytest.mark.parametrize(
     ("world", "reserved_of", "groups", "traced"),
     [
@@ -78,13 +57,6 @@ def test_few_ranks_are_traced_to_find_those_that_differ(world, reserved_of, grou
 def test_too_many_ranks_that_differ_are_refused():
     with pytest.raises(ValueError, match="may differ"):
         all_ranks(512, lambda rank: prediction(rank + 1))
-
-
-def test_ranks_are_a_field_of_the_json():
-    found, _, _ = grouped(2, lambda rank: 1000)
-    decoded = msgspec.json.decode(msgspec.json.encode(found))
-    assert decoded["ranks"] == [{"ranks": [0, 1], "peak_allocated": 500, "peak_reserved": 1000}]
-    assert memtriage.Prediction is Prediction
 
 
 def test_ranks_are_ordered_by_what_they_reserve_then_by_what_they_allocate():

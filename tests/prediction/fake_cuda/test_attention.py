@@ -69,10 +69,6 @@ def test_choice(gpu, changes, expected):
     assert choose(replace(CALL, **changes), machine(gpu), NOW, Switches()) is expected
 
 
-def test_cudnn_comes_first_only_since_it_was_made_so():
-    assert choose(CALL, machine("h200"), (2, 9), Switches()) is Backend.FLASH
-
-
 def test_odd_dropout_is_refused_by_cudnn_where_that_is_checked():
     call = replace(CALL, dropout=0.1)
     assert choose(call, machine("h200"), (2, 13), Switches()) is Backend.CUDNN

@@ -164,14 +164,6 @@ def test_rms_norm_is_fused_where_the_weight_has_the_type_of_the_input(version, a
     assert ("rsqrt" in run.made) is not fused
 
 
-def test_a_frozen_weight_of_rms_norm_gets_no_gradient():
-    def run(device):
-        rows = torch.empty(4, 8, device=device, requires_grad=True)
-        functional.rms_norm(rows, (8,), torch.empty(8, device=device)).sum().backward()
-
-    assert traced(run).made.count("_fused_rms_norm_backward") == 1
-
-
 @pytest.mark.parametrize(
     ("count", "p", "train", "expected"),
     [
@@ -242,31 +234,6 @@ def normalize_batch(shape=(2, 8, 4, 4), kind=torch.float32, norm=None, train=Tru
 def test_cudnn_normalizes_batches_in_training(arguments, cudnn):
     made = traced(normalize_batch(**arguments)).made
     assert ("cudnn_batch_norm" in made, "native_batch_norm" in made) == (cudnn, not cudnn)
-
-
-@pytest.mark.parametrize(
-    ("missing", "shape", "kinds"),
-    [
-        (0, (2, 8, 2, 2), (SINGLE, SINGLE)),
-        (1, (2, 8, 2, 2), (SINGLE, SINGLE)),
-        (2, (2, 8, 2, 2), (SINGLE, SINGLE)),
-        (3, (2, 8, 2, 2), (SINGLE, SINGLE)),
-        (None, (2, 8, 1, 1, 1, 1), (SINGLE, SINGLE)),
-        (None, (2, 8, 2, 2), (SINGLE, HALF)),
-        (None, (2, 8, 2, 2), (HALF, HALF)),
-    ],
-)
-def test_cudnn_refuses_other_batch_norms(missing, shape, kinds):
-    def run(device):
-        tensors = [
-            None
-            if number == missing
-            else torch.empty(8, device=device, dtype=(*kinds, SINGLE, SINGLE)[number])
-            for number in range(4)
-        ]
-        torch.batch_norm(torch.empty(shape, device=device), *tensors, True, 0.1, 1e-5, True)
-
-    assert "native_batch_norm" in traced(run).made
 
 
 def test_a_program_may_switch_cudnn_off(monkeypatch):

@@ -1,27 +1,9 @@
 """Legacy tensor types of CUDA, and a default type of the device."""
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
-import memtriage
 from support.traced import traced
-
-
-def test_a_legacy_tensor_takes_the_memory_of_any_other():
-    def allocated(make):
-        def build(device):
-            model = nn.Linear(4, 4).to(device)
-            kept = make(np.ones((300, 1000)))
-            return model, torch.optim.SGD(model.parameters()), lambda: kept.sum()
-
-        return memtriage.predict(build).peak_allocated
-
-    expected = allocated(lambda array: torch.empty(300, 1000, device="cuda"))
-    assert allocated(lambda array: torch.cuda.FloatTensor(array)) == expected
-    assert allocated(lambda array: torch.cuda.FloatTensor(*array.shape)) == expected
-    assert allocated(lambda array: torch.from_numpy(array).type("torch.cuda.FloatTensor")) == expected
 
 
 @pytest.mark.parametrize(

@@ -48,15 +48,6 @@ def test_the_peak_of_each_part_between_collectives():
     assert highest(parts) is parts[0]
 
 
-def test_a_part_begins_with_what_the_one_before_left():
-    memory = HostMemory()
-    held = memory.allocate(1000, TENSORS, MAPPED)
-    memory.meet()
-    memory.free(held)
-    memory.allocate(10, LOADED, MAPPED)
-    assert stretches(memory.trace)[1] == {"other tensors": 1000, "libraries": 0, "peak": 1000}
-
-
 def test_freed_memory_that_malloc_keeps_is_resident():
     memory = HostMemory()
     below = [memory.allocate(100_000, LOADED) for _ in range(20)]

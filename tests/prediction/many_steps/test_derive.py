@@ -1,7 +1,5 @@
 """Sizes of steps that were not traced: exact where they are polynomials of the shape, else in between."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -74,11 +72,6 @@ def test_other_sizes_are_in_between_the_nearest_traced_ones(wanted: int, expecte
     assert derived(lambda n: [WORKSPACES[n], 2 * n], traced, (wanted,)) == [expected, 2 * wanted]
 
 
-def test_two_traced_shapes_give_a_line_between_them_alone() -> None:
-    found = [derived(lambda n: [n * n], [(10,), (20,)], (n,)) for n in (10, 15, 20, 40, 1)]
-    assert found == [[100], [250], [400], [1000], [1]]
-
-
 def test_the_nearest_shape_of_the_same_form_lends_its_allocations() -> None:
     small, large = StepTrace([10, -1, 30]), StepTrace([100, 200, 300])
     steps = {shape(1): small, shape(2): StepTrace([20, -1, 60]), shape(9): large, shape(3, 3): StepTrace([1])}
@@ -87,8 +80,3 @@ def test_the_nearest_shape_of_the_same_form_lends_its_allocations() -> None:
     assert [found[each].operations for each in wanted] == [
         *([30, -1, 90], [100, 200, 300], [100, 200, 300], [1])
     ]
-
-
-def test_sizes_are_whole_and_never_nothing() -> None:
-    assert derived(lambda n: [n], [(10,), (20,)], (0,)) == [1]
-    assert derived(lambda n: [n // 3 + 1], [(9,), (12,), (90,), (300,)], (100,)) == [34]

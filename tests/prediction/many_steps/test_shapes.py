@@ -1,7 +1,5 @@
 """The shapes of a run's steps: what tells two apart, in which order they come, and which are traced."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,11 +136,6 @@ def test_of_more_a_sample_is_traced_and_five_are_checked(lengths: set[int]) -> N
     parts = [shape.volume for part in (choice.traced, choice.checked, choice.derived) for shape in part]
     assert sorted(parts) == sorted(lengths)
     assert (choice.traced[0].volume, choice.traced[-1].volume) == (max(lengths), min(lengths))
-
-
-def test_a_sample_is_spread_evenly() -> None:
-    choice = choose([sized(length) for length in range(151)])
-    assert [shape.volume for shape in choice.traced] == list(range(150, -1, -10))
 
 
 def test_each_form_has_its_share_and_at_least_its_two_ends() -> None:

@@ -240,14 +240,6 @@ def test_paths_may_begin_at_a_descriptor(job):
     assert sorted(os.listdir("runs")) == ["link", "one", "pipe"] and os.listdir("made") == []
 
 
-def test_a_moved_directory_takes_all_that_it_holds(job):
-    written("runs/one/more")
-    os.rename("runs", "kept")
-    os.mkdir("runs")
-    assert sorted(os.listdir("kept/one")) == ["model.pt", "more"] and os.listdir("runs") == []
-    assert Path("kept/one/model.pt").read_text() == "weights"
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "expected"),
     [
