@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from memtriage.model.cell import MemoryNow
 from memtriage.model.findings import Finding
 from memtriage.model.units import MIB
-from memtriage.report.notebook.document import cell_document, now_document
+from memtriage.report.notebook.document import cell_document
 from support.cell_reports import report, run_report
-
-
-def test_parts_without_anything_are_left_out() -> None:
-    assert [part["kind"] for part in cell_document(report(came=[])).parts] == ["devices"]
-    assert now_document(MemoryNow(ledgers=[], holders=[], more={})).parts == []
 
 
 @pytest.mark.parametrize("number", [1, 6, 8])

@@ -43,11 +43,3 @@ def test_names_are_never_markup() -> None:
 
 def test_names_that_utf_8_lacks_are_shown() -> None:
     assert "cache?[*]" in Balanced(cell_html(report(came=[change("cache\ud800[*]", MIB)]))).text
-
-
-def test_a_finding_names_its_entry_of_the_playbook() -> None:
-    entry, none = (
-        cell_html(report(run_report=run_report(findings=[Finding(kind="leak", device="cpu", playbook=name)])))
-        for name in ("M1", None)
-    )
-    assert "M1" in Balanced(entry).text and "M1" not in Balanced(none).text

@@ -55,14 +55,6 @@ def test_ranks_that_stand_out_in_the_same_way_share_a_line() -> None:
     assert said(merge(run(*records)))[1] == ("ranks 5, 9", "+6.0 GiB to +6.2 GiB reserved")
 
 
-def test_less_is_told_with_a_minus() -> None:
-    records = ranks(8)
-    for mark in records[2].marks:
-        if mark.device != "cpu":
-            mark.allocated = (mark.allocated or 0) - 5 * GIB
-    assert said(merge(run(*records)))[1] == ("rank 2", "-5.0 GiB allocated")
-
-
 def test_ends_and_counts() -> None:
     records = ranks(8)
     records[1] = gpu_rank(1, 8, steps=9)

@@ -112,22 +112,6 @@ def test_only_small_neighbors_are_merged() -> None:
     assert drawn["note"] == "1 segment, 6 blocks; small neighbors drawn together: 3 parts"
 
 
-def test_the_biggest_part_gives_its_owner_and_site_to_those_it_is_drawn_with() -> None:
-    tape = _tape()
-    segment = tape.segment(4 * MIB)
-    for size, owner, site in ((512, "gradient", 0), (1024, "parameter", 1), (512, "gradient", 0)):
-        tape.alloc(segment, size, owner, stack=site)
-    texts = Texts()
-    drawn = segment_map(tape.end(), texts, 2)
-    assert _parts(drawn) == [(2048, _USED, 3), (4 * MIB - 2048, _STRANDED, 1)]
-    owners = unpack(drawn["parts"]["owner"])
-    assert (OWNERS[owners[0]], owners[1]) == ("parameter", _NO_OWNER)
-    assert texts.all[unpack(drawn["parts"]["site"])[0]] == "train.py:3 in main"
-    mixed = segment_map(tape.end(), texts, 1)
-    assert _parts(mixed) == [(4 * MIB, _MIXED, 4)]
-    assert (unpack(mixed["parts"]["owner"]), unpack(mixed["parts"]["site"])) == ([_NO_OWNER], [-1])
-
-
 def test_many_small_blocks_keep_their_detail() -> None:
     device = _with_blocks([(512, number % 100 < 50) for number in range(1000)])
     drawn = _parts(segment_map(device, Texts(), 300))
