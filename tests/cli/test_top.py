@@ -1,15 +1,15 @@
-"""`memtriage top`: without a terminal one table, as JSON, and what is refused."""
+"""`memtriage top`: one table, a terminal, JSON, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from memtriage.cli import app, top
+from memtriage.cli import app
+from memtriage.report.top import text
 from support.live_runs import LiveRank
 from support.refusals import Refused
 
@@ -48,11 +48,17 @@ def test_refused_in_one_line(
     assert said in refused("top", *arguments)
 
 
-def test_without_textual_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+def test_on_a_terminal_the_table_is_shown_until_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    LiveRank(tmp_path).steps(3)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    rank = LiveRank(tmp_path).steps(3)
+
+    def wait(seconds: float) -> None:
+        assert seconds == 7.0
+        if "4 steps" in capsys.readouterr().out:
+            raise KeyboardInterrupt
+        rank.steps(1)
+
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(top, "find_spec", lambda name: None)
-    assert "pip install 'memtriage[top]'" in refused("top", str(tmp_path))
+    monkeypatch.setattr(text.time, "sleep", wait)
+    assert app.main(["top", "--every", "7", str(tmp_path)]) == 0

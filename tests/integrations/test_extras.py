@@ -148,7 +148,6 @@ with mlflow.start_run() as run:
     watched(memtriage.MetricWriter(mlflow).write)
 assert any("allocated" in name for name in mlflow.get_run(run.info.run_id).data.metrics)
 """,
-    "top": "import textual; from memtriage.report.top.screen import TopScreen",
     "docs": "import mkdocs.config, material",
 }
 TORCH_TOO = frozenset(

@@ -1,9 +1,8 @@
-"""`memtriage top`: follow a running job on a live screen, from its record alone."""
+"""`memtriage top`: follow a running job, from its record alone."""
 
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -30,8 +29,10 @@ def top(
     ] = "rank",
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="Refresh every SECONDS.")] = 1.0,
 ) -> int:
-    """Follow a running job on a live screen."""
+    """Follow a running job in the terminal."""
     from memtriage.diagnose.ranks.live import LiveRun
+    from memtriage.report.console import console_for
+    from memtriage.report.top.text import as_json, follow, render
     from memtriage.report.top.words import BY_KEY
 
     if sort not in BY_KEY:
@@ -41,18 +42,10 @@ def top(
     if missing := next((path for path in directories if not path.exists()), None):
         raise Refusal(f"{missing}: no such file or directory")
     run = LiveRun(directories)
-    if once or json or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        view = run.refresh()
-        if view.waiting is not None:
-            raise Refusal(view.waiting)
-        from memtriage.report.top.text import as_json, render
-
-        return answer(as_json(view), json, lambda console: render(view, console, BY_KEY[sort]))
-    if find_spec("textual") is None:
-        raise Refusal(
-            "the live screen needs Textual: pip install 'memtriage[top]', or use `memtriage top --once DIR`"
-        )
-    from memtriage.report.top.screen import TopScreen
-
-    TopScreen(run, every, BY_KEY[sort]).run()
-    return 0
+    if not (once or json) and sys.stdout.isatty():
+        follow(run, console_for(sys.stdout), BY_KEY[sort], every)
+        return 0
+    view = run.refresh()
+    if view.waiting is not None:
+        raise Refusal(view.waiting)
+    return answer(as_json(view), json, lambda console: render(view, console, BY_KEY[sort]))

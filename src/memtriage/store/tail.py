@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -82,14 +82,12 @@ class RankTail:
         latest: by device its latest mark that has a figure of what is allocated; not the one at the end, when
             the program's variables are gone.
         peaks: by device the most that was allocated at a mark, in bytes.
-        behind: bytes that are there and were not read yet.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.version = 0
         self._sorted_at = 0
-        self.behind = path.stat().st_size if path.is_file() else 0
         self._offset = 0
         self._inode = 0
         self._cut = b""
@@ -114,14 +112,12 @@ class RankTail:
         if state.st_ino != self._inode or state.st_size < self._offset:
             self._inode, self._offset, self._cut = state.st_ino, 0, b""
             self._begin(Start())
-        self.behind = state.st_size - self._offset
-        if self.behind == 0:
+        if state.st_size == self._offset:
             return False
         with open_record(self.path) as file:
             file.seek(self._offset)
             data = file.read(_CHUNK)
         self._offset += len(data)
-        self.behind = max(0, self.behind - len(data))
         *lines, self._cut = (self._cut + data).split(b"\n")
         self._take(lines)
         self.version += 1
@@ -195,7 +191,6 @@ class RunTail:
     Attributes:
         tails: the ranks' files, by path; empty while there is no record yet.
         waiting: why there is none; None once there is.
-        behind: bytes that are there and were not read yet.
     """
 
     def __init__(self, paths: Sequence[Path], look_again_s: float = 2.0) -> None:
@@ -203,25 +198,21 @@ class RunTail:
         self._look_again_s = look_again_s
         self.tails: dict[Path, RankTail] = {}
         self.waiting: str | None = None
-        self.behind = 0
-        self._order: list[RankTail] = []
         self._look_at_s = 0.0
         self._starts: dict[Path, _StartScan] = {}
 
-    def poll(self, limit_s: float | None = None) -> bool:
-        """Read what is new of every rank. Return whether anything was, or a file came or went.
-
-        Args:
-            limit_s: about how many seconds this may take; what is left over is read first next time.
-                None: until all is read.
-        """
+    def poll(self) -> bool:
+        """Read what is new of every rank. Return whether anything was, or a file came or went."""
         begun = time.monotonic()
         changed = False
         if begun >= self._look_at_s or not self.tails:
             changed = self._look()
             self._look_at_s = time.monotonic() + self._look_again_s
         with collector_paused():
-            changed |= self._read_all(None if limit_s is None else begun + limit_s)
+            for tail in self.tails.values():
+                with suppress(OSError):  # deleted meanwhile, or its file system is away: the next look tells
+                    while tail.read():
+                        changed = True
         return changed
 
     def run(self) -> RunRecord:
@@ -247,28 +238,10 @@ class RunTail:
         if files == list(self.tails):
             return False
         self.tails = {file: self.tails.get(file) or RankTail(file) for file in files}
-        self._order = list(self.tails.values())
         return True
 
     def _start_time(self, path: Path) -> float | None:
         return self._starts.setdefault(path, _StartScan()).read(path)
-
-    def _read_all(self, until_s: float | None) -> bool:
-        changed = False
-        pending = deque(self._order)
-        finished: list[RankTail] = []
-        while pending:
-            tail = pending.popleft()
-            try:
-                changed |= tail.read()
-            except OSError:  # deleted meanwhile, or a file system that is away: the next look tells
-                tail.behind = 0
-            (pending if tail.behind else finished).append(tail)
-            if until_s is not None and time.monotonic() >= until_s:
-                break
-        self._order = [*pending, *finished]  # whoever had to wait is first next time
-        self.behind = sum(tail.behind for tail in self._order)
-        return changed
 
 
 class _StartScan:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memtriage.diagnose.ranks import live
-from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LivePolicy, LiveRun, RankLine, course_of, main_mark
+from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LivePolicy, LiveRun, RankLine, main_mark
 from memtriage.model.marks import Mark
 from support.live_runs import MIB, NOW, LiveRank
 
@@ -173,33 +173,3 @@ def test_joining_many_ranks_is_put_off_but_not_forgotten(
     now[0] += 2.0
     view = run.refresh()  # nothing new in the record any more
     assert view.report is not None and len(view.report.findings) == 1
-
-
-def test_the_course_of_a_device_is_that_of_its_steps(tmp_path: Path) -> None:
-    rank = LiveRank(tmp_path).mark("start", 5)
-    record = followed(tmp_path).refresh().records[0]
-    assert course_of(record, "cuda:0")[0] == "mark"
-    rank.steps(4).mark("backward", 7)
-    record = followed(tmp_path).refresh().records[0]
-    name, marks = course_of(record, "cuda:0")
-    assert (name, [mark.step for mark in marks]) == ("step", [1, 2, 3, 4])
-
-
-def test_long_record_is_read_without_joining_ranks_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank in range(6):
-        LiveRank(tmp_path, rank, world_size=6).steps(2)
-    joins: list[int] = []
-    joining = live.merge
-
-    def counted(run: Any, **keywords: Any) -> Any:
-        joins.append(len(run.ranks))
-        return joining(run, **keywords)
-
-    monkeypatch.setattr(live, "merge", counted)
-    run = followed(tmp_path)
-    views = [run.refresh(limit_s=0.0) for _ in range(6)]
-    assert [len(view.lines) for view in views] == [1, 2, 3, 4, 5, 6]
-    assert [view.catching_up for view in views] == [True] * 5 + [False]
-    assert joins == [1, 6]

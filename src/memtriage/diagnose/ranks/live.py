@@ -25,8 +25,6 @@ RankState = Literal["running", "ended", "killed", "silent"]
 
 SILENT_AFTER_S: Final = 120.0
 """If a rank of another machine wrote nothing for this long, it may be dead; that cannot be seen from here."""
-_COURSES: Final = ("step", "backward", "time")
-"""Names of the marks to show over time, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +34,10 @@ class LivePolicy:
     Attributes:
         look_again_s: seconds from one search for new files to the next.
         judge_share: part of the time that joining the ranks may take; the ranks' own lines are always new.
-        first_looks: the first reading of a record counts as done after this many looks: the record may grow
-            as fast as it is read.
     """
 
     look_again_s: float = 2.0
     judge_share: float = 0.1
-    first_looks: int = 60
 
 
 POLICY: Final = LivePolicy()
@@ -92,24 +87,18 @@ class LiveView:
 
     Attributes:
         lines: a line for each rank that has a record, by rank.
-        records: the same ranks' records, with their marks thinned; they continue to change.
         report, context: all ranks joined, as by `memtriage report`; with many ranks they may be some seconds
             old.
         run_id, restart: which run this is.
         waiting: why there is no record to show; None if there is one.
-        behind: bytes of the record that were not read yet.
-        catching_up: the record is still being read for the first time.
     """
 
     lines: list[RankLine] = field(default_factory=list)
-    records: list[RankRecord] = field(default_factory=list)
     report: RunReport | None = None
     context: RunContext | None = None
     run_id: str = ""
     restart: int = 0
     waiting: str | None = None
-    behind: int = 0
-    catching_up: bool = False
 
     @property
     def finished(self) -> bool:
@@ -136,34 +125,24 @@ class LiveRun:
         self._growths: dict[Path, tuple[int, int | None]] = {}
         self._judged: tuple[RunReport, RunContext] | None = None
         self._judge_due_s = 0.0
-        self._looks = 0
-        self._catching_up = True
         self._unjudged = False
         self._which: tuple[str, int] | None = None
         self._states: list[RankState] = []
 
-    def refresh(self, limit_s: float | None = None) -> LiveView:
-        """Read what is new, and return the current state of the run.
-
-        Args:
-            limit_s: about how long reading may take; the view's `behind` says how much is left for next time.
-        """
-        changed = self._tail.poll(limit_s)
-        self._looks += 1
-        if not self._tail.behind or self._looks >= self._policy.first_looks:
-            self._catching_up = False
+    def refresh(self) -> LiveView:
+        """Read what is new, and return the current state of the run."""
+        changed = self._tail.poll()
         try:
             run = self._tail.run()
         except RecordError as error:
             self._judged = None
-            return LiveView(waiting=str(error), behind=self._tail.behind)
+            return LiveView(waiting=str(error))
         lines = [self._line(record, self._clock()) for record in run.ranks]
         report, run_context = self._judgment(run, [line.state for line in lines], changed)
         start = run.ranks[0].start
         world = max(len(lines), *(record.start.world_size for record in run.ranks))
         return LiveView(
             lines,
-            run.ranks,
             msgspec.structs.replace(
                 report,
                 steps=max(line.step for line in lines),
@@ -172,8 +151,6 @@ class LiveRun:
             run_context,
             run_id=start.run_id,
             restart=start.restart,
-            behind=self._tail.behind,
-            catching_up=self._catching_up,
         )
 
     def _judgment(
@@ -184,7 +161,7 @@ class LiveRun:
         which = (start.run_id, start.restart)
         self._unjudged = self._unjudged or changed or states != self._states  # a death changes no record
         began = time.monotonic()
-        due = self._unjudged and not self._catching_up and began >= self._judge_due_s
+        due = self._unjudged and began >= self._judge_due_s
         if self._judged is None or which != self._which or due:
             live = "running" in states or "silent" in states
             report = merge(run, live=live)
@@ -239,16 +216,6 @@ def main_mark(tail: RankTail) -> Mark | None:
     """The last mark of a rank's fullest device, a GPU before the CPU; None before the first mark."""
     marks = tail.latest.values()
     return max(marks, key=lambda mark: (mark.device.startswith("cuda"), mark.allocated or 0), default=None)
-
-
-def course_of(record: RankRecord, device: str | None) -> tuple[str, list[Mark]]:
-    """The marks of a device to show over time, and their name: steps, else backwards, else all."""
-    own = [mark for mark in record.marks if mark.device == device and mark.allocated is not None]
-    for name in _COURSES:
-        named = [mark for mark in own if mark.name == name]
-        if len(named) > 1:
-            return name, named
-    return "mark", own
 
 
 def _peak(tail: RankTail, device: str | None) -> int | None:

@@ -1,4 +1,1 @@
-"""A run in progress: the live screen of `memtriage top`, and its plain table.
-
-`words.py` has the columns and sentences that both use.
-"""
+"""A run in progress, as `memtriage top` shows it: `words.py` has its columns and sentences."""

@@ -1,13 +1,17 @@
-"""`memtriage top` where there is no screen: one plain table, or JSON."""
+"""`memtriage top`: a table of the ranks and what was found so far, printed once or over and over; JSON."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from io import StringIO
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from memtriage.diagnose.ranks.live import LiveView, RankLine
+from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine
 from memtriage.report.console import GAP, Page, widths
 from memtriage.report.run.terminal import finding_block
 from memtriage.report.run.words import notes
@@ -24,7 +28,7 @@ from memtriage.report.top.words import (
 )
 
 
-def render(view: LiveView, console: Console, column: Column, *, turned: bool = False) -> None:
+def render(view: LiveView, console: Console, column: Column) -> None:
     """Print where a run stands.
 
     On a terminal the columns that matter least are left out where there is no room; a file has them all.
@@ -33,7 +37,6 @@ def render(view: LiveView, console: Console, column: Column, *, turned: bool = F
         view: the run.
         console: where to.
         column: by which ranks are sorted.
-        turned: the other way round.
     """
     page = Page(console)
     word, said, weight = headline(view)
@@ -42,12 +45,36 @@ def render(view: LiveView, console: Console, column: Column, *, turned: bool = F
     if text := overview(view):
         page.line((text, "dim"))
     page.gap()
-    lines = ordered(view.lines, column, turned=turned)
-    _table(page, columns_for(view.lines), lines, console.width if console.is_terminal else None)
     if view.report is not None and view.context is not None:
+        lines = ordered(view.lines, column)
+        _table(page, columns_for(view.lines), lines, console.width if console.is_terminal else None)
         for number, group in enumerate(groups_of(view), 1):
             finding_block(page, number, group, view.report)
         page.bullets("notes", notes(view.context))
+
+
+def follow(run: LiveRun, console: Console, column: Column, every_s: float) -> None:
+    """Show on a terminal where a run stands, until Ctrl-C.
+
+    Args:
+        run: what to follow.
+        console: the terminal. Lines below its height are not shown.
+        column: by which ranks are sorted.
+        every_s: seconds between two looks at the record.
+    """
+    with suppress(KeyboardInterrupt), console.screen() as screen:
+        while True:
+            stream = StringIO()
+            drawn = Console(
+                file=stream,
+                width=console.width,
+                force_terminal=True,
+                color_system="standard" if console.color_system else None,
+                highlight=False,
+            )
+            render(run.refresh(), drawn, column)
+            screen.update(Text.from_ansi(stream.getvalue()))
+            time.sleep(every_s)
 
 
 def as_json(view: LiveView) -> dict[str, Any]:

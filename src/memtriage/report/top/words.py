@@ -1,4 +1,4 @@
-"""What `memtriage top` says of a run in progress, on a screen or on paper: columns, headlines, order."""
+"""What `memtriage top` says of a run in progress: columns, headlines, order."""
 
 from __future__ import annotations
 
@@ -116,17 +116,16 @@ def columns_for(lines: Sequence[RankLine]) -> list[Column]:
     return [column for column in COLUMNS if column.key not in left_out]
 
 
-def ordered(lines: Sequence[RankLine], column: Column, *, turned: bool = False) -> list[RankLine]:
-    """The ranks by a column, in the order in which it shows most; what is unknown comes last either way.
+def ordered(lines: Sequence[RankLine], column: Column) -> list[RankLine]:
+    """The ranks by a column, in the order in which it shows most; what is unknown comes last.
 
     Args:
         lines: the ranks.
         column: to sort by; ranks that are alike stay in their order.
-        turned: the other way round.
     """
     known = [line for line in lines if column.order(line) is not None]
     unknown = [line for line in lines if column.order(line) is None]
-    return sorted(known, key=column.order, reverse=column.largest_first != turned) + unknown
+    return sorted(known, key=column.order, reverse=column.largest_first) + unknown
 
 
 def groups_of(view: LiveView) -> list[FindingGroup]:
