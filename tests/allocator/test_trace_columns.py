@@ -9,7 +9,7 @@ import pytest
 from memtriage.allocator.trace_columns import (
     StackTable,
     last_events,
-    named_spans,
+    span_ends,
     trace_columns,
 )
 from memtriage.model.recording import (
@@ -18,7 +18,6 @@ from memtriage.model.recording import (
     NO_FRAMES,
     OOM,
     OTHER_EVENT,
-    Annotation,
     SnapshotError,
 )
 
@@ -94,7 +93,7 @@ def test_an_entry_that_is_no_event_is_named(bad: Any) -> None:
         trace_columns([event(), bad], StackTable())
 
 
-def test_spans_are_paired_also_when_nested_or_cut() -> None:
+def test_ends_of_spans_are_found_also_when_nested_or_cut() -> None:
     def mark(stage: str, name: str, time: int) -> dict[str, Any]:
         return {"stage": stage, "name": name, "device": 0, "time_us": time}
 
@@ -110,14 +109,8 @@ def test_spans_are_paired_also_when_nested_or_cut() -> None:
         "nonsense",
         {"name": "no time"},
     ]
-    assert named_spans(raw) == (
-        Annotation("before", 0, None, 1),
-        Annotation("outer", 0, 2, 7),
-        Annotation("step", 0, 3, 4),
-        Annotation("step", 0, 5, 6),
-        Annotation("after", 0, 8, None),
-    )
-    assert named_spans(None) == ()
+    assert span_ends(raw) == {"before": [1], "step": [4, 6], "outer": [7]}
+    assert span_ends(None) == {}
 
 
 def test_the_last_events_keep_what_was_recorded_of_them() -> None:

@@ -46,18 +46,10 @@ def test_json_is_the_result_alone(capfdbinary: pytest.CaptureFixture[bytes]) -> 
     assert (finding["holder"], finding["rank"]) == (None, None)
 
 
-def test_a_page_and_a_trace_are_written(tmp_path: Path) -> None:
-    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
-    assert app.main(["snapshot", HEALTHY, "--html", str(page), "--perfetto", str(trace)]) == 0
+def test_a_page_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert app.main(["snapshot", HEALTHY, "--html", str(page)]) == 0
     assert page.read_text().startswith("<!")
-    assert json.loads(trace.read_text())["traceEvents"]
-
-
-def test_two_recordings_are_compared(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert app.main(["snapshot", HEALTHY, "--compare", LEAK]) == 0
-    compared = capfdbinary.readouterr().out
-    assert app.main(["diff", HEALTHY, LEAK]) == 0
-    assert capfdbinary.readouterr().out == compared
 
 
 class Touches:
@@ -80,8 +72,6 @@ def test_a_malicious_file_is_refused_and_does_nothing(tmp_path: Path, refused: R
     [
         (["none.pickle"], "No such file"),
         ([HEALTHY, "--html", "/no/such/folder/page.html"], "No such file"),
-        ([HEALTHY, "--what-if", "--compare", LEAK], "use only one of --compare and --what-if"),
-        ([HEALTHY, "--compare", "none.pickle"], "none.pickle"),
         (["/tmp"], "/tmp: Is a directory"),
         ([], "FILE"),
     ],

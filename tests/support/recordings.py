@@ -19,7 +19,6 @@ from memtriage.model.recording import (
     OOM,
     OWNERS,
     SEGMENT_ALLOC,
-    Annotation,
     DeviceRecording,
     Events,
     Figures,
@@ -269,11 +268,10 @@ _SIZES = ("address", "size", "requested")
 def recording(
     *devices: DeviceRecording,
     stacks: Sequence[Stack],
-    annotations: Sequence[Annotation] = (),
     path: str = "run.pickle",
 ) -> Recording:
     """Put devices together as a file."""
-    return Recording(path, devices, tuple(stacks), {"expandable_segments": False}, tuple(annotations))
+    return Recording(path, devices, tuple(stacks), {"expandable_segments": False})
 
 
 def stack(site: str, *outer: str) -> Stack:

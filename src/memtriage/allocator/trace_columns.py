@@ -22,7 +22,6 @@ from memtriage.model.recording import (
     NO_FRAMES,
     OTHER_EVENT,
     SEGMENT_ALLOC,
-    Annotation,
     Bytes8,
     Int32s,
     Int64s,
@@ -183,25 +182,13 @@ def _stack_numbers(part: Sequence[Mapping[str, Any]], stacks: StackTable) -> lis
     return numbers
 
 
-def named_spans(raw: object) -> tuple[Annotation, ...]:
-    """The spans that `record_function` named, in order of their start."""
-    open_spans: dict[tuple[str, int | None], list[int]] = {}
-    spans: list[Annotation] = []
+def span_ends(raw: object) -> dict[str, list[int]]:
+    """When the spans ended that `record_function` named, in microseconds, by name."""
+    ends: dict[str, list[int]] = {}
     for span in raw if isinstance(raw, list) else ():
-        if not isinstance(span, dict):
-            continue
-        name, device, time = str(span.get("name", "")), span.get("device"), span.get("time_us")
-        if not isinstance(time, int):
-            continue
-        index = device if isinstance(device, int) else None
-        if span.get("stage") == "START":
-            open_spans.setdefault((name, index), []).append(time)
-        else:
-            started = open_spans.get((name, index))
-            spans.append(Annotation(name, index, started.pop() if started else None, time))
-    for (name, index), times in open_spans.items():
-        spans.extend(Annotation(name, index, time, None) for time in times)
-    return tuple(sorted(spans, key=lambda span: span.start_us or span.end_us or 0))
+        if isinstance(span, dict) and span.get("stage") != "START" and isinstance(span.get("time_us"), int):
+            ends.setdefault(str(span.get("name", "")), []).append(span["time_us"])
+    return ends
 
 
 def _stack(frames: Sequence[Frame]) -> Stack:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memtriage.cli.diff import write
 from memtriage.cli.output import Refusal, answer
 
 if TYPE_CHECKING:
@@ -26,13 +25,6 @@ def snapshot(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="Also write a self-contained HTML page.")
     ] = None,
-    perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="OUT", help="Also write a trace for ui.perfetto.dev.")
-    ] = None,
-    compare: Annotated[
-        Path | None,
-        typer.Option("--compare", metavar="OTHER", help="Show what changed: memtriage diff FILE OTHER."),
-    ] = None,
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Replay FILE with other allocator settings.")
     ] = False,
@@ -41,36 +33,21 @@ def snapshot(
     from memtriage.model.recording import SnapshotError
     from memtriage.snapshots.read import load_snapshot
 
-    if compare is not None and what_if:
-        raise Refusal("use only one of --compare and --what-if")
     try:
         recording = load_snapshot(file)
-        other = None if compare is None else load_snapshot(compare)
     except SnapshotError as error:
         raise Refusal(error) from None
-    _write_files(recording, html, perfetto)
-    if what_if:
-        return _what_if(recording, json)
-    if other is not None:
-        from memtriage.difference.sources import of_snapshot
-
-        return write(of_snapshot(recording), of_snapshot(other), as_json=json)
-    from memtriage.report.snapshot.json_form import as_json
-    from memtriage.report.snapshot.terminal import render
-
-    return answer(as_json(recording), json, lambda console: render(recording, console))
-
-
-def _write_files(recording: Recording, html: Path | None, perfetto: Path | None) -> None:
     if html is not None:
         from memtriage.report.html.shell import write_page
         from memtriage.report.snapshot import page
 
         write_page(page.html(recording), html)
-    if perfetto is not None:
-        from memtriage.report.snapshot.perfetto import write_trace
+    if what_if:
+        return _what_if(recording, json)
+    from memtriage.report.snapshot.json_form import as_json
+    from memtriage.report.snapshot.terminal import render
 
-        write_trace(recording, perfetto)
+    return answer(as_json(recording), json, lambda console: render(recording, console))
 
 
 def _what_if(recording: Recording, json: bool) -> int:

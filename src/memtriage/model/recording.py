@@ -430,22 +430,6 @@ class DeviceRecording:
 
 
 @dataclass(frozen=True, slots=True)
-class Annotation:
-    """A span that `record_function` named while history was recorded.
-
-    Attributes:
-        name: e.g. `Optimizer.step#AdamW.step`.
-        device: CUDA index; None when not recorded.
-        start_us, end_us: its ends; None where the recording has only the other one.
-    """
-
-    name: str
-    device: int | None
-    start_us: int | None
-    end_us: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Recording:
     """A whole snapshot file, replayed and judged.
 
@@ -454,7 +438,6 @@ class Recording:
         devices: one entry for each device that has segments or events.
         stacks: the distinct call stacks that `stack` columns point into.
         settings: the allocator's settings as recorded, by name.
-        annotations: named spans.
         notes: what was odd about the file, in words.
     """
 
@@ -462,7 +445,6 @@ class Recording:
     devices: tuple[DeviceRecording, ...]
     stacks: tuple[Stack, ...]
     settings: dict[str, object] = field(default_factory=dict)
-    annotations: tuple[Annotation, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""What people and programs read: terminal, JSON, HTML, Perfetto, metrics. One folder per product.
+"""What people and programs read: terminal, JSON, HTML, metrics. One folder per product.
 
 A report prints and never computes. What several reports share is directly in this folder.
 """

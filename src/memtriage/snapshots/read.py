@@ -17,14 +17,13 @@ import numpy as np
 from memtriage.account.segments import segment_totals, stranded_segments
 from memtriage.allocator.replay import ReplayedTrace, recorded_settings, replay
 from memtriage.allocator.settings import AllocatorSettings, ConfError
-from memtriage.allocator.trace_columns import StackTable, TraceColumns, named_spans, trace_columns
+from memtriage.allocator.trace_columns import StackTable, TraceColumns, span_ends, trace_columns
 from memtriage.allocator.what_if import settings_of
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 from memtriage.model.recording import (
     OOM,
     OTHER_EVENT,
     OWNERS,
-    Annotation,
     DeviceRecording,
     Events,
     Figures,
@@ -84,7 +83,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
         with _refused(file, "", SnapshotError):
             traces = [trace_columns(trace, table) for trace in raw["device_traces"]]
         named = _settings(raw.get("allocator_settings"))
-        spans = named_spans(raw.get("external_annotations"))
+        spans = span_ends(raw.get("external_annotations"))
         # The file does not name its kind of device.
         names = (f"{each.get('filename')} {each.get('name')}" for frames in table.frames for each in frames)
         backend = "xpu" if any(map(_XPU.search, names)) else "cuda"
@@ -116,7 +115,6 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
         devices=tuple(devices),
         stacks=stacks,
         settings=named,
-        annotations=spans,
         notes=file_notes,
     )
 
@@ -197,7 +195,7 @@ def _device(
     block_stacks: Mapping[int, int],
     stacks: Sequence[Stack],
     facts: Sequence[StackFacts],
-    spans: Sequence[Annotation],
+    spans: Mapping[str, Sequence[int]],
     recorded: AllocatorSettings,
     simulated: AllocatorSettings,
 ) -> DeviceRecording:

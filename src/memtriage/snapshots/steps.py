@@ -7,7 +7,7 @@ in it. Of stacks only names of torch and of the libraries that wrap it are used,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.code_origin import code_owner
-from memtriage.model.recording import ALLOC, Annotation, Steps
+from memtriage.model.recording import ALLOC, Steps
 from memtriage.observe.cuda import Frame
 
 STEP_SPAN: Final = "Optimizer.step#"
@@ -30,18 +30,16 @@ TOLERANCE: Final = 0.02
 """How much the number of allocations may differ between like intervals."""
 
 
-def find_steps(trace: TraceColumns, facts: Sequence[StackFacts], spans: Sequence[Annotation]) -> Steps:
+def find_steps(trace: TraceColumns, facts: Sequence[StackFacts], spans: Mapping[str, Sequence[int]]) -> Steps:
     """The ends of the training steps of one device.
 
     Several optimizers, or one that steps its parameters within backward, make one step: what has no forward
-    between it (no backward, where no forward is recognized) is one. `spans` are the recording's annotations.
+    between it (no backward, where no forward is recognized) is one. `spans` has the ends of spans by name.
     """
     allocs = np.flatnonzero(trace.kind == ALLOC)
     phases = phase_codes(facts)[trace.stack]
     for name in (STEP_SPAN, PROFILER_SPAN):
-        times = sorted(
-            span.end_us for span in spans if span.name.startswith(name) and span.end_us is not None
-        )
+        times = sorted(time for span, ends in spans.items() if span.startswith(name) for time in ends)
         ends = np.searchsorted(trace.time_us, np.array(times, np.int64), side="right")
         if step_ends := _coalesced(ends[ends > 0], phases, allocs):
             return Steps(step_ends, "annotations")
