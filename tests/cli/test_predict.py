@@ -1,12 +1,11 @@
 import json
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from memtriage.cli import app
-from memtriage.model.marks import Mark
-from memtriage.store.layout import identify, record_path
-from memtriage.store.records import Start
-from memtriage.store.writer import RankWriter
 from support.llama import LLAMA
 
 
@@ -70,7 +69,6 @@ def test_a_hugging_face_configuration_is_predicted(tmp_path, capsys):
     prediction = json.loads(capsys.readouterr().out)
     assert "optimizer state" not in prediction["by_owner"]
     assert sum(row["bytes"] for row in prediction["peak_table"]) == prediction["peak_allocated"]
-    assert "against" not in prediction
 
 
 def test_a_library_trains_a_configuration_on_as_many_ranks_as_an_option_says(tmp_path, capsys):
@@ -82,20 +80,6 @@ def test_a_library_trains_a_configuration_on_as_many_ranks_as_an_option_says(tmp
     assert prediction["context"]["ranks"] == "2"
     # On `q_proj` and `v_proj` of two layers: a matrix of 4 x 64 and one of 64 x 4, and a half for each rank.
     assert prediction["by_owner"]["optimizer state"] == 2 * 4 * (2 * 2 * 2 * 4 * 64) / 2
-
-
-def test_a_run_is_compared(program, tmp_path, capsys):
-    writer = RankWriter(record_path(tmp_path / "runs", identify({}, pid=1, time_s=0.0)))
-    writer.write("start", Start(time=1.0))
-    place = {"microbatch": 1, "rank": None, "time_s": 1.0, "device": "cuda:0"}
-    for step, name in ((0, "backward"), (1, "step"), (1, "backward"), (2, "step")):
-        writer.write("mark", Mark(name=name, step=step, allocated=70 << 20, reserved=80 << 20, **place))
-    writer.close()
-    assert app.main(["predict", f"{program}:build", "--against", str(tmp_path / "runs")]) == 0
-    shown = capsys.readouterr().out
-    assert "Against the run on cuda:0" in shown
-    assert "step 2, end of the optimizer's step, reserved" in shown
-    assert "80.0 MiB" in shown
 
 
 @pytest.mark.parametrize(
@@ -115,6 +99,45 @@ def test_a_run_is_compared(program, tmp_path, capsys):
 )
 def test_bad_input_is_one_line_on_stderr(program, arguments, said, refused):
     assert said in refused("predict", *(argument.format(program=program) for argument in arguments))
+
+
+SAVING = """
+import logging, os, sys
+import torch
+from torch import nn
+
+logging.basicConfig(filename="train.log", level=logging.INFO)
+model = nn.Linear(64, 64, bias=False).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+if os.path.exists("model.pt"):
+    model.load_state_dict(torch.load("model.pt", map_location="cuda"))
+for step in range(1000):
+    loss = model(torch.randn(8, 64, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    logging.info("loss %s", loss.item())
+    torch.save(model.state_dict(), "model.tmp")
+    os.replace("model.tmp", "model.pt")
+    model.load_state_dict(torch.load("model.pt"))
+"""
+
+
+def test_a_traced_script_changes_no_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.Linear(64, 64, bias=False).state_dict(), "model.pt")
+    Path("train.log").write_text("yesterday")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(SAVING)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert app.main(["predict", "-m", "package.train", "--json"]) == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction["by_owner"]["optimizer state"] == 2 * 64 * 64 * 4
+    discarded = next(note for note in prediction["notes"] if "discarded" in note)
+    assert "model.pt" in discarded and "train.log" in discarded
 
 
 def test_host_needs_no_model_on_a_gpu(tmp_path, capfd):

@@ -150,7 +150,6 @@ def test_a_horizon_of_a_script(program: Path) -> None:
             {"horizon": 6, "lengths": "{program}"},
             "expected JSON: a list such",
         ),
-        ({"name": "{program}:build"}, {"against": "nowhere"}, "nowhere: no such file"),
     ],
 )
 def test_what_cannot_be_used_is_said(

@@ -6,9 +6,6 @@ import msgspec
 import pytest
 
 from memtriage.model.prediction import (
-    Against,
-    ComparedMark,
-    ComparedOwner,
     Horizon,
     HorizonPoint,
     HorizonVariant,
@@ -48,10 +45,6 @@ def shown(prediction: Prediction, width: int) -> str:
     return printed(render, prediction, width=width)
 
 
-MARK = ComparedMark(
-    name="step", step=2, recorded_step=40, allocated=GIB, reserved=None, predicted_allocated=GIB,
-    predicted_reserved=GIB,
-)  # fmt: skip
 HORIZON = Horizon(
     steps=2000, peak_reserved=9 * GIB, peak_allocated=8 * GIB, allocated_p50=5 * GIB, allocated_p99=6 * GIB,
     allocated_p999=7 * GIB, peak_step=412, peak_shape="input_ids 8x1873",
@@ -64,8 +57,7 @@ HORIZON = Horizon(
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_lines_fit_the_width(width: int) -> None:
-    against = Against(device="cuda:0", marks=[MARK], owners=[], instant=None, notes=["a note"])
-    text = shown(made(against=against, horizon=HORIZON), width)
+    text = shown(made(horizon=HORIZON), width)
     assert [line for line in text.splitlines() if len(line) > width] == []
     assert "8.0 GiB is full at step 412 (input_ids 8x1873): aten::mm requests 1.0 GiB" in " ".join(
         text.split()
@@ -112,7 +104,6 @@ def test_the_page_with_all_that_a_prediction_may_have() -> None:
     against = Against(device="cuda:0", marks=[MARK], owners=owners, instant="the end of step 2", notes=[])
     prediction = made(
         horizon=horizon,
-        against=against,
         cudnn_trials_bound=GIB,
         compile_trials=3 * GIB,
         ranks=[RankPeaks(ranks=[0, 1, 2], peak_allocated=GIB, peak_reserved=2 * GIB)],

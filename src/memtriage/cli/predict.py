@@ -51,10 +51,6 @@ def predict(
         int | None, typer.Option(metavar="N", help="With --host: ranks of a node [default: up to 8].")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show the peak by owner and module.")] = False,
-    against: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Compare with a run recorded by `memtriage run -o DIR`."),
-    ] = None,
 ) -> int:
     """Predict the peak memory of a step, without a GPU."""
     from memtriage.model.prediction import RankPrediction
@@ -69,11 +65,10 @@ def predict(
         "world_size": ranks,
         "explain": explain or json,
         "host": host,
-        "against": None if against is None else str(against),
-        **_horizon_options(horizon, lengths, routing, limit, against),
+        **_horizon_options(horizon, lengths, routing, limit),
     }
-    if every_rank and (rank or against is not None):
-        raise ValueError(f"use only one of --all-ranks and {'--rank' if rank else '--against'}")
+    if every_rank and rank:
+        raise ValueError("use only one of --all-ranks and --rank")
 
     if ranks_per_node is not None and not host:
         raise ValueError("--ranks-per-node needs --host")
@@ -119,11 +114,7 @@ def _ranks_of_node(given: int | None, world_size: int) -> int:
 
 
 def _horizon_options(
-    horizon: int | None,
-    lengths: Path | None,
-    routing: Path | None,
-    limit: str | None,
-    against: Path | None,
+    horizon: int | None, lengths: Path | None, routing: Path | None, limit: str | None
 ) -> dict[str, Any]:
     """What `--horizon` and the options that go with it say.
 
@@ -135,8 +126,6 @@ def _horizon_options(
             if given is not None:
                 raise ValueError(f"{name} needs --horizon N")
         return {}
-    if against is not None:
-        raise ValueError("use only one of --horizon and --against: a run is compared step by step")
     if horizon < 1:
         raise ValueError(f"invalid --horizon {horizon}: expected at least 1 step")
     return {

@@ -52,53 +52,6 @@ class PeakRow(msgspec.Struct, kw_only=True):
     operator: str | None
 
 
-class ComparedMark(msgspec.Struct, kw_only=True):
-    """A mark of a recorded run and the same instant as predicted, in bytes; None if not recorded.
-
-    Attributes:
-        name: `backward` (its end) or `step` (the end of the optimizer's step).
-        step: counted from 1.
-        recorded_step: the recorded step to compare; the last one is compared with the last predicted.
-        allocated, reserved: as recorded.
-        predicted_allocated, predicted_reserved: as predicted.
-    """
-
-    name: str
-    step: int
-    recorded_step: int
-    allocated: int | None
-    reserved: int | None
-    predicted_allocated: int
-    predicted_reserved: int
-
-
-class ComparedOwner(msgspec.Struct, kw_only=True):
-    """Bytes of one owner in a recorded ledger, and as predicted; None if the ledger does not have them."""
-
-    owner: str
-    recorded: int | None
-    predicted: int
-
-
-class Against(msgspec.Struct, kw_only=True):
-    """A prediction compared with the record of a real run.
-
-    Attributes:
-        device: the device of the marks and the ledger, e.g. `cuda:0`.
-        marks: one for each mark of the predicted steps.
-        owners: the last ledger of the record, owner by owner; empty without a ledger.
-        instant: the predicted instant that the ledger is compared with. A ledger does not say at which mark
-            it was taken, so it is the instant nearest in bytes. None without a ledger.
-        notes: what could not be compared.
-    """
-
-    device: str
-    marks: list[ComparedMark]
-    owners: list[ComparedOwner]
-    instant: str | None
-    notes: list[str]
-
-
 class RankPeaks(msgspec.Struct, kw_only=True):
     """Ranks of a job with the same peaks, in bytes.
 
@@ -226,7 +179,6 @@ class Prediction(msgspec.Struct, kw_only=True):
         other_peaks: the same for the highest instants of the step's other phases, by phase.
         context: what the figures depend on besides the program: versions, the GPU, the allocator's settings,
             arguments, and the inputs of its models. Both only with `peak_table`.
-        against: the comparison with a recorded run. Only when asked for.
         horizon: a run of many steps. Only when asked for.
         host: resident bytes of the process and its workers at their peak, by class; `peak` is their sum.
             Only when asked for.
@@ -249,7 +201,6 @@ class Prediction(msgspec.Struct, kw_only=True):
     peak_table: list[PeakRow] | msgspec.UnsetType = msgspec.UNSET
     other_peaks: dict[str, list[PeakRow]] | msgspec.UnsetType = msgspec.UNSET
     context: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    against: Against | msgspec.UnsetType = msgspec.UNSET
     horizon: Horizon | msgspec.UnsetType = msgspec.UNSET
     host: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     host_node: dict[str, int] | msgspec.UnsetType = msgspec.UNSET

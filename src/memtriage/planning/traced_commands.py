@@ -44,7 +44,6 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
     else:
         os.environ["WORLD_SIZE"] = str(options["world_size"])  # as a launcher sets it, of one process too
     broadcasts = options["broadcasts"] = Broadcasts(options.pop("received", None))
-    against = options.pop("against", None)
     horizon, lengths, routing, limit = (
         options.pop(name, None) for name in ("horizon", "lengths", "routing", "limit")
     )
@@ -58,9 +57,7 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
         program.routing = None if routing is None else read_routing(Path(routing))
         prediction = horizon_of_program(program, horizon, limit=limit, **options, progress=progress)
     else:
-        prediction = predict_program(
-            _program(target), **options, against=None if against is None else Path(against), progress=progress
-        )
+        prediction = predict_program(_program(target), **options, progress=progress)
     return RankPrediction(
         prediction=prediction,
         host=courses[0] if courses else None,

@@ -6,7 +6,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
 from msgspec import UNSET
@@ -14,7 +13,6 @@ from msgspec import UNSET
 from memtriage.allocator.settings import NEWEST, OLDEST, parse_conf, parse_version
 from memtriage.model.prediction import HostCourse, PredictedStep, Prediction
 from memtriage.model.units import size
-from memtriage.prediction.against import compare, read_device
 from memtriage.prediction.build import Build
 from memtriage.prediction.distributed import nccl
 from memtriage.prediction.distributed.broadcasts import Broadcasts
@@ -71,14 +69,12 @@ def predict_program(
     build: Build | TracedProgram,
     *,
     steps: int = STEADY_STEPS,
-    against: Path | None = None,
     **options: Unpack[TraceOptions],
 ) -> Prediction:
     """See `memtriage.predict`.
 
     Args:
         build: a build function, or another program.
-        against: also compare with the record below this directory.
 
     Raises:
         BuildError: the program cannot be traced; the text says what to change.
@@ -87,11 +83,7 @@ def predict_program(
     begun = time.perf_counter()
     if steps < 1:
         raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
-    # Read it first: its errors must show before the trace.
-    recorded = None if against is None else read_device(against, options.get("rank", 0))
-    traced, memory, prediction = trace_steps(build, steps, **options)
-    if recorded is not None:
-        prediction.against = compare(traced, memory, prediction.outside_allocator, *recorded)
+    _, _, prediction = trace_steps(build, steps, **options)
     prediction.seconds = time.perf_counter() - begun
     return prediction
 

@@ -17,7 +17,7 @@ import runpy
 import signal
 import sys
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -411,7 +411,6 @@ class ScriptWatch(TraceWatch):
         self._blocks_before = len(self.lifetimes.recording.blocks)
         self.lifetimes.written.clear()
         if self._inside:
-            self.note_instant("step")
             self._end()
 
     def optimizer_begins(self, optimizer: Any) -> None:
@@ -492,7 +491,6 @@ class ScriptWatch(TraceWatch):
                 recording.markers[position] = replace(marker, event=begins)
         while recording.markers and recording.markers[-1].step >= self.last:
             del events[recording.markers.pop().event :]
-        self.instants = [instant for instant in self.instants if instant.step < self.last]
         recording.releases[:] = [release for release in recording.releases if release <= len(events)]
         recording.uses[:] = [use for use in recording.uses if use.event < len(events)]
         recording.pool_states[:] = [state for state in recording.pool_states if state.event < len(events)]
@@ -517,10 +515,6 @@ class ScriptWatch(TraceWatch):
             for marker in recording.markers
         ]
         recording.markers[:] = sorted(markers, key=lambda marker: marker.event)
-        self.instants = [
-            replace(instant, step=instant.step + bisect_left(starts, instant.event))
-            for instant in self.instants
-        ]
 
     def _is_traced(self, tensor: torch.Tensor) -> bool:
         """Whether it is on the device of this trace."""
@@ -573,7 +567,6 @@ class ScriptWatch(TraceWatch):
         markers = self.lifetimes.recording.markers
         markers[:] = [replace(marker, step=min(marker.step, self.step)) for marker in markers]
         self.lifetimes.step = self.step
-        self.instants = [replace(instant, step=min(instant.step, self.step)) for instant in self.instants]
 
     def _note_left_out(self) -> None:
         ever = (optimizer for optimizer in self.optimizers() if id(optimizer) in self._ever_stepped)

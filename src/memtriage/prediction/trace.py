@@ -41,7 +41,7 @@ from memtriage.prediction.places import Places
 from memtriage.prediction.scratch.table import Scratch
 from memtriage.prediction.simulate import LiveReplay
 from memtriage.prediction.values import KnownValues
-from memtriage.prediction.watch import OPTIMIZER_STATE, Instant, TracedProgram, TraceWatch
+from memtriage.prediction.watch import OPTIMIZER_STATE, TracedProgram, TraceWatch
 
 
 @dataclass(slots=True)
@@ -57,7 +57,6 @@ class Trace:
         modules: paths of the modules that blocks belong to, where known.
         sites: the lines that made them, where known.
         inputs: the shapes of what each model was given last, by its class.
-        instants: where a watched run makes marks.
         communicators: how many ranks each process group has that NCCL makes a communicator for.
         held: bytes of DDP's first bucket, where another has replaced it.
         steps: how many steps were traced.
@@ -78,7 +77,6 @@ class Trace:
     modules: dict[int, str] = field(default_factory=dict)
     sites: dict[int, str] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
-    instants: list[Instant] = field(default_factory=list)
     communicators: list[int] = field(default_factory=list)
     held: int = 0
     steps: int = 0
@@ -272,7 +270,6 @@ def trace(
         modules={**places.of, **watch.homes},
         sites=places.sites,
         inputs=places.inputs,
-        instants=watch.instants,
         communicators=[*collectives.groups.values()],
         held=collectives.held,
         steps=made,

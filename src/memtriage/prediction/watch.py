@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -24,21 +23,6 @@ _SHARE: Final = "ds_tensor"
 """Attribute of a parameter in which DeepSpeed's ZeRO-3 keeps this rank's share, instead of in its data."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """An instant at which a watched run makes a mark.
-
-    Attributes:
-        name: `backward` (its end) or `step` (the end of the optimizer's).
-        step: the step, counted from 0.
-        event: index of the first event after it.
-    """
-
-    name: Literal["backward", "step"]
-    step: int
-    event: int
-
-
 class TraceWatch:
     """Follows the phases of training and what each storage becomes.
 
@@ -46,7 +30,6 @@ class TraceWatch:
         lifetimes: of the storages.
         owners: of blocks, where known.
         homes: module paths of blocks with an owner that belongs to a parameter or buffer.
-        instants: where a watched run makes marks.
         built: the model and its optimizers, once they are known.
         places: which module makes what; None unless asked for.
         host: memory of the host; None unless it is followed.
@@ -58,7 +41,6 @@ class TraceWatch:
         self.lifetimes = lifetimes
         self.owners: dict[int, str] = {}
         self.homes: dict[int, str] = {}
-        self.instants: list[Instant] = []
         self.built: Built | None = None
         self.draws: Draws | None = None
         self.places: Places | None = None
@@ -67,6 +49,7 @@ class TraceWatch:
         self.progress: Callable[[int, int], None] = lambda step, steps: None
         self._home_of: dict[int, str] = {}
         self._steps_taken: set[int] = set()
+        self._backward_in: int | None = None
         self._steps_compiled = False
 
     def models(self) -> tuple[nn.Module, ...]:
@@ -86,7 +69,7 @@ class TraceWatch:
 
     def backward_ends(self, failed: bool) -> None:
         self.note_gradients()
-        self.note_instant("backward")
+        self._backward_in = self.step
         self.lifetimes.enter("forward", self.step)
 
     def optimizer_begins(self, optimizer: Any) -> None:
@@ -98,8 +81,6 @@ class TraceWatch:
         self.note_states()
         if inside_backward:
             self.lifetimes.enter("backward", self.step)
-        else:
-            self.note_instant("step")
 
     def states_made(self, optimizer: Any) -> None:
         """Its states were made while its step was compiled. Compiled steps run none of its hooks."""
@@ -113,14 +94,9 @@ class TraceWatch:
             return []
         if not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
             return []
-        if any(instant.step == self.step for instant in self.instants):
+        if self._backward_in == self.step:
             return ["no optimizer stepped in the step: its states are not part of the figures"]
         return ["the step ran neither backward nor an optimizer: this is the memory of forward alone"]
-
-    def note_instant(self, name: Literal["backward", "step"]) -> None:
-        """A watched run would make a mark here."""
-        if self.step >= 0:
-            self.instants.append(Instant(name, self.step, len(self.lifetimes.recording.events)))
 
     def note_model(self) -> None:
         """Names the blocks of parameters and buffers."""

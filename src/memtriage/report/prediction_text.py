@@ -7,8 +7,8 @@ from typing import Final
 from msgspec import UNSET, structs
 from rich.console import Console
 
-from memtriage.model.prediction import HOST_PEAK, Against, Horizon, PeakRow, Prediction
-from memtriage.model.units import UNKNOWN, count, duration, rank_list, size
+from memtriage.model.prediction import HOST_PEAK, Horizon, PeakRow, Prediction
+from memtriage.model.units import count, duration, rank_list, size
 from memtriage.report.console import Page
 
 _CLASS_WIDTH: Final = 25
@@ -19,7 +19,6 @@ _POINTS: Final = 10
 """Steps of a run that are printed; JSON has more."""
 _PEAK_ROWS: Final = 30
 """Rows of the table of the peak that are printed; JSON has them all."""
-_MARKS: Final = {"backward": "backward", "step": "the optimizer's step"}
 NO_MODULE: Final = "(no module)"
 
 
@@ -75,8 +74,6 @@ def _device(page: Page, prediction: Prediction) -> None:
             page.named(f"rank {rank_list(group.ranks)}", f"{len(group.ranks):,}", *peaks)
     if prediction.horizon is not UNSET:
         _horizon(page, prediction.horizon)
-    if prediction.against is not UNSET:
-        _against(page, prediction.against)
 
 
 def _horizon(page: Page, horizon: Horizon) -> None:
@@ -143,26 +140,3 @@ def _by_module(rows: list[PeakRow]) -> list[PeakRow]:
 
 def _together(larger: PeakRow, smaller: PeakRow) -> PeakRow:
     return structs.replace(larger, bytes=larger.bytes + smaller.bytes, blocks=larger.blocks + smaller.blocks)
-
-
-def _against(page: Page, against: Against) -> None:
-    page.heading(f"Against the run on {against.device}", "recorded, predicted, difference")
-    for mark in against.marks:
-        where = (
-            f"step {mark.step}" if mark.step == mark.recorded_step else f"step {mark.recorded_step} (last)"
-        )
-        for name, recorded, predicted in (
-            ("allocated", mark.allocated, mark.predicted_allocated),
-            ("reserved", mark.reserved, mark.predicted_reserved),
-        ):
-            _beside(page, f"{where}, end of {_MARKS[mark.name]}, {name}", recorded, predicted)
-    if against.owners:
-        page.heading("Owner by owner", f"the last ledger; {against.instant} is nearest to it")
-        for owner in against.owners:
-            _beside(page, owner.owner, owner.recorded, owner.predicted)
-    page.bullets("", against.notes)
-
-
-def _beside(page: Page, name: str, recorded: int | None, predicted: int) -> None:
-    difference = f"{(predicted - recorded) / recorded:+.1%}" if recorded else UNKNOWN
-    page.named(name, size(recorded), size(predicted), difference, names=_COMPARED_WIDTH)

@@ -282,7 +282,6 @@ def build(device):
         (["--limit", "4GiB"], "--limit needs --horizon"),
         (["--routing", "routing.json"], "--routing needs --horizon"),
         (["--horizon", "0"], "at least 1 step"),
-        (["--horizon", "9", "--against", "runs"], "only one of"),
         (["--horizon", "9", "--limit", "much"], "--limit 'much'"),
     ],
 )
