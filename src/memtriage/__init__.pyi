@@ -4,7 +4,6 @@ from memtriage.account.api import ledger as ledger
 from memtriage.account.host_step import host_step as host_step
 from memtriage.catalogue.registered import Registration as Registration
 from memtriage.catalogue.registered import register_holder as register_holder
-from memtriage.integrations.metric_writer import MetricWriter as MetricWriter
 from memtriage.integrations.metrics import metrics as metrics
 from memtriage.integrations.metrics import otel_gauges as otel_gauges
 from memtriage.integrations.metrics import serve_metrics as serve_metrics

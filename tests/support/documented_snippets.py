@@ -97,6 +97,7 @@ def undefined_names() -> dict[str, Any]:
         "steps": [[torch.randn(2, 8)] * 2],
         "table": torch.zeros(8),
         "train": train,
+        "writer": SimpleNamespace(add_scalar=nothing),
     }
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from memtriage.cli.output import Refusal
 from memtriage.process.collector import collector_paused
-
-if TYPE_CHECKING:
-    from memtriage.store.reader import RunRecord
 
 
 def report(
@@ -31,10 +28,6 @@ def report(
     redact: Annotated[
         bool, typer.Option("--redact", help="Leave out paths, host names and arguments.")
     ] = False,
-    prometheus: Annotated[
-        bool,
-        typer.Option("--prometheus", help="Print the last figures as Prometheus metrics."),
-    ] = False,
     as_recorded: Annotated[
         bool, typer.Option("--as-recorded", help="Do not judge again: show what was found in that run.")
     ] = False,
@@ -46,14 +39,13 @@ def report(
 ) -> int:
     """Show the report of a finished, killed or running job."""
     with collector_paused():  # of a million marks, which form no cycles, to the end of the process
-        return _report(directories, json, html, prometheus, redact, as_recorded, bundle, full)
+        return _report(directories, json, html, redact, as_recorded, bundle, full)
 
 
 def _report(
     directories: list[Path],
     json: bool,
     html: Path | None,
-    prometheus: bool,
     redact: bool,
     as_recorded: bool,
     bundle: Path | None,
@@ -87,8 +79,6 @@ def _report(
 
         write_page(page.html(run, merged, known), html)
         print(f"wrote {html}", file=sys.stderr)
-    if prometheus:
-        return _prometheus(run)
     if json:
         from memtriage.report.run.json_file import write_stream
 
@@ -97,16 +87,4 @@ def _report(
         from memtriage.report.run.terminal import console_for, render
 
         render(merged, console_for(sys.stdout), known, record=None if full else directories[0])
-    return 0
-
-
-def _prometheus(run: RunRecord) -> int:
-    from memtriage.report.monitoring.prometheus import exposition
-    from memtriage.report.monitoring.recorded import status_of
-
-    try:
-        text = exposition(status_of(rank) for rank in run.ranks)
-    except ImportError as error:
-        raise Refusal(error) from None
-    print(text, end="")
     return 0

@@ -18,9 +18,9 @@ from memtriage.report.monitoring.prometheus import (
     Address,
     Collector,
     MetricsServer,
-    exposition,
     parse_address,
     rank_address,
+    registry_of,
     serve,
 )
 from memtriage.store.layout import RankIdentity
@@ -41,6 +41,10 @@ def read(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def exposition(statuses: list[RunStatus]) -> str:
+    return str(client.generate_latest(registry_of(lambda: statuses)).decode())
 
 
 def series(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:

@@ -1,4 +1,4 @@
-"""Gauges for Prometheus: a collector for any registry, the text of them, and an HTTP endpoint."""
+"""Gauges for Prometheus: a collector for any registry, and an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -79,19 +79,6 @@ def registry_of(source: StatusSource) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(Collector(source))
     return registry
-
-
-def exposition(statuses: Iterable[RunStatus]) -> str:
-    """Return the gauges of these ranks in the text format that Prometheus's textfile collector reads.
-
-    Raises:
-        ImportError: prometheus-client is not installed.
-    """
-    known = list(statuses)
-    registry = registry_of(lambda: known)
-    from prometheus_client import generate_latest
-
-    return generate_latest(registry).decode()
 
 
 @dataclass(frozen=True, slots=True)
