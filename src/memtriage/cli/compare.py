@@ -34,9 +34,6 @@ def compare(
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="Also write a self-contained HTML page.")
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the file and print the trials in order; run nothing.")
     ] = False,
@@ -59,8 +56,6 @@ def compare(
             if name not in trials.names:
                 known = ", ".join(map(repr, trials.names))
                 raise TrialsError(f"invalid --redo {name!r}: {file} has the variants {known}")
-        if html is not None and not html.absolute().parent.is_dir():
-            raise TrialsError(f"cannot write --html {str(html)!r}: the directory does not exist")
         place = slug(f"{file.absolute().parent.name}-{file.stem}")
         directory = (output or Path(DIRECTORY) / place).absolute()
         if dry_run:
@@ -75,7 +70,7 @@ def compare(
                 _run(trials, state)
         elif not directory.is_dir():
             raise TrialsError(f"no such directory: {directory}; use -o to name the directory of the trials")
-        return _print_report(trials, state, json, html)
+        return _print_report(trials, state, json)
     except TrialsError as error:
         raise Refusal(error) from None
     except TerminationRequested as error:
@@ -125,17 +120,11 @@ def _print_plan(trials: Trials, directory: Path) -> int:
     return 0
 
 
-def _print_report(trials: Trials, state: ComparisonState, json: bool, html: Path | None) -> int:
+def _print_report(trials: Trials, state: ComparisonState, json: bool) -> int:
     from memtriage.prove.result import make_report
-
-    made = make_report(trials, state)
-    if html is not None:
-        from memtriage.report.html.shell import write_page
-        from memtriage.report.trials import page
-
-        write_page(page.html(made), html)
     from memtriage.report.trials.terminal import render
 
+    made = make_report(trials, state)
     return answer(made, json, lambda console: render(made, console))
 
 

@@ -1,4 +1,1 @@
-"""The report of A/B trials: on the terminal and as an HTML page.
-
-`words.py` has the sentences that both use.
-"""
+"""The report of A/B trials on the terminal; `words.py` has its sentences."""

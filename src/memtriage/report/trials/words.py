@@ -1,4 +1,4 @@
-"""A comparison in words: verdicts, figures with their spread, failures, targets; for every report alike."""
+"""A comparison in words: verdicts, figures with their spread, failures, targets."""
 
 from __future__ import annotations
 
@@ -83,13 +83,11 @@ class Cell(NamedTuple):
 
     Attributes:
         column: the name of its column.
-        value: the figure; None if unknown.
         text: the figure in words.
         below: its spread in words, in one or two lines.
     """
 
     column: str
-    value: float | None
     text: str
     below: str
 
@@ -108,22 +106,22 @@ def cells(report: TrialsReport, row: VariantRow) -> list[Cell]:
 def _cell(column: str, figure: Figure | None, words: Callable[[float], str]) -> Cell:
     """Return a figure with the lowest and the highest rank; of one rank, the lowest and the highest trial."""
     if figure is None:
-        return Cell(column, None, UNKNOWN, "")
+        return Cell(column, UNKNOWN, "")
     low, high = figure.lowest, figure.highest
     if len(figure.by_rank) > 1:
         low, high = min(figure.by_rank.values()), max(figure.by_rank.values())
-    return Cell(column, figure.value, words(figure.value), _range(words(low), words(high)))
+    return Cell(column, words(figure.value), _range(words(low), words(high)))
 
 
 def _ratio(column: str, against: AgainstBaseline | None) -> Cell:
     """Return a ratio with its interval, and whether it shows a difference."""
     if against is None:
-        return Cell(column, None, "-", "")
+        return Cell(column, "-", "")
     below = "no interval"
     if against.spread is not None:
         noise = "\nwithin noise" if against.within_noise else ""
         below = f"{four_digits(against.spread.low)}-{four_digits(against.spread.high)}{noise}"
-    return Cell(column, against.ratio, f"{four_digits(against.ratio)} x", below)
+    return Cell(column, f"{four_digits(against.ratio)} x", below)
 
 
 def interval(spread: Spread) -> str:
