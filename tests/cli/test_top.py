@@ -54,7 +54,7 @@ def test_on_a_terminal_the_table_is_shown_until_ctrl_c(
     rank = LiveRank(tmp_path).steps(3)
 
     def wait(seconds: float) -> None:
-        assert seconds == 7.0
+        assert seconds >= 7.0
         if "4 steps" in capsys.readouterr().out:
             raise KeyboardInterrupt
         rank.steps(1)

@@ -79,22 +79,19 @@ def test_the_start_time_is_in_the_start_line_alone():
 
 def test_an_unreadable_restart_is_the_oldest(tmp_path, write_rank):
     latest = write_rank(run="job", restart=0, time=100.0)
-    write_rank(run="job", restart=1, time=200.0)
-
-    def start_time(path):
-        if path.parent.name == "1":
-            raise PermissionError
-        return 100.0
-
-    assert newest_records([tmp_path / "runs"], start_time) == [latest]
+    unreadable = write_rank(run="job", restart=1, time=200.0)
+    unreadable.unlink()
+    os.mkfifo(unreadable)
+    assert newest_records([tmp_path / "runs"]) == [latest]
 
 
 def test_a_record_without_a_start_is_as_old_as_its_file(tmp_path, write_rank):
-    first, second = write_rank(run="job", restart=0), write_rank(run="job", restart=1)
-    os.utime(first, (50, 50))
-    os.utime(second, (20, 20))
-    assert newest_records([tmp_path / "runs"], lambda path: None) == [first]
-    assert newest_records([tmp_path / "runs"], lambda path: 7.0) == [second]  # equal: the later restart
+    first, second = (write_rank(run="job", restart=restart, time=7.0) for restart in (0, 1))
+    assert newest_records([tmp_path / "runs"]) == [second]  # equal: the later restart
+    for path, age in ((first, 50), (second, 20)):
+        path.write_bytes(path.read_bytes().partition(b"\n")[2])
+        os.utime(path, (age, age))
+    assert newest_records([tmp_path / "runs"]) == [first]
 
 
 def test_only_regular_files_are_opened(tmp_path):

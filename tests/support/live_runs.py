@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from memtriage.diagnose.ranks.live import LivePolicy
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.marks import Mark
 from memtriage.store.layout import RankIdentity, record_path
@@ -16,8 +15,6 @@ from memtriage.store.writer import RankWriter
 
 MIB = 1024**2
 NOW = 10_000.0
-AT_ONCE = LivePolicy(look_again_s=0.0, judge_share=float("inf"))
-"""Look for files and join the ranks at every look."""
 
 
 class LiveRank:

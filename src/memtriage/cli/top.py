@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from time import time
 from typing import Annotated, Final
 
 import typer
@@ -30,7 +31,7 @@ def top(
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="Refresh every SECONDS.")] = 1.0,
 ) -> int:
     """Follow a running job in the terminal."""
-    from memtriage.diagnose.ranks.live import LiveRun
+    from memtriage.diagnose.ranks.live import live_view
     from memtriage.report.console import console_for
     from memtriage.report.top.text import as_json, follow, render
     from memtriage.report.top.words import BY_KEY
@@ -41,11 +42,10 @@ def top(
         raise Refusal(f"invalid --every {every}: expected at least {_LEAST_S} seconds")
     if missing := next((path for path in directories if not path.exists()), None):
         raise Refusal(f"{missing}: no such file or directory")
-    run = LiveRun(directories)
     if not (once or json) and sys.stdout.isatty():
-        follow(run, console_for(sys.stdout), BY_KEY[sort], every)
+        follow(lambda: live_view(directories, time()), console_for(sys.stdout), BY_KEY[sort], every)
         return 0
-    view = run.refresh()
+    view = live_view(directories, time())
     if view.waiting is not None:
         raise Refusal(view.waiting)
     return answer(as_json(view), json, lambda console: render(view, console, BY_KEY[sort]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -20,27 +20,21 @@ _LEVELS: Final = (RECORD_GLOB, f"*/{RECORD_GLOB}", f"*/*/{RECORD_GLOB}")
 """The directory of a restart, of a run, of all runs."""
 
 
-StartTime = Callable[[Path], float | None]
-"""Returns when the last run in a file began (Unix time); None if the file does not say."""
-
-
 class RecordError(Exception):
     """A path holds no record that can be read. The text is one line for the user."""
 
 
-def newest_records(paths: Sequence[Path], start_time: StartTime | None = None) -> list[Path]:
+def newest_records(paths: Sequence[Path]) -> list[Path]:
     """Return the record files of the newest run, in its newest restart.
 
     Of several paths that share a run, the newest run they share is taken; otherwise each path's newest.
 
     Args:
         paths: each the directory of all runs, of a run, of a restart, or one rank's file.
-        start_time: asked for one file of each restart, where there are several; reads the file by default.
 
     Raises:
         RecordError: a path does not exist or holds no record.
     """
-    started = start_time or _last_start_time
     by_path = [_attempts(path) for path in paths]
     shared = (
         set.intersection(*({attempt.key for attempt in attempts} for attempts in by_path))
@@ -49,9 +43,9 @@ def newest_records(paths: Sequence[Path], start_time: StartTime | None = None) -
     )
     if shared:
         common = [attempt for attempts in by_path for attempt in attempts if attempt.key in shared]
-        newest = _newest(common, started).key
+        newest = _newest(common).key
         by_path = [[attempt for attempt in attempts if attempt.key == newest] for attempts in by_path]
-    chosen = [_newest(attempts, started) for attempts in by_path]
+    chosen = [_newest(attempts) for attempts in by_path]
     return list(dict.fromkeys(file for attempt in chosen for file in attempt.files))
 
 
@@ -103,17 +97,17 @@ def _by_directory(files: list[Path]) -> list[_Attempt]:
     return [_Attempt(folder.parent.name, folder.name, ranks) for folder, ranks in directories.items()]
 
 
-def _newest(attempts: list[_Attempt], start_time: StartTime) -> _Attempt:
+def _newest(attempts: list[_Attempt]) -> _Attempt:
     if len(attempts) == 1:
         return attempts[0]
-    return max(attempts, key=lambda attempt: _started(attempt, start_time))
+    return max(attempts, key=_started)
 
 
-def _started(attempt: _Attempt, start_time: StartTime) -> tuple[float, str]:
+def _started(attempt: _Attempt) -> tuple[float, str]:
     """Return when the attempt's first rank last started; the file's age where its record does not say."""
     file = attempt.files[0]
     try:
-        time = start_time(file)
+        time = _last_start_time(file)
         return (file.stat().st_mtime if time is None else time, attempt.restart)
     except OSError:  # unreadable or deleted meanwhile: the oldest, and reported if it is the only one
         return (0.0, attempt.restart)

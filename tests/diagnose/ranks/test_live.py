@@ -1,25 +1,23 @@
-"""A run in progress: what each rank's line says, and when the ranks are joined again."""
+"""A run in progress: what each rank's line says, and what was found so far."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from memtriage.diagnose.ranks import live
-from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LivePolicy, LiveRun, RankLine, main_mark
+from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LiveView, RankLine, live_view, main_mark
 from memtriage.model.marks import Mark
 from support.live_runs import MIB, NOW, LiveRank
 
 
-def followed(directory: Path, at: float = NOW + 12.0, judge_share: float = float("inf")) -> LiveRun:
-    return LiveRun([directory], lambda: at, LivePolicy(look_again_s=0.0, judge_share=judge_share))
+def view_of(directory: Path, at: float = NOW + 12.0) -> LiveView:
+    return live_view([directory], at)
 
 
 def only(directory: Path, at: float = NOW + 12.0) -> RankLine:
-    (line,) = followed(directory, at).refresh().lines
+    (line,) = view_of(directory, at).lines
     return line
 
 
@@ -62,15 +60,10 @@ def test_a_gpu_counts_before_the_cpu_however_full(tmp_path: Path) -> None:
     ],
 )
 def test_the_fullest_gpu_stands_for_its_rank(allocated: dict[str, int | None], fullest: str | None) -> None:
-    tail: Any = SimpleNamespace(
-        latest={
-            device: Mark(
-                name="step", step=1, microbatch=0, rank=0, time_s=1.0, device=device, allocated=nbytes
-            )
-            for device, nbytes in allocated.items()
-        }
+    mark = main_mark(
+        Mark(name="step", step=1, microbatch=0, rank=0, time_s=1.0, device=device, allocated=nbytes)
+        for device, nbytes in allocated.items()
     )
-    mark = main_mark(tail)
     assert (None if mark is None else mark.device) == fullest
 
 
@@ -78,11 +71,6 @@ def test_the_fullest_gpu_stands_for_its_rank(allocated: dict[str, int | None], f
 def test_growth_from_step_to_step(tmp_path: Path, growth: int, expected: int) -> None:
     LiveRank(tmp_path, growth=growth).steps(60)
     assert only(tmp_path).growth == expected
-
-
-def test_growth_of_a_long_run_is_told_by_its_thinned_course(tmp_path: Path) -> None:
-    LiveRank(tmp_path, growth=MIB).steps(2000)
-    assert only(tmp_path).growth == MIB
 
 
 @pytest.mark.parametrize(
@@ -106,70 +94,41 @@ def test_ended_rank_shows_verdict_and_allocator_peak(tmp_path: Path) -> None:
 
 
 def test_an_empty_directory_that_fills_later(tmp_path: Path) -> None:
-    run = followed(tmp_path)
-    view = run.refresh()
+    view = view_of(tmp_path)
     assert view.lines == [] and view.waiting is not None and "no memtriage record" in view.waiting
     rank = LiveRank(tmp_path)
-    assert run.refresh().waiting is None
+    assert view_of(tmp_path).waiting is None
     rank.steps(3)
-    assert run.refresh().lines[0].step == 3
+    assert view_of(tmp_path).lines[0].step == 3
 
 
 def test_findings_while_it_runs_and_the_verdict_at_the_end(tmp_path: Path) -> None:
     first = LiveRank(tmp_path, 0, world_size=2).steps(8)
-    run = followed(tmp_path)
-    view = run.refresh()
+    view = view_of(tmp_path)
     assert view.report is not None and (view.report.verdict, view.finished) == ("not_judged", False)
     assert (view.report.ranks.seen, view.report.ranks.of) == (1, 2)
     first.leak()
     second = LiveRank(tmp_path, 1, world_size=2).steps(8)
-    view = run.refresh()
+    view = view_of(tmp_path)
     assert view.report is not None
     assert [finding.holder for finding in view.report.findings] == ["train.losses[*] -> grad_fn MulBackward0"]
     assert view.report.verdict == "leak"
     first.end("clean")
     second.end("clean")
-    view = run.refresh()
+    view = view_of(tmp_path)
     assert view.report is not None and (view.report.verdict, view.finished) == ("clean", True)
 
 
 def test_ranks_that_are_all_gone_make_a_killed_run(tmp_path: Path) -> None:
     LiveRank(tmp_path, pid=2**22 + 1).steps(8)
-    view = followed(tmp_path).refresh()
+    view = view_of(tmp_path)
     assert view.report is not None and view.report.verdict == "killed" and view.finished
 
 
-def test_a_restart_is_followed_and_judged_at_once(tmp_path: Path) -> None:
+def test_a_restart_is_followed(tmp_path: Path) -> None:
     LiveRank(tmp_path, 0, world_size=1).steps(8).leak()
-    run = followed(tmp_path, judge_share=1e-9)  # after the first time, as good as never again
-    assert run.refresh().report is not None
+    assert view_of(tmp_path).report is not None
     LiveRank(tmp_path, 0, world_size=1, restart=1, time=NOW + 5.0).steps(1)
-    view = run.refresh()
+    view = view_of(tmp_path)
     assert view.report is not None
     assert (view.restart, view.report.verdict, view.report.steps) == (1, "not_judged", 1)
-
-
-def test_joining_many_ranks_is_put_off_but_not_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = LiveRank(tmp_path).steps(8)
-    run = followed(tmp_path, judge_share=0.1)
-    now = [500.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
-    ticking = live.merge
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        now[0] += 2.0
-        return ticking(*args, **kwargs)
-
-    monkeypatch.setattr(live, "merge", slow)
-    run.refresh()
-    rank.leak().steps(1)
-    view = run.refresh()
-    assert view.report is not None and view.report.findings == [] and view.lines[0].step == 9
-    now[0] += 19.0  # two seconds are a tenth of 20
-    view = run.refresh()
-    assert view.report is not None and view.report.findings == []
-    now[0] += 2.0
-    view = run.refresh()  # nothing new in the record any more
-    assert view.report is not None and len(view.report.findings) == 1

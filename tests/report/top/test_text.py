@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from memtriage.diagnose.ranks.live import LiveRun, LiveView
+from memtriage.diagnose.ranks.live import LiveView, live_view
 from memtriage.report.top.text import as_json, render
 from memtriage.report.top.words import BY_KEY
 from support.live_runs import MIB, NOW, LiveRank
@@ -15,7 +15,7 @@ from support.printed import printed
 def two_ranks(directory: Path) -> LiveView:
     LiveRank(directory, 0, world_size=2, host="node0", base=900 * MIB).steps(10).ledger(5 * MIB)
     LiveRank(directory, 1, world_size=2, host="node1", growth=32 * MIB).steps(10).leak()
-    return LiveRun([directory], clock=lambda: NOW + 11.0).refresh()
+    return live_view([directory], NOW + 11.0)
 
 
 def shown(view: LiveView, width: int | None = None, sort: str = "rank") -> list[str]:

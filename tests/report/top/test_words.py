@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine
+from memtriage.diagnose.ranks.live import LiveView, RankLine, live_view
 from memtriage.report.top.words import (
     BY_KEY,
     age,
@@ -23,7 +23,7 @@ from memtriage.report.top.words import (
     state,
     subject,
 )
-from support.live_runs import AT_ONCE, MIB, NOW, LiveRank
+from support.live_runs import MIB, NOW, LiveRank
 
 LINE = RankLine(
     rank=0,
@@ -103,7 +103,7 @@ def test_the_overview_names_the_extremes() -> None:
 
 def test_the_states_of_several_ranks_are_counted(tmp_path: Path) -> None:
     LiveRank(tmp_path, growth=MIB).steps(10)
-    view = LiveRun([tmp_path], clock=lambda: NOW).refresh()
+    view = live_view([tmp_path], NOW)
     assert subject(view) == ["train.py --lr 3e-4", "10 steps", *subject(view)[2:]]
     alone = len(subject(view))
     states = ("running", "running", "killed")
@@ -114,13 +114,12 @@ def test_the_states_of_several_ranks_are_counted(tmp_path: Path) -> None:
 def test_headlines(tmp_path: Path) -> None:
     assert headline(LiveView(waiting="nothing there")) == ("waiting", "nothing there", "warn")
     rank = LiveRank(tmp_path, growth=MIB).steps(10)
-    run = LiveRun([tmp_path], clock=lambda: NOW, policy=AT_ONCE)
-    word, said, level = headline(run.refresh())
+    word, said, level = headline(live_view([tmp_path], NOW))
     assert (word, level) == ("running", "good") and said.endswith("found in 10 steps so far")
     rank.leak()
-    word, said, level = headline(run.refresh())
+    word, said, level = headline(live_view([tmp_path], NOW))
     assert (word, level) == ("leak", "bad") and said.startswith("32.0 MiB per step on cuda:0")
-    assert subject(run.refresh())[:2] == ["train.py --lr 3e-4", "10 steps"]
+    assert subject(live_view([tmp_path], NOW))[:2] == ["train.py --lr 3e-4", "10 steps"]
 
 
 def test_levels_of_ranks() -> None:
@@ -158,14 +157,14 @@ def test_the_overview_has_the_range_of_steps_where_they_differ() -> None:
 def test_a_view_without_a_report_has_no_subject_and_no_groups(tmp_path: Path) -> None:
     assert (subject(LiveView()), groups_of(LiveView())) == ([], [])
     LiveRank(tmp_path, growth=MIB).steps(10)
-    view = LiveRun([tmp_path], clock=lambda: NOW).refresh()
+    view = live_view([tmp_path], NOW)
     assert (subject(replace(view, context=None)), groups_of(replace(view, report=None))) == ([], [])
     assert subject(replace(view, restart=2))[-1] == "restart 2"
 
 
 def test_the_verdict_is_said_when_the_run_has_finished(tmp_path: Path) -> None:
     LiveRank(tmp_path, growth=MIB).steps(10)
-    view = LiveRun([tmp_path], clock=lambda: NOW, policy=AT_ONCE).refresh()
+    view = live_view([tmp_path], NOW)
     assert headline(view)[0] == "running"
     ended = replace(view, lines=[replace(line, state="ended") for line in view.lines])
     assert headline(ended)[0] == "not judged"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import StringIO
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine
+from memtriage.diagnose.ranks.live import LiveView, RankLine
 from memtriage.report.console import GAP, Page, widths
 from memtriage.report.run.terminal import finding_block
 from memtriage.report.run.words import notes
@@ -53,17 +53,22 @@ def render(view: LiveView, console: Console, column: Column) -> None:
         page.bullets("notes", notes(view.context))
 
 
-def follow(run: LiveRun, console: Console, column: Column, every_s: float) -> None:
+_IDLE: Final = 9
+"""Following a run waits this many times as long as reading its record takes: a tenth of a core."""
+
+
+def follow(look: Callable[[], LiveView], console: Console, column: Column, every_s: float) -> None:
     """Show on a terminal where a run stands, until Ctrl-C.
 
     Args:
-        run: what to follow.
+        look: reads the record.
         console: the terminal. Lines below its height are not shown.
         column: by which ranks are sorted.
-        every_s: seconds between two looks at the record.
+        every_s: seconds between two looks, or more if the record is large.
     """
     with suppress(KeyboardInterrupt), console.screen() as screen:
         while True:
+            begun = time.monotonic()
             stream = StringIO()
             drawn = Console(
                 file=stream,
@@ -72,9 +77,9 @@ def follow(run: LiveRun, console: Console, column: Column, every_s: float) -> No
                 color_system="standard" if console.color_system else None,
                 highlight=False,
             )
-            render(run.refresh(), drawn, column)
+            render(look(), drawn, column)
             screen.update(Text.from_ansi(stream.getvalue()))
-            time.sleep(every_s)
+            time.sleep(max(every_s, _IDLE * (time.monotonic() - begun)))
 
 
 def as_json(view: LiveView) -> dict[str, Any]:
