@@ -99,9 +99,6 @@ def test_trials_under_other_conditions_are_noted(tmp_path: Path) -> None:
     notes = " ".join(make_report(trials, state).notes)
     assert "different machines (one, two)" in notes
     assert "different devices (CUDA_VISIBLE_DEVICES 0 | 1)" in notes
-    assert "at the same time" not in notes
-    write_trial(state, "b", 1, [1.0] * 3, host="one", devices="1", started=105.0)
-    assert "at the same time" in " ".join(make_report(trials, state).notes)
 
 
 def test_values_that_differ(tmp_path: Path) -> None:

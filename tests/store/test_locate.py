@@ -6,7 +6,6 @@ from memtriage.store.locate import (
     RecordError,
     newest_records,
     open_record,
-    start_time_in,
 )
 
 
@@ -69,12 +68,20 @@ def test_errors_say_what_is_wrong(tmp_path):
         newest_records([tmp_path])
 
 
-def test_the_start_time_is_in_the_start_line_alone():
-    assert start_time_in(b'{"t":"start","time":12.5,"other":1}') == 12.5
-    assert start_time_in(b'{"t":"start"}') is None
-    assert start_time_in(b'{"t":"mark","name":"start","time":3}') is None
-    assert start_time_in(b'{"t":"start","time":12') is None
-    assert start_time_in(b'{"t":"mark","time":3}') is None
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"t":"start","time":12.5,"other":1}', True),
+        (b'{"t":"start"}', False),
+        (b'{"t":"mark","name":"start","time":3}', False),
+        (b'{"t":"start","time":12', False),
+    ],
+)
+def test_the_start_time_is_in_the_start_line_alone(tmp_path, write_rank, line, says):
+    first, second = (write_rank(run="job", restart=restart, time=10.0) for restart in (0, 1))
+    second.write_bytes(line)
+    os.utime(second, (5, 5))  # as old as its file where no line says
+    assert newest_records([tmp_path / "runs"]) == [second if says else first]
 
 
 def test_an_unreadable_restart_is_the_oldest(tmp_path, write_rank):

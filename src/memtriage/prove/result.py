@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from statistics import median
 from typing import Final
 
@@ -344,17 +343,4 @@ def _differing_places(readings: Readings, ends: Mapping[Trial, TrialEnd]) -> lis
             f"times come from different devices (CUDA_VISIBLE_DEVICES {' | '.join(devices)}): differences "
             f"between devices are in them"
         )
-    if _overlapping(list(ends.values())):
-        notes.append(
-            "trials ran at the same time on one machine: they shared its processors, memory and disks"
-        )
     return notes
-
-
-def _overlapping(ends: Sequence[TrialEnd]) -> bool:
-    """Return whether two trials ran on one machine at the same time."""
-    ordered = sorted(ends, key=lambda end: (end.host, end.started))
-    return any(
-        earlier.host == later.host and later.started < earlier.started + earlier.seconds
-        for earlier, later in pairwise(ordered)
-    )

@@ -32,12 +32,10 @@ def axis_labels(lines: int, high: str, low: str) -> list[str]:
     return [f"{label:>{width}}" for label in labels]
 
 
-def area(
-    values: Sequence[int], *, width: int, height: int = 4, ascii_only: bool = False, low: int | None = None
-) -> list[str]:
+def area(values: Sequence[int], *, width: int, height: int = 4, ascii_only: bool = False) -> list[str]:
     """Return the chart's lines, top first, `width` characters or fewer.
 
-    The axis runs from `low`, or else from the lowest value, to the highest. A column shows the highest of the
+    The axis runs from the lowest value to the highest. A column shows the highest of the
     values that fall on it; where there is room, a value is drawn several columns wide.
 
     Raises:
@@ -46,7 +44,7 @@ def area(
     if not values or width < 1 or height < 1:
         raise ValueError(f"cannot draw {len(values)} values on {width} x {height} characters")
     marks = _ASCII if ascii_only else _BLOCKS
-    low = min(values) if low is None else low
+    low = min(values)
     high = max(max(values), low + 1)
     levels = height * (len(marks) - 1)
     # The lowest value still shows one level: an empty column would read as "no figure".

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -117,17 +118,12 @@ class _StartTime(msgspec.Struct, tag_field="t", tag="start"):
     time: Seconds | None = None
 
 
-def start_time_in(line: bytes) -> float | None:
-    """Return the start time of a run from its `start` line; None for any other line."""
-    if b'"start"' not in line:
-        return None
-    try:
-        return msgspec.json.decode(line, type=_StartTime).time
-    except UNREADABLE:
-        return None  # a cut line, or the word in another line
-
-
 def _last_start_time(path: Path) -> float | None:
+    """Return when the last run in a file began (Unix time); None if the file does not say."""
     with open_record(path) as file:
-        times = map(start_time_in, reversed(file.read().split(b"\n")))
-    return next((time for time in times if time is not None), None)
+        for line in reversed(file.read().split(b"\n")):
+            if b'"start"' in line:
+                with suppress(*UNREADABLE):  # a cut line, or the word in another line
+                    if (time := msgspec.json.decode(line, type=_StartTime).time) is not None:
+                        return time
+    return None
