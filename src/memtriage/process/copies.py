@@ -169,10 +169,9 @@ def _flags_and_locks() -> list[tuple[ctypes.c_void_p, int, ctypes.c_size_t]] | N
     with_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
     if _libc is None or version not in _REQUEST or machine not in _CLONE or not with_lock:
         return None
-    api = ctypes.pythonapi
-    api.PyInterpreterState_Get.restype = api.PyThreadState_Get.restype = ctypes.c_void_p
-    structures = {"interpreter": api.PyInterpreterState_Get(), "thread": api.PyThreadState_Get()}
-    runtime = ctypes.addressof(ctypes.c_char.in_dll(api, "_PyRuntime"))
+    _libc.PyInterpreterState_Get.restype = _libc.PyThreadState_Get.restype = ctypes.c_void_p
+    structures = {"interpreter": _libc.PyInterpreterState_Get(), "thread": _libc.PyThreadState_Get()}
+    runtime = ctypes.addressof(ctypes.c_char.in_dll(_libc, "_PyRuntime"))
     around = runtime if version == (3, 11) else structures["interpreter"]
     begins = struct.pack("<QQi", round(1e6 * sys.getswitchinterval()), structures["thread"], 1)
     seen = ctypes.string_at(around, _SEARCHED)
@@ -186,7 +185,7 @@ def _flags_and_locks() -> list[tuple[ctypes.c_void_p, int, ctypes.c_size_t]] | N
 
 
 def _c_library() -> Any:
-    """Return glibc, to be called with the interpreter's lock held; None on another system."""
+    """Return glibc and CPython, to be called with the interpreter's lock held; None on another system."""
     try:
         return ctypes.PyDLL(None) if os.confstr("CS_GNU_LIBC_VERSION") else None
     except (AttributeError, OSError, ValueError):
