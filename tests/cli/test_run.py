@@ -478,6 +478,22 @@ def test_a_script_that_makes_no_step_is_judged_at_its_end(tmp_path: Path) -> Non
     assert done.judged["verdict"] == "not_judged"
 
 
+def test_gradients_without_a_backward_are_judged_while_they_are_computed(tmp_path: Path) -> None:
+    source = """
+        import torch
+        image, weight = torch.randn(128, 256), torch.randn(256, 256, requires_grad=True)
+        maps = []
+        for _ in range(200):
+            score = (image @ weight).relu().sum()
+            maps.append(torch.autograd.grad(score, weight)[0])
+    """
+    judged = run(tmp_path, source).judged
+    (finding,) = judged["findings"]
+    assert (judged["verdict"], finding["certainty"]) == ("leak", "proven")
+    assert "maps" in finding["holder"] and finding["allocated_at"] is not None
+    assert finding["bytes_per_microbatch"] == pytest.approx(4 * 256 * 256, rel=0.1)
+
+
 def test_a_module_of_a_package_is_run(tmp_path: Path) -> None:
     write(tmp_path, "", "pkg/__init__.py")
     write(tmp_path, "import sys, memtriage; memtriage.step(); print(__name__, sys.argv[1:])", "pkg/train.py")
