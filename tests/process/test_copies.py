@@ -106,6 +106,12 @@ def test_nothing_is_left_of_copies_that_fail_or_are_late() -> None:
     assert work_in_copy(lambda: b"") is None, "after two lost copies no more are made"
 
 
+def test_a_copy_that_waits_for_what_never_comes_is_given_up() -> None:
+    lock = threading.Lock()
+    with lock:
+        assert copy_of(lambda: str(lock.acquire()).encode()).result(3600) is None
+
+
 def test_none_where_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     open_before = sorted(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(copies, "_CLONE", dict.fromkeys(copies._CLONE, 1 << 20))  # there is no such call

@@ -25,7 +25,7 @@ from itertools import chain, repeat, starmap
 from typing import Any, Final
 
 from memtriage.process.collector import collector_paused
-from memtriage.process.stdlib import os
+from memtriage.process.stdlib import os, time
 
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
 """Number of the system call."""
@@ -43,6 +43,9 @@ _SEARCHED: Final = 16384
 _CPU_S: Final = 60
 """Processor time that a copy may take."""
 _NICE: Final = 5
+_EACH_S: Final = 0.25
+_ASLEEP: Final = 8
+"""A copy that is asleep at so many looks in a row, one each `_EACH_S`, is killed."""
 _MOST_LOST: Final = 2
 
 _lost = 0
@@ -63,13 +66,17 @@ class Copy:
         _living[self.pid] = self
 
     def result(self, within_s: float) -> bytes | None:
-        """Wait for what the work returned; None if it failed, or is killed because it took longer."""
+        """Wait for what the work returned; None if it failed, waits itself for 2 s, or took longer."""
         global _lost
         try:
             ends = select.poll()
             ends.register(self._pidfd, select.POLLIN)
-            if not ends.poll(1000 * within_s):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            until, asleep = time.monotonic() + within_s, 0
+            while not ends.poll(1000 * max(0.0, min(_EACH_S, until - time.monotonic()))):
+                asleep = asleep + 1 if self._sleeps() else 0
+                if asleep == _ASLEEP or time.monotonic() >= until:
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                    break
             ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | _ALL_CHILDREN)
             if ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0):
                 return os.pread(self._result, os.fstat(self._result).st_size, 0)
@@ -77,6 +84,11 @@ class Copy:
             return None
         finally:
             self.close()
+
+    def _sleeps(self) -> bool:
+        """Whether it waits: it has nothing to wait for but a lock that nobody will release."""
+        with open(f"/proc/{self.pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] == b"S"
 
     def close(self) -> None:
         """Close its descriptors."""
