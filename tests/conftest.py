@@ -80,13 +80,15 @@ def only_new_objects() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def imported_stays_out() -> None:
-    """Leave what was imported and made before these tests out of looks and collections from now on.
+def imported_stays_out() -> Iterator[None]:
+    """Leave what was imported and made before these tests out of looks and collections.
 
-    Each takes as long as the process has objects, which are millions once a few libraries are loaded.
+    Each takes as long as the process has objects, which are millions once a few libraries are loaded: so does
+    a collection before, which `only_new_objects` makes.
     """
-    gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
