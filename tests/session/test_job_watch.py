@@ -182,6 +182,22 @@ def test_what_grows_is_read_and_what_was_read_is_evidence(job: Job) -> None:
     assert len(job.reader.requests) == count + 1
 
 
+def test_of_processes_that_do_the_same_the_one_that_still_grows_is_read(job: Job) -> None:
+    starts, leaks = job.child(), job.child()
+    as_workers(job, starts, leaks)
+    for step in range(1, 80):
+        job.wakes(step, step)
+        if step <= 12:
+            grow(starts, 2 * MIB)
+        if step > 6:
+            grow(leaks, 2 * MIB)
+        for request in job.reader.requests[-1:]:
+            job.reader.answers = [ReadReply(request.pid, float(step), took_s=0.1)]
+    asked = [request.pid for request in job.reader.requests]
+    assert asked == sorted(asked, key=[starts.pid, leaks.pid].index)
+    assert set(asked) == {starts.pid, leaks.pid}
+
+
 def test_a_process_that_cannot_be_read_says_why_and_is_not_asked_for_again(job: Job) -> None:
     process = job.child()
     as_workers(job, process)

@@ -105,6 +105,7 @@ class _RoleReading:
         taken: how many have come that found more than those before.
         base, highest: what is added to the numbers that holders have in its process, and the highest so far:
             another process begins again with 1.
+        risen: bytes by which it has grown lately.
         estimate_at: readings of its size at which its growth is estimated again.
     """
 
@@ -116,6 +117,7 @@ class _RoleReading:
     taken: int = 0
     base: int = 0
     highest: int = 0
+    risen: float = 0.0
     estimate_at: float = 0.0
 
 
@@ -210,7 +212,7 @@ class JobWatch:
 
     def _to_read(self) -> list[tuple[str, int]]:
         """Return the roles that grow and are to be read, each with its process."""
-        chosen: dict[str, tuple[float, str, int]] = {}
+        chosen: dict[str, tuple[float, bool, str, int]] = {}
         for process in self._processes.values():
             if process.named is None:
                 continue
@@ -219,15 +221,18 @@ class JobWatch:
             if evidence.role is None or evidence.role.unread is not None:
                 continue
             seconds = evidence.run["second"]
-            if not reading.pid and seconds.marks >= reading.estimate_at:
+            if seconds.marks >= reading.estimate_at:
                 reading.estimate_at = seconds.marks * POLICY.again
-                if _still_rises(seconds.tracks["cpu"].points().floors):
+                reading.risen = _risen_lately(seconds.tracks["cpu"].points().floors)
+                if reading.risen and not reading.pid:
                     reading.pid = -1
             if reading.pid:
                 known = chosen.get(process.named.group)
-                rank = float(reading.pid <= 0), role, process.pid
+                # While they start, all rise. Another than the one that is read has to rise twice as fast.
+                is_read = reading.pid > 0
+                rank = -reading.risen * (1 + is_read), not is_read, role, process.pid
                 chosen[process.named.group] = rank if known is None else min(known, rank)
-        return [(role, pid) for _, role, pid in chosen.values()]
+        return [(role, pid) for _, _, role, pid in chosen.values()]
 
     def _take(self, reply: ReadReply) -> None:
         """Take a reading that was asked for."""
@@ -390,9 +395,12 @@ class JobWatch:
         about.where, about.group = named.where, named.group
 
 
-def _still_rises(floors: Floats) -> bool:
-    """Whether sizes have risen, and lately as well: worth a first reading, long before it is certain."""
+def _risen_lately(floors: Floats) -> float:
+    """Return the bytes by which sizes have risen lately; 0 if they are not worth a first reading.
+
+    They are long before growth is certain.
+    """
     if len(floors) < FEWEST:
-        return False
+        return 0.0
     half = float(floors[-1] - floors[len(floors) // 2])
-    return floors[-1] - floors[0] >= POLICY.rises and half >= POLICY.rises / 2
+    return half if floors[-1] - floors[0] >= POLICY.rises and half >= POLICY.rises / 2 else 0.0
