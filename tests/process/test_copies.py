@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def test_the_program_is_not_told() -> None:
         for name in ("before", "after_in_parent", "after_in_child"):
             os.register_at_fork(**{name: lambda name=name: told.append(name)})
         assert result_of(lambda: repr(told).encode()) == b"[]"
-        copy = copy_of(lambda: time.sleep(60) or b"")
+        copy = copy_of(lambda: signal.pause() or b"")
         with pytest.raises(ChildProcessError):
             os.waitid(os.P_PID, copy.pid, os.WEXITED | os.WNOHANG)  # as if there were no such child
         assert copy.pid in living() and copy.pid not in descendants(os.getpid())
@@ -98,7 +98,7 @@ def test_the_program_is_not_told() -> None:
 
 def test_nothing_is_left_of_copies_that_fail_or_are_late() -> None:
     open_before = sorted(os.listdir("/proc/self/fd"))
-    failed, late = copy_of(lambda: b"" + 1), copy_of(lambda: time.sleep(60) or b"")  # type: ignore[operator]
+    failed, late = copy_of(lambda: b"" + 1), copy_of(lambda: signal.pause() or b"")  # type: ignore[operator]
     assert failed.result(60) is None
     assert late.result(0.05) is None
     assert sorted(os.listdir("/proc/self/fd")) == open_before
@@ -139,7 +139,7 @@ def test_threads_that_want_the_interpreter_do_not_stop_a_copy() -> None:
 
 
 def test_a_forked_child_of_the_program_does_not_keep_it() -> None:
-    copy = copy_of(lambda: time.sleep(60) or b"")
+    copy = copy_of(lambda: signal.pause() or b"")
     pid = os.fork()
     if not pid:
         os._exit(len(living()))
@@ -178,13 +178,13 @@ def program() -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 def test_it_ends_with_the_program(program: tuple[subprocess.Popen[str], int]) -> None:
     process, copy = program
-    assert _lives(copy)
+    number, ends = os.pidfd_open(copy), select.poll()
+    ends.register(number, select.POLLIN)
+    assert not ends.poll(0)
     process.kill()
     process.wait()
-    until = time.monotonic() + 60
-    while _lives(copy):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert ends.poll(60_000)
+    os.close(number)
 
 
 def _lives(pid: int) -> bool:

@@ -60,19 +60,20 @@ def descendants(pid: int | None = None) -> list[int]:
     """
     if pid is None and not _has_children():
         return []
+    own = living()
     found = [os.getpid() if pid is None else pid]
     if not _kernel_lists_children():
         import psutil
 
         try:
-            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+            below = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+            return [process for process in below if process not in own]
         except psutil.Error:
             return []
     for parent in found:
         for thread in _listed(f"/proc/{parent}/task"):
             listed = _bytes_of(f"/proc/{parent}/task/{thread}/children")
             found += map(int, listed.split())
-    own = living()
     return [process for process in found[1:] if process not in own]
 
 

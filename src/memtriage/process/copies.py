@@ -14,18 +14,20 @@ import, print, or run code of the program.
 from __future__ import annotations
 
 import ctypes
-import platform
-import resource
 import select
 import signal
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain, repeat, starmap
 from typing import Any, Final
 
 from memtriage.process.collector import collector_paused
 from memtriage.process.stdlib import os, time
+
+with suppress(ImportError):  # Windows, where no copies are made
+    import resource
 
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
 """Number of the system call."""
@@ -102,6 +104,11 @@ def living() -> frozenset[int]:
     return frozenset(_living)
 
 
+def copies_are_made() -> bool:
+    """Whether `work_in_copy` makes copies here, unless the system refuses."""
+    return _flags_and_locks() is not None
+
+
 def work_in_copy(work: Callable[[], bytes]) -> Copy | None:
     """Make a copy of this process that does the work, while the calling thread goes on.
 
@@ -112,7 +119,7 @@ def work_in_copy(work: Callable[[], bytes]) -> Copy | None:
         None where no copy can be made: on another system than Linux with glibc, another interpreter than
         CPython 3.11 to 3.13, where the system refuses, or after two copies were lost.
     """
-    known = _flags_and_locks() if _lost < _MOST_LOST else None
+    known = _flags_and_locks()
     if known is None:
         return None
     try:
@@ -140,7 +147,7 @@ def _clone(pidfd: ctypes.c_int, known: list[tuple[ctypes.c_void_p, int, ctypes.c
     over to a thread that is not there.
     """
     arguments = (
-        _CLONE[platform.machine()],
+        _CLONE[os.uname().machine],
         ctypes.c_ulong(_CLONE_PIDFD),
         None,
         ctypes.byref(pidfd),
@@ -172,14 +179,16 @@ def _work(work: Callable[[], bytes], result: int, parent: int) -> None:
 
 
 def _flags_and_locks() -> list[tuple[ctypes.c_void_p, int, ctypes.c_size_t]] | None:
-    """Return what a copy sets to zero, as arguments of `memset`; None if it is not known here.
+    """Return what a copy sets to zero, as arguments of `memset`; None if no copy is to be made here.
 
     CPython's lock begins with the switch interval, the thread that has it and the number 1, and goes on with
     a condition and a mutex, twice. What other threads did to these does not end in a copy.
     """
-    version, machine = sys.version_info[:2], platform.machine()
-    with_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if _libc is None or version not in _REQUEST or machine not in _CLONE or not with_lock:
+    version, with_lock = sys.version_info[:2], getattr(sys, "_is_gil_enabled", lambda: True)()
+    if _libc is None or _lost >= _MOST_LOST or version not in _REQUEST or not with_lock:
+        return None
+    machine = os.uname().machine
+    if machine not in _CLONE:
         return None
     _libc.PyInterpreterState_Get.restype = _libc.PyThreadState_Get.restype = ctypes.c_void_p
     structures = {"interpreter": _libc.PyInterpreterState_Get(), "thread": _libc.PyThreadState_Get()}

@@ -22,7 +22,7 @@ from memtriage.observe.host import in_use
 from memtriage.observe.identity import Addresses
 from memtriage.observe.objects import instances
 from memtriage.observe.tensors import is_pinned, storage_facts, undisturbed
-from memtriage.process.copies import Copy, work_in_copy
+from memtriage.process.copies import Copy, copies_are_made, work_in_copy
 from memtriage.process.json_text import encode
 from memtriage.process.stdlib import os, time
 
@@ -71,7 +71,7 @@ def answer_in_copy(baselines: Mapping[int, int], script_root: str | None, follow
     program wrote to all of its own meanwhile.
     """
     limit, used = host_limit(), in_use()
-    if used is None or 2 * used.resident > limit.bytes - counted(limit, used):
+    if not copies_are_made() or used is None or 2 * used.resident > limit.bytes - counted(limit, used):
         return None
     known = _read_beforehand(baselines, script_root)
     if known is None:
@@ -118,7 +118,8 @@ def _pinned_storages() -> set[int]:
     tensors = instances(lambda kind: issubclass(kind, sys.modules["torch"].Tensor))
     with undisturbed():
         found = ((tensor, storage_facts(tensor)) for tensor in tensors)
-        return {facts.address for tensor, facts in found if facts is not None and is_pinned(tensor)}
+        on_cpu = ((tensor, facts) for tensor, facts in found if facts is not None and facts.device == "cpu")
+        return {facts.address for tensor, facts in on_cpu if is_pinned(tensor)}
 
 
 def _to_follow(view: CensusView, census: Census) -> tuple[list[HolderGroup], list[GroupDetail]]:
