@@ -79,6 +79,15 @@ def test_what_a_holder_lost_when_the_program_had_ended_is_no_end_of_its_growth()
     assert rise.rate == pytest.approx(MIB)
 
 
+@pytest.mark.parametrize("rounding", [0, 4096, 16384])
+def test_what_malloc_rounds_up_is_not_the_holders_growth(rounding: int) -> None:
+    """The censuses come before a step's storage is kept, the one at the end after that of the last step."""
+    censuses, before = (12, 24, STEPS), {12: 1, 24: 1}
+    found = lambda at: [held(MIB * (at - before.get(at, 0)), at - before.get(at, 0))]  # noqa: E731
+    rise = the(observed({"cpu": rising(MIB + rounding)}, found, censuses, last={"between": False}))
+    assert (certainty_of(rise), rise.rate) == ("proven", MIB)
+
+
 @pytest.mark.parametrize("counters", [{"cpu": rising(MIB)}, {"cuda:0": flat()}])
 def test_what_a_holder_got_when_functions_had_returned_is_no_growth(
     counters: dict[str, list[float]],

@@ -31,7 +31,7 @@ may together. Less than all: malloc rounds up, and others grow meanwhile."""
 OPEN: Final = 1 - ACCOUNTS
 """This part of a rise may stay unexplained."""
 PACE: Final = 0.1
-"""Holders get their counter's rate if theirs together differs by more than this part of it."""
+"""Holders get their counter's rate if theirs differs by more than this part of it: malloc rounds up."""
 MINOR: Final = 0.1
 """What is less than this part of a proven rise is not seen in it: a holder is then proven by the censuses
 alone, and a suspicion is not reported."""
@@ -146,7 +146,8 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
         (at, before), (end, found) = points[-2:]
         rates = [(most - least) / (to - since) for (since, least), (to, most) in pairwise(points[:-1])]
         risen = 0.0 if counter is None else counter.rise(at, end)[0]
-        points[-1] = end, min(found, before + max(risen, max(rates) * (end - at)))
+        usual = max(rates) * (end - at)
+        points[-1] = end, min(found, before + (risen if risen > (1 + PACE) * usual else usual))
         if found - before < ESTIMATE.slows * min(rates) * (end - at):
             points.pop()
     if points[-1][0] <= points[0][0] or points[-1][1] <= points[0][1]:
