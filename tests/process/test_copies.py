@@ -98,12 +98,30 @@ def test_the_program_is_not_told() -> None:
 
 def test_nothing_is_left_of_copies_that_fail_or_are_late() -> None:
     open_before = sorted(os.listdir("/proc/self/fd"))
-    failed, late = copy_of(lambda: b"" + 1), copy_of(lambda: signal.pause() or b"")  # type: ignore[operator]
+    failed, *late = copy_of(lambda: b"" + 1), *(copy_of(lambda: signal.pause() or b"") for _ in range(2))  # type: ignore[operator]
     assert failed.result(60) is None
-    assert late.result(0.05) is None
+    assert [each.result(0.05) for each in late] == [None, None]
     assert sorted(os.listdir("/proc/self/fd")) == open_before
-    assert not Path(f"/proc/{failed.pid}").exists() and not Path(f"/proc/{late.pid}").exists()
+    assert not any(Path(f"/proc/{each.pid}").exists() for each in (failed, *late))
     assert work_in_copy(lambda: b"") is None, "after two lost copies no more are made"
+
+
+def test_work_that_fails_is_no_lost_copy() -> None:
+    assert [result_of(lambda: b"" + 1) for _ in range(3)] == [None] * 3  # type: ignore[operator]
+    assert result_of(lambda: b"done") == b"done"
+
+
+def test_files_that_get_the_descriptors_of_a_copy_are_not_closed(tmp_path: Path) -> None:
+    open_before = set(os.listdir("/proc/self/fd"))
+    copy = copy_of(lambda: b"done")
+    (number,) = (int(name) for name in set(os.listdir("/proc/self/fd")) - open_before if int(name) > 2)
+    os.close(number)
+    with (tmp_path / "file").open("w") as file:
+        os.dup2(file.fileno(), number)
+    assert copy.result(60) is None
+    os.write(number, b"written")
+    os.close(number)
+    assert (tmp_path / "file").read_text() == "written"
 
 
 def test_a_copy_that_waits_for_what_never_comes_is_given_up() -> None:

@@ -59,6 +59,12 @@ def backward_runs() -> bool:
     return False
 
 
+def imports_torch() -> bool:
+    """Whether torch is only partly imported: its objects cannot be told apart yet."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 def is_engine(code: CodeType) -> bool:
     """Return whether a function is the one that every way into the autograd engine has a frame of."""
     return code.co_name == _ENGINE and code.co_filename.endswith(_ENGINE_FILE)

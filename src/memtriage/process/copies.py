@@ -14,7 +14,6 @@ import, print, or run code of the program.
 from __future__ import annotations
 
 import ctypes
-import select
 import signal
 import struct
 import sys
@@ -24,6 +23,7 @@ from itertools import chain, repeat, starmap
 from typing import Any, Final
 
 from memtriage.process.collector import collector_paused
+from memtriage.process.descriptors import Descriptor
 from memtriage.process.stdlib import os, time
 
 with suppress(ImportError):  # Windows, where no copies are made
@@ -31,7 +31,7 @@ with suppress(ImportError):  # Windows, where no copies are made
 
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
 """Number of the system call."""
-_CLONE_PIDFD: Final = 0x1000
+_CLONE_PARENT_SETTID: Final = 0x100000
 _ALL_CHILDREN: Final = 0x40000000  # __WALL: `wait` leaves children without an exit signal out
 _PR_SET_PDEATHSIG: Final = 1
 _REQUEST: Final = {
@@ -45,8 +45,8 @@ _SEARCHED: Final = 16384
 _CPU_S: Final = 60
 """Processor time that a copy may take."""
 _NICE: Final = 5
-_EACH_S: Final = 0.25
-_ASLEEP: Final = 8
+_EACH_S: Final = 0.01
+_ASLEEP: Final = 200
 """A copy that is asleep at so many looks in a row, one each `_EACH_S`, is killed."""
 _MOST_LOST: Final = 2
 
@@ -61,28 +61,33 @@ class Copy:
         pid: the copy's process.
     """
 
-    def __init__(self, pidfd: int, result: int) -> None:
-        self._pidfd, self._result = pidfd, result
-        with open(f"/proc/self/fdinfo/{pidfd}") as fields:
-            self.pid = next(int(line.split()[1]) for line in fields if line.startswith("Pid:"))
-        _living[self.pid] = self
+    def __init__(self, pid: int, result: Descriptor) -> None:
+        self.pid, self._result = pid, result
+        _living[pid] = self
 
     def result(self, within_s: float) -> bytes | None:
-        """Wait for what the work returned; None if it failed, waits itself for 2 s, or took longer."""
+        """Wait for what the work returned; None if it failed, waits itself for 2 s, or took longer.
+
+        None, too, if the program has closed all descriptors meanwhile.
+        """
         global _lost
+        # Nothing else reaps it, so that its number is not used again until then.
+        ended, until, asleep = None, time.monotonic() + within_s, 0
         try:
-            ends = select.poll()
-            ends.register(self._pidfd, select.POLLIN)
-            until, asleep = time.monotonic() + within_s, 0
-            while not ends.poll(1000 * max(0.0, min(_EACH_S, until - time.monotonic()))):
+            while ended is None and asleep < _ASLEEP and time.monotonic() < until:
+                time.sleep(_EACH_S)
                 asleep = asleep + 1 if self._sleeps() else 0
-                if asleep == _ASLEEP or time.monotonic() >= until:
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                    break
-            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | _ALL_CHILDREN)
-            if ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0):
-                return os.pread(self._result, os.fstat(self._result).st_size, 0)
-            _lost += 1
+                ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | _ALL_CHILDREN)
+            if ended is None:
+                os.kill(self.pid, signal.SIGKILL)
+                ended = os.waitid(os.P_PID, self.pid, os.WEXITED | _ALL_CHILDREN)
+            if ended is None or ended.si_code != os.CLD_EXITED:
+                _lost += 1
+                return None
+            if ended.si_status or not self._result.ours:
+                return None
+            return os.pread(self._result.number, os.fstat(self._result.number).st_size, 0)
+        except ChildProcessError:  # the program waits for children of every kind
             return None
         finally:
             self.close()
@@ -93,10 +98,9 @@ class Copy:
             return stat.read().rpartition(b")")[2].split()[0] == b"S"
 
     def close(self) -> None:
-        """Close its descriptors."""
+        """Close its descriptor."""
         del _living[self.pid]
-        os.close(self._pidfd)
-        os.close(self._result)
+        self._result.close()
 
 
 def living() -> frozenset[int]:
@@ -123,24 +127,24 @@ def work_in_copy(work: Callable[[], bytes]) -> Copy | None:
     if known is None:
         return None
     try:
-        result = os.memfd_create("memtriage", os.MFD_CLOEXEC)
+        result = Descriptor(os.memfd_create("memtriage", os.MFD_CLOEXEC))
     except OSError:
         return None
-    pidfd, parent = ctypes.c_int(-1), os.getpid()
+    pid, parent = ctypes.c_int(-1), os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with collector_paused():
-            if _clone(pidfd, known):
-                _work(work, result, parent)
+            if _clone(pid, known):
+                _work(work, result.number, parent)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if pidfd.value < 0:
-        os.close(result)
+    if pid.value < 0:
+        result.close()
         return None
-    return Copy(pidfd.value, result)
+    return Copy(pid.value, result)
 
 
-def _clone(pidfd: ctypes.c_int, known: list[tuple[ctypes.c_void_p, int, ctypes.c_size_t]]) -> bool:
+def _clone(pid: ctypes.c_int, known: list[tuple[ctypes.c_void_p, int, ctypes.c_size_t]]) -> bool:
     """Return whether this is the copy, where the flags and locks have been set to zero.
 
     All in one C call: between two instructions of Python code, the copy would hand the interpreter's lock
@@ -148,9 +152,9 @@ def _clone(pidfd: ctypes.c_int, known: list[tuple[ctypes.c_void_p, int, ctypes.c
     """
     arguments = (
         _CLONE[os.uname().machine],
-        ctypes.c_ulong(_CLONE_PIDFD),
+        ctypes.c_ulong(_CLONE_PARENT_SETTID),
         None,
-        ctypes.byref(pidfd),
+        ctypes.byref(pid),
         None,
         None,
     )

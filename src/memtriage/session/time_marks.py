@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from memtriage.observe import cuda
-from memtriage.observe.alone import backward_runs
+from memtriage.observe.alone import backward_runs, imports_torch
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.main_thread import MainThreadCall
 from memtriage.observe.repeated_calls import RepeatedCalls
@@ -125,17 +125,14 @@ class TimeMarks:
         """Whether the program is doing something that a mark, or its census, must not disturb."""
         # A thread that announced a backward may be on its way into the engine, where it is not visible yet.
         in_backward = self.progress.position.phase == "backward" or backward_runs()
-        return in_backward or cuda.capturing() or _importing()
+        return in_backward or cuda.capturing() or imports_torch() or _importing()
 
 
 def _importing() -> bool:
-    """Whether torch is only partly imported, or the program is importing: that is not growth of a loop.
+    """Whether the program is importing: that is not growth of a loop.
 
     Inside the import system, a census would also meet locks that the program holds.
     """
-    spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    if getattr(spec, "_initializing", False):
-        return True
     frame = programs_frame(sys._getframe())
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):

@@ -136,6 +136,18 @@ def test_a_watch_that_has_ended_refuses(watched: Watched) -> None:
     assert asking(watched).refused == "its watch has ended"
 
 
+def test_the_process_takes_what_a_copy_failed_at(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failed:
+        def result(self, within_s: float) -> None:
+            return None
+
+    copies: list[Failed] = []
+    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: copies.append(Failed()) or copies[-1])
+    monkeypatch.setattr(answer, "take_answer", lambda *asked: Answer(pid=1))
+    assert asking(watched).step == 12
+    assert len(copies) == 1
+
+
 def test_what_a_census_fails_at_is_told(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(baselines: Any, root: Any, follow: bool) -> Answer:
         raise ValueError("odd heap")

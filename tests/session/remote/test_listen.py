@@ -103,6 +103,27 @@ def test_a_failure_to_accept_passes(start: Start, monkeypatch: pytest.MonkeyPatc
     assert ask(os.getpid(), 20.0).step == 7
 
 
+def test_a_file_that_gets_the_descriptor_of_a_request_is_neither_written_nor_closed(
+    start: Start, tmp_path: Path
+) -> None:
+    """A program may close every descriptor, and open files of its own."""
+    numbers: list[int] = []
+
+    def answer_later(within_s: float, follow: bool) -> Answer:
+        numbers.append(max(int(name) for name in os.listdir("/proc/self/fd")))
+        with (tmp_path / "file").open("w") as file:
+            os.dup2(file.fileno(), numbers[0])
+        return Answer(pid=1)
+
+    listener = start(answer_later)
+    with pytest.raises(AskError, match="broke off"):
+        ask(os.getpid(), 20.0)
+    listener.stop()
+    os.write(numbers[0], b"written")
+    os.close(numbers[0])
+    assert (tmp_path / "file").read_text() == "written"
+
+
 def test_where_it_cannot_listen_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Path:
         raise listen.PlaceError("/tmp/memtriage-0: belongs to another user")

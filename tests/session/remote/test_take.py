@@ -80,6 +80,12 @@ def test_a_copy_gives_the_same_answer(follow: bool) -> None:
     assert all(sum(row.bytes for row in ledger.rows) == ledger.total for ledger in copied.ledgers)
 
 
+def test_none_while_torch_is_only_partly_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.__spec__, "_initializing", True, raising=False)
+    assert take_answer() is None
+    assert answer_in_copy({}, None, follow=False) is None
+
+
 def test_none_where_a_copy_might_need_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     used = take.in_use()
     assert used is not None

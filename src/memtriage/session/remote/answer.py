@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -61,23 +62,23 @@ class Responder:
         """Take a census of this process, or say why there is none.
 
         The main thread makes a copy of the process that takes it, between two instructions of the program
-        and not inside a backward. Where no copy can be made, it takes the census itself. If it does not
-        return to Python code in time, as in a job that hangs, the calling thread takes it.
+        and not inside a backward. Where no copy can be made, or one failed, it takes the census itself. If
+        it does not return to Python code in time, as in a job that hangs, the calling thread takes it.
 
         Args:
             within_s: how long to wait for such an instant.
             follow: as for `memtriage.session.remote.take.take_answer`.
         """
-        deadline = Deadline(within_s)
+        deadline, in_copy = Deadline(within_s), True
         while self.running():
             # The requesting process does not wait longer for the census itself (`remote/ask.py`).
-            call = own_work_in_main_thread(lambda: self._look(deadline, follow, in_copy=True))
+            call = own_work_in_main_thread(partial(self._look, deadline, follow, in_copy=in_copy))
             reached, answer = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
             if not reached:
                 with Alone():
                     answer = self._look(deadline, follow, in_copy=False)
             if isinstance(answer, _Looking):
-                answer = answer.result(within_s)
+                answer, in_copy = answer.result(within_s), False
             if answer is not None:
                 return answer
             if not deadline.left_s:
@@ -116,7 +117,7 @@ class Responder:
             ledgers=take_ledgers(None, dict(self.baselines)),
             notes=[
                 f"no owners and no holders: for {duration(deadline.passed_s)} the process was inside a "
-                "backward, whose graph must not be read, or in a census of its own"
+                "backward, whose graph must not be read, in a census of its own, or importing torch"
             ],
             **self._placed(deadline),
         )

@@ -100,20 +100,21 @@ class Listener:
         assert self._socket is not None and self._descriptor is not None
         while self._descriptor.ours:  # else the program has closed it, and nobody can ask any more
             try:
-                connection, _ = self._socket.accept()
+                connection, descriptor = own_socket(self._socket.accept()[0])
             except OSError:
                 if self._stopping:
                     return
                 # For example, no free file descriptor. That passes, and later requests are answered.
                 time.sleep(_TRY_AGAIN_S)
                 continue
-            with connection:
-                try:
-                    self._serve_one(connection)
-                except (OSError, ValueError):  # the other end is gone, or its request is invalid
-                    continue
+            try:
+                self._serve_one(connection, descriptor)
+            except (OSError, ValueError):  # the other end is gone, or its request is invalid
+                continue
+            finally:
+                close_socket(connection, descriptor)
 
-    def _serve_one(self, connection: socket.socket) -> None:
+    def _serve_one(self, connection: socket.socket, descriptor: Descriptor) -> None:
         if peer(connection)[1] not in (os.geteuid(), 0):
             return
         connection.settimeout(_READ_WITHIN_S)
@@ -123,8 +124,9 @@ class Listener:
         except Exception as error:  # the run and this thread continue, whatever makes a census fail
             refused = f"the census failed ({type(error).__name__}: {error})"
             text = encode(Answer(pid=self._pid, refused=refused))
-        connection.settimeout(_WRITE_WITHIN_S)
-        connection.sendall(text + b"\n")
+        if descriptor.ours:  # else it is another file by now
+            connection.settimeout(_WRITE_WITHIN_S)
+            connection.sendall(text + b"\n")
 
 
 def peer(connection: socket.socket) -> tuple[int, int, int]:

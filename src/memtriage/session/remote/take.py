@@ -15,7 +15,7 @@ from memtriage.account.ledgers import DeviceReading, read_devices, take_ledgers
 from memtriage.model.asked import Answer, HeldHere
 from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.observe import cuda
-from memtriage.observe.alone import backward_runs
+from memtriage.observe.alone import backward_runs, imports_torch
 from memtriage.observe.autograd import unread_saved_tensors
 from memtriage.observe.cgroup import counted, host_limit
 from memtriage.observe.host import in_use
@@ -52,8 +52,8 @@ def take_answer(
 ) -> Answer | None:
     """Take a census of this process now, in the calling thread; None if it must not be inspected now.
 
-    It must not while a backward runs in any thread, or this thread captures a CUDA graph. The answer keeps no
-    tensor alive.
+    It must not while a backward runs in any thread, this thread captures a CUDA graph, or torch is being
+    imported. The answer keeps no tensor alive.
 
     Args:
         baselines: bytes outside the allocator when a device was first seen, by CUDA index.
@@ -81,7 +81,7 @@ def answer_in_copy(baselines: Mapping[int, int], script_root: str | None, follow
 
 
 def _read_beforehand(baselines: Mapping[int, int] | None, script_root: str | None) -> _Beforehand | None:
-    if backward_runs() or (cuda.initialized() and cuda.capturing()):
+    if imports_torch() or backward_runs() or (cuda.initialized() and cuda.capturing()):
         return None
     return _Beforehand(os.getpid(), dict(baselines or {}), read_host(), read_devices(script_root))
 
