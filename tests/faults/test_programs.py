@@ -40,6 +40,16 @@ def test_a_program_that_trains(tmp_path: Path, name: str) -> None:
     assert rank.end is not None and not failed, rank.notes
 
 
+@pytest.mark.parametrize(
+    "name", ["leaking_modes", "descriptors_and_threads", "exceptions_from_outside", "frames", "settings"]
+)
+def test_a_program_that_is_asked_all_the_time(tmp_path: Path, name: str) -> None:
+    """Copies of it take the censuses."""
+    plain, watched = run_both(tmp_path, f"{name}.py", options=["--listen"])
+    assert watched.answers > 0
+    assert (plain.status, watched) == (0, plain)
+
+
 def test_a_program_that_waits_for_signals_and_becomes_another(tmp_path: Path) -> None:
     plain, watched = run_both(tmp_path, "signals.py")
     assert plain.status == 9
