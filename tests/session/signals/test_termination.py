@@ -148,9 +148,10 @@ def test_native_hang_dies_all_the_same(hang: str, threads: int) -> None:
         for _ in range({threads}):
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         with TerminationGuard(report, grace_s=0.05) as guard:
+            say("watchdog" if guard.watchdog_pid else "none")
             {hang}()
     """) as watched:
-        assert watched.line() == "ready"
+        assert [watched.line(), watched.line()] == ["watchdog", "ready"]
         watched.send(signal.SIGTERM)
         assert watched.end() == (-signal.SIGTERM, [], "")
 
