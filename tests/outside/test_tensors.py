@@ -93,6 +93,9 @@ def test_gradients_nodes_and_bases(reader: Callable[[], TorchReader]) -> None:
     assert parts.gradients.tolist() == [read.gradient(tensor) for tensor in of.values()]
     assert parts.bases.tolist() == [read.base(tensor) for tensor in of.values()]
     assert parts.wrappers.tolist() == [id(tensor) for tensor in tensors.values()]
+    live = read.live(np.array([*of.values(), nodes["middle"]], np.int64))  # a node is no tensor
+    sizes = [tensor.untyped_storage().nbytes() for tensor in tensors.values()]
+    assert live.sizes.tolist() == [*sizes, 0] and live.parts[0][0].tolist() == [*of.values(), 0]
 
 
 def test_a_graph_leads_to_its_leaves_and_to_what_it_saved(reader: Callable[[], TorchReader]) -> None:
