@@ -135,6 +135,9 @@ def test_states_of_optimizers_come_from_pools_that_are_primed():
     primed = counters(text, pools={0: 30 * MIB})
     assert [step.peak_reserved for step in primed] == [2 * MIB + 30 * MIB + 20 * MIB] * 2
     assert [step.end_allocated for step in primed] == [step.end_allocated for step in without]
+    # Once they are freed, an emptied cache returns the pool's segment.
+    freed = "state_of 0\n + state 3000000\n - state\n state_of -1\n empty\n + weight 1000\n forward 0"
+    assert counters(freed, 1, pools={0: 30 * MIB})[0].peak_reserved == 2 * MIB
 
 
 def test_a_private_pool_is_put_back_into_a_state_that_it_had():
