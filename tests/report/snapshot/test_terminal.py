@@ -53,6 +53,18 @@ def test_a_recording_without_events_still_tells_what_is_alive() -> None:
     assert "no events were recorded" in text
 
 
+def test_one_event_is_no_chart() -> None:
+    program = Program()
+    program.alloc(5 << 20, user(3))
+    snapshot = snapshot_of(program)
+    (trace,) = snapshot["device_traces"]
+    charts = []
+    for count in (1, 2):
+        snapshot["device_traces"] = [trace[-count:]]
+        charts.append("event by event" in printed(render, recording_of(snapshot)))
+    assert charts == [False, True]
+
+
 def test_a_heading_has_the_steps_and_how_they_were_found() -> None:
     program = Program()
     program.alloc(1 << 22, user(3))
