@@ -332,6 +332,13 @@ def test_a_script_ends_as_it_would_and_has_its_verdict(
     assert finding["allocated_at"] == "train.py:9 in train"
 
 
+def test_sites_are_named_from_the_folder_of_the_script(tmp_path: Path) -> None:
+    write(tmp_path, "def batch():\n    return bytearray(200_000)\n", "parts/data.py")
+    source = "from parts.data import batch\n" + host_leak("pass").replace("bytearray(200_000)", "batch()")
+    (finding,) = run(tmp_path, source).judged["findings"]
+    assert finding["allocated_at"] == "parts/data.py:2 in batch"
+
+
 def interrupted(folder: Path, source: str, signum: int) -> Run:
     """A script that waits for its input behind the line `ready` gets a signal there."""
     script = write(folder, source)
