@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from memtriage.catalogue.growing import NATIVE
 from memtriage.diagnose.causes import one_a_cause
+from memtriage.diagnose.growth.attribution import Open
 from memtriage.diagnose.growth.estimate import Growth
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak
 from memtriage.model.findings import Projection
@@ -51,6 +53,13 @@ def test_the_evidence_of_one_part_that_is_as_certain_is_given() -> None:
     first, shown = evidence(leak)
     assert first.startswith("the sum of: 40 B per step at train.params['1']; 50 B per step at")
     assert shown.startswith("the first of these: the counter of counter 1 rises")
+
+
+def test_each_reason_why_growth_is_only_suspected_has_words() -> None:
+    reasons = get_args(Open)
+    leak = part(0, certainty="suspected", shown_by=Counted("cpu", Growth("growing"), 0, reasons))
+    said = [line for line in evidence(leak) if line.startswith("suspected only: ")]
+    assert len(set(said)) == len(reasons)
 
 
 def test_memory_of_several_parts_is_full_once() -> None:
