@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from memtriage.cli import commands, run
+from memtriage.prediction.gpu_kinds import GPU_KINDS
 from support import documents
 from support.documented_commands import script_options
 from support.documents import ROOT
@@ -60,6 +61,10 @@ def test_every_command_has_a_page_that_describes_every_option(command: str) -> N
         for option in _OPTION.findall(code)
     }
     assert _options(command) <= described, f"{_pages(command)}: {_options(command) - described}"
+
+
+def test_every_kind_of_gpu_is_on_the_page_of_predict() -> None:
+    assert GPU_KINDS.keys() <= {code for _, code in documents.code_spans(ROOT / "docs/predict.md")}
 
 
 @pytest.mark.parametrize("command", _subcommands())

@@ -17,3 +17,8 @@ def test_an_unknown_kind_names_the_known_ones():
 def test_every_kind_has_the_memory_of_a_gpu(kind):
     assert 10 * 2**30 < kind.memory < 300 * 2**30
     assert 0 < kind.outside < 2**31
+
+
+@pytest.mark.parametrize("kind", GPU_KINDS.values(), ids=GPU_KINDS)
+def test_the_capability_of_every_kind_is_known(kind):
+    assert kind.threads_per_multiprocessor >= 1024 and kind.shared_memory > 48 << 10  # what any block may ask
