@@ -27,7 +27,6 @@ class ForecastPolicy:
     Attributes:
         sizes: different batch sizes that a fit needs. In a random order few steps raise the peak: about 5 of
             100.
-        freedom: readings that a line needs beyond its two coefficients.
         for_curve: readings that a curve needs beyond its three: noise bends a curve through few.
         deviations: least width of the error bar, in standard errors.
         for_few: with this many degrees of freedom the error bar is twice as wide: an error from few readings
@@ -37,7 +36,6 @@ class ForecastPolicy:
     """
 
     sizes: int = 4
-    freedom: int = 2
     for_curve: int = 8
     deviations: float = 3.0
     for_few: float = 5.0
@@ -156,21 +154,21 @@ def forecast(seen: Sequence[Needed]) -> Forecast | None:
     """Fit what batches needed to their sizes; None if there are too few, or sizes do not explain it."""
     if len({needed.batch for needed in seen}) < POLICY.sizes:
         return None
-    straight, curved = _fit(seen, 2, POLICY.freedom), _fit(seen, 3, POLICY.for_curve)
+    straight, curved = _fit(seen, 2), _fit(seen, 3) if len(seen) >= 3 + POLICY.for_curve else None
     if straight is None or straight.coefficients[-1] <= straight.last_error:
         return None
     return straight if curved is None or abs(curved.coefficients[-1]) <= curved.last_error else curved
 
 
-def _fit(seen: Sequence[Needed], degree: int, least_freedom: int) -> Forecast | None:
+def _fit(seen: Sequence[Needed], degree: int) -> Forecast | None:
     items = np.array([needed.batch.items for needed in seen])
     longest = np.array([needed.batch.length for needed in seen])
     values = np.array([needed.bytes for needed in seen], dtype=float)
     terms = _terms(items, longest, _scale(seen), degree)
     sums = terms.T @ terms
-    freedom = len(seen) - degree
-    if freedom < least_freedom or np.linalg.matrix_rank(sums) < degree:
+    if np.linalg.matrix_rank(sums) < degree:
         return None
+    freedom = len(seen) - degree
     inverse: Floats = np.linalg.inv(sums)
     coefficients: Floats = inverse @ terms.T @ values
     left = values - terms @ coefficients
