@@ -57,12 +57,12 @@ def _mapping(kind: type[_Mapping], nbytes: int) -> _Mapping:
 class _LockedMapping(mmap.mmap):
     """A mapping that unregisters itself before its pages are unmapped."""
 
-    address = 0
+    address: int
     pid = 0
 
     def __del__(self) -> None:
         # At the end of the program the driver, with its registrations, may be gone already.
-        if self.address and self.pid == os.getpid() and not sys.is_finalizing():
+        if self.pid == os.getpid() and not sys.is_finalizing():
             torch.cuda.synchronize()  # a copy may still be under way
             torch.cuda.cudart().cudaHostUnregister(self.address)
 
