@@ -18,11 +18,11 @@ from memtriage.allocator.what_if import (
     alternatives,
     columns_of,
     known_memory,
-    scenarios,
+    prime_recording,
     settings_of,
     what_if,
 )
-from memtriage.model.recording import ALLOC, SEGMENT_ALLOC, SEGMENT_FREE
+from memtriage.model.recording import SEGMENT_ALLOC, SEGMENT_FREE
 from memtriage.snapshots.read import load_snapshot
 
 TORCH = "2.11"
@@ -39,96 +39,49 @@ def recorded(name: str) -> Path:
     return path
 
 
-def reserved_after(path: Path) -> np.ndarray:
-    trace, _ = read(path)
-    change = np.where(trace.kind == SEGMENT_ALLOC, trace.size, 0)
-    return np.cumsum(change - np.where(trace.kind == SEGMENT_FREE, trace.size, 0))
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in H200 if "oom" not in path.name], ids=lambda path: path.stem
-)
-def test_under_its_own_settings_a_recording_comes_out_as_it_was(path: Path) -> None:
-    trace, segments = read(path)
-    scenario = what_if(trace, segments, DEFAULTS, DEFAULTS)
-    reserved = reserved_after(path)
-    assert (scenario.peak_reserved, scenario.end_reserved) == (reserved.max(), reserved[-1])
-    live = [block.size for segment in segments for block in segment.blocks if block.state == "active"]
-    # Ties between blocks of equal size go by address, and with the place of a block goes its slack.
-    assert scenario.end_allocated == pytest.approx(sum(live), rel=0.005)
-    assert scenario.end_reserved == scenario.end_allocated + scenario.end_stranded + scenario.end_releasable
-    assert (scenario.fits, scenario.retries, scenario.recorded_ooms) == (True, 0, 0)
-
-
 def test_expandable_segments_leave_less_stranded() -> None:
     trace, segments = read(recorded("fragmentation"))
-    now = what_if(trace, segments, DEFAULTS, DEFAULTS)
-    then = what_if(trace, segments, DEFAULTS, under("expandable_segments:True"))
+    now = what_if(trace, segments, DEFAULTS, DEFAULTS).simulator
+    then = what_if(trace, segments, DEFAULTS, under("expandable_segments:True")).simulator
     assert then.peak_reserved < now.peak_reserved
-    assert then.end_stranded < now.end_stranded / 4
-    assert then.end_reserved % (2 * MIB) == 0
-
-
-def test_emptying_the_cache_at_the_end() -> None:
-    trace, segments = read(recorded("healthy"))
-    now = what_if(trace, segments, DEFAULTS, DEFAULTS)
-    emptied = what_if(trace, segments, DEFAULTS, DEFAULTS, empty_cache_at_end=True)
-    assert now.end_releasable > 0
-    assert emptied.end_releasable == 0
-    assert emptied.end_reserved == now.end_reserved - now.end_releasable
+    assert then.stranded < now.stranded / 4
+    assert then.reserved % (2 * MIB) == 0
 
 
 def test_expandable_segments_avoid_the_recorded_error() -> None:
     path = recorded("oom")
     trace, segments = read(path)
-    memory = Memory(limit=int(reserved_after(path).max()))
-    again = what_if(trace, segments, DEFAULTS, DEFAULTS, memory=memory)
-    assert (again.fits, again.recorded_ooms, again.met_ooms) == (False, 1, 1)
-    avoided = what_if(trace, segments, DEFAULTS, under("expandable_segments:True"), memory=memory)
-    assert (avoided.fits, avoided.recorded_ooms, avoided.met_ooms) == (True, 1, 0)
-    ample = what_if(trace, segments, DEFAULTS, DEFAULTS)
-    assert ample.fits
+    change = np.where(trace.kind == SEGMENT_ALLOC, trace.size, 0)
+    reserved = np.cumsum(change - np.where(trace.kind == SEGMENT_FREE, trace.size, 0))
+    memory = Memory(limit=int(reserved.max()))
+    assert not what_if(trace, segments, DEFAULTS, DEFAULTS, memory=memory).fits
+    assert what_if(trace, segments, DEFAULTS, under("expandable_segments:True"), memory=memory).fits
+    assert what_if(trace, segments, DEFAULTS, DEFAULTS).fits
 
 
-def test_a_replay_ends_where_memory_does() -> None:
+@pytest.mark.parametrize("limit", [MIB, 1 << 30])  # what was alive at the start needs more than the first
+def test_a_replay_ends_where_memory_does(limit: int) -> None:
     trace, segments = read(recorded("fragmentation"))
-    scenario = what_if(trace, segments, DEFAULTS, DEFAULTS, memory=Memory(capacity=1 << 30))
-    assert scenario.failed_at is not None
-    assert trace.kind[scenario.failed_at] == ALLOC
-    assert not scenario.fits
-    assert scenario.peak_reserved <= 1 << 30
-    nothing = what_if(
-        part(trace, 2000), segments, DEFAULTS, under("max_split_size_mb:64"), memory=Memory(limit=MIB)
-    )
-    assert nothing.failed_at == -1
+    ended = what_if(trace, segments, DEFAULTS, DEFAULTS, memory=Memory(capacity=limit))
+    assert not ended.fits
+    assert ended.simulator.peak_reserved <= limit
 
 
-def test_a_recording_that_starts_late() -> None:
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_a_recording_that_starts_late(conf: str) -> None:
     trace, segments = read(recorded("fragmentation"))
-    late = part(trace, len(trace) // 2)
-    end = what_if(trace, segments, DEFAULTS, DEFAULTS).end_allocated
-    for conf in ("", "expandable_segments:True"):
-        scenario = what_if(late, segments, DEFAULTS, under(conf))
-        assert scenario.fits
-        assert abs(scenario.end_allocated - end) < 8 * MIB  # Slack differs with the place of a block.
-
-
-def test_under_its_own_settings_it_begins_with_what_was_there() -> None:
-    path = recorded("fragmentation")
-    trace, segments = read(path)
-    first = len(trace) // 2
-    scenario = what_if(part(trace, first), segments, DEFAULTS, DEFAULTS)
-    reserved = reserved_after(path)
-    assert scenario.peak_reserved == reserved[first - 1 :].max()
-    assert reserved[first - 1] > trace.size[first:].max()
+    live = sum(block.size for segment in segments for block in segment.blocks if block.state == "active")
+    late = what_if(part(trace, len(trace) // 2), segments, DEFAULTS, under(conf))
+    assert late.fits
+    assert abs(late.simulator.allocated - live) < 8 * MIB  # Slack differs with the place of a block.
 
 
 def test_with_limited_memory_the_recorded_flushes_do_not_count() -> None:
     trace, segments = read(recorded("fragmentation"))
-    free = what_if(trace, segments, DEFAULTS, DEFAULTS)
-    limited = what_if(trace, segments, DEFAULTS, DEFAULTS, memory=Memory(limit=1 << 40))
-    assert limited.end_reserved > free.end_reserved
-    assert limited.end_allocated == pytest.approx(free.end_allocated, rel=0.005)
+    free = what_if(trace, segments, DEFAULTS, DEFAULTS).simulator
+    limited = what_if(trace, segments, DEFAULTS, DEFAULTS, memory=Memory(limit=1 << 40)).simulator
+    assert limited.reserved > free.reserved
+    assert limited.allocated == pytest.approx(free.allocated, rel=0.005)
 
 
 class TestMemory:
@@ -163,53 +116,42 @@ def test_the_columns_of_a_replayed_recording_keep_its_pools() -> None:
     (born,) = columns.pool
     assert columns.pool == {born: (0, 3)}
     assert columns.address[born] == device.lives.address[1]
-    scenario = what_if(columns, device.segments, DEFAULTS, DEFAULTS)
-    assert (scenario.end_reserved, scenario.end_allocated) == (40 * MIB, 8 * MIB)
-    without = what_if(replace(columns, pool={}), (), DEFAULTS, DEFAULTS)
-    assert without.end_reserved == 20 * MIB
+    again = what_if(columns, device.segments, DEFAULTS, DEFAULTS).simulator
+    assert (again.reserved, again.allocated) == (40 * MIB, 8 * MIB)
+    assert what_if(replace(columns, pool={}), (), DEFAULTS, DEFAULTS).simulator.reserved == 20 * MIB
 
 
-class TestScenarios:
-    """What `memtriage snapshot` asks for."""
+def test_a_recording_is_primed() -> None:
+    recording = load_snapshot(recorded("fragmentation"))
+    (device,) = recording.devices
+    primed = prime_recording(device, settings_of(recording.settings))
+    assert primed.choice.blocks and primed.after.fits
+    assert primed.after.simulator.peak_reserved < 0.9 * device.timeline.reserved.max()
 
-    def test_a_fragmented_recording(self) -> None:
-        recording = load_snapshot(recorded("fragmentation"))
-        (device,) = recording.devices
-        found = {scenario.name: scenario.outcome for scenario in scenarios(device, recording.settings)}
-        *settings, primed = found
-        assert settings == [
-            "as recorded",
-            "empty_cache() at the end",
-            "expandable_segments:True",
-            "max_split_size_mb:128",
-            "max_split_size_mb:512",
-        ]
-        assert primed.startswith("primed: 6 blocks, 8.")
-        assert found[primed].peak_reserved < 0.9 * found["as recorded"].peak_reserved
-        assert found["as recorded"].peak_reserved == device.timeline.reserved.max()
-        assert found["expandable_segments:True"].end_stranded < found["as recorded"].end_stranded
-        assert all(outcome.fits for outcome in found.values())
 
-    def test_one_that_ran_out_of_memory(self) -> None:
-        recording = load_snapshot(recorded("oom"))
-        (device,) = recording.devices
-        assert known_memory(device) == Memory(limit=device.end.reserved)
-        found = {scenario.name: scenario.outcome.fits for scenario in scenarios(device, recording.settings)}
-        assert not found["as recorded"]
-        assert found["expandable_segments:True"]
+@pytest.mark.parametrize(
+    ("recorded", "settings"),
+    [
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "max_split_size": -1},
+            parse_conf("max_split_size_mb:128", NEWEST),
+        ),
+        ({}, AllocatorSettings()),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "of_tomorrow:1", "expandable_segments": True},
+            AllocatorSettings(expandable_segments=True),
+        ),
+    ],
+)
+def test_the_settings_of_a_recording(recorded: dict[str, object], settings: AllocatorSettings) -> None:
+    assert settings_of(recorded) == settings
 
-    def test_the_settings_of_a_recording(self) -> None:
-        text = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "max_split_size": -1}
-        assert settings_of(text) == parse_conf("max_split_size_mb:128", NEWEST)
-        assert settings_of({}) == AllocatorSettings()
-        unknown = {"PYTORCH_CUDA_ALLOC_CONF": "of_tomorrow:1", "expandable_segments": True}
-        assert settings_of(unknown) == AllocatorSettings(expandable_segments=True)
 
-    def test_what_is_set_is_not_tried_again(self) -> None:
-        assert list(alternatives(settings_of({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))) == [
-            "max_split_size_mb:128",
-            "max_split_size_mb:512",
-        ]
+def test_what_is_set_is_not_tried_again() -> None:
+    assert list(alternatives(settings_of({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))) == [
+        "max_split_size_mb:128",
+        "max_split_size_mb:512",
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -222,6 +164,6 @@ def test_a_flush_under_pressure_frees_no_block_that_lives(seed: int) -> None:
         what_if(trace, segments, recorded_settings, settings, memory=Memory(limit=limit))
         for limit in range(program.peak_allocated, 2 * program.peak_allocated, 20 * MIB)
     ]
-    pressed = [outcome for outcome in outcomes if outcome.fits and outcome.retries]
+    pressed = [simulator for simulator, fits in outcomes if fits and simulator.retries]
     assert pressed
-    assert {outcome.end_allocated for outcome in pressed} == {live}
+    assert {simulator.allocated for simulator in pressed} == {live}

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from memtriage.allocator.blocks import SimBlock
+from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.simulator import Simulator
 from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
@@ -145,13 +146,13 @@ class Feed:
                 self._simulator.release_pool(pool)
         self._simulator.empty_cache()
 
-    def try_to_allocate(self, index: int) -> None:
-        """Ask for what a recorded `oom` event asked for, and give it back at once.
-
-        Raises:
-            OutOfMemory: as in the recording.
-        """
-        self._simulator.free(self._simulator.malloc(self._sizes[index], self._streams[index]))
+    def can_allocate(self, index: int) -> bool:
+        """Ask for what a recorded `oom` event asked for, and give it back; False if it fails again."""
+        try:
+            self._simulator.free(self._simulator.malloc(self._sizes[index], self._streams[index]))
+        except OutOfMemory:
+            return False
+        return True
 
     def _free(self, address: int, *, at_once: bool) -> None:
         block = self.live.pop(address, None)

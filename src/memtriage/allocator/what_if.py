@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,6 @@ from memtriage.allocator.priming_search import BRIEF, PrimingChoice, choose
 from memtriage.allocator.recorded_start import starting_state
 from memtriage.allocator.replay import recorded_settings
 from memtriage.allocator.requests import RequestLog, Requests
-from memtriage.allocator.restore import restore
 from memtriage.allocator.settings import NEWEST, AllocatorSettings, ConfError, parse_conf
 from memtriage.allocator.simulator import Simulator
 from memtriage.allocator.trace_columns import TraceColumns
@@ -36,12 +35,9 @@ from memtriage.model.recording import (
     DeviceRecording,
 )
 from memtriage.model.units import MIB
-from memtriage.model.units import size as in_words
 
 _BLOCK_EVENTS: Final = (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
 
-AS_RECORDED: Final = "as recorded"
-EMPTIED: Final = "empty_cache() at the end"
 TRIED_SPLIT_SIZES: Final = (128 * MIB, 512 * MIB)
 """A small and a large `max_split_size`: what helps depends on the sizes that come again."""
 
@@ -62,70 +58,16 @@ class Memory:
 UNLIMITED: Final = Memory()
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIfOutcome:
-    """What came of a recording under some settings. Sizes in bytes.
+class WhatIf(NamedTuple):
+    """What came of a recording under some settings.
 
     Attributes:
-        peak_reserved, peak_allocated: highest values.
-        end_reserved, end_allocated, end_stranded, end_releasable: after the last event (and after the last
-            `empty_cache()`, where one was asked for at the end).
-        retries: allocations for which the cache had to be flushed.
-        failed_at: index of the event at which memory ran out, and the replay ended; None when it did not.
-        recorded_ooms: allocations that failed in the recording.
-        met_ooms: how many of those fail here too.
+        simulator: the allocator after the last event, or after the one at which memory ran out.
+        fits: no allocation fails, nor one that failed in the recording.
     """
 
-    peak_reserved: int
-    peak_allocated: int
-    end_reserved: int
-    end_allocated: int
-    end_stranded: int
-    end_releasable: int
-    retries: int
-    failed_at: int | None
-    recorded_ooms: int
-    met_ooms: int
-
-    @property
-    def fits(self) -> bool:
-        """True if no allocation fails."""
-        return self.failed_at is None and self.met_ooms == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """A setting and its outcome.
-
-    Attributes:
-        name: the setting in the words of `PYTORCH_CUDA_ALLOC_CONF`, or what was done.
-        outcome: what came of it.
-    """
-
-    name: str
-    outcome: WhatIfOutcome
-
-
-def scenarios(device: DeviceRecording, settings: Mapping[str, object]) -> tuple[Scenario, ...]:
-    """One device of a recording as it was, with the cache emptied at the end, and under `alternatives`.
-
-    Where it ran out of memory, all have what it had (`known_memory`).
-
-    Args:
-        device: the device.
-        settings: `Recording.settings`.
-    """
-    trace, recorded, memory = columns_of(device), settings_of(settings), known_memory(device)
-
-    def outcome(tried: AllocatorSettings, *, empty: bool = False) -> WhatIfOutcome:
-        return what_if(trace, device.segments, recorded, tried, memory=memory, empty_cache_at_end=empty)
-
-    return (
-        Scenario(AS_RECORDED, outcome(recorded)),
-        Scenario(EMPTIED, outcome(recorded, empty=True)),
-        *(Scenario(name, outcome(tried)) for name, tried in alternatives(recorded).items()),
-        *_primed(device, recorded),
-    )
+    simulator: Simulator
+    fits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +80,16 @@ class RecordingPrimed:
     """
 
     choice: PrimingChoice
-    before: WhatIfOutcome
-    after: WhatIfOutcome
+    before: WhatIf
+    after: WhatIf
 
 
 def prime_recording(device: DeviceRecording, settings: AllocatorSettings) -> RecordingPrimed:
     """Look for blocks to allocate before the program that was recorded."""
     trace, memory = columns_of(device), known_memory(device)
 
-    def outcome(blocks: Blocks, log: RequestLog | None = None) -> WhatIfOutcome:
-        return what_if(
-            trace,
-            device.segments,
-            settings,
-            settings,
-            memory=memory,
-            from_empty_cache=True,
-            primed=blocks,
-            log=log,
-        )
+    def outcome(blocks: Blocks, log: RequestLog | None = None) -> WhatIf:
+        return what_if(trace, device.segments, settings, settings, memory=memory, primed=blocks, log=log)
 
     log = RequestLog(settings)
     before = outcome((), log)
@@ -164,15 +97,6 @@ def prime_recording(device: DeviceRecording, settings: AllocatorSettings) -> Rec
     if not settings.expandable_segments:
         choice = choose(Requests(tuple(log.requests)), settings, BRIEF)
     return RecordingPrimed(choice, before, outcome(choice.blocks) if choice.blocks else before)
-
-
-def _primed(device: DeviceRecording, settings: AllocatorSettings) -> tuple[Scenario, ...]:
-    found = prime_recording(device, settings)
-    if not found.choice.blocks:
-        return ()
-    blocks = found.choice.blocks
-    name = f"primed: {len(blocks)} block{'s' if len(blocks) > 1 else ''}, {in_words(sum(blocks))}"
-    return (Scenario(name, found.after),)
 
 
 def alternatives(recorded: AllocatorSettings) -> dict[str, AllocatorSettings]:
@@ -205,63 +129,43 @@ def what_if(
     settings: AllocatorSettings,
     *,
     memory: Memory = UNLIMITED,
-    empty_cache_at_end: bool = False,
-    from_empty_cache: bool = False,
     primed: Blocks = (),
     log: RequestLog | None = None,
-) -> WhatIfOutcome:
-    """Replay a recording under other settings.
+) -> WhatIf:
+    """Replay a recording under other settings; it begins with what was alive and nothing else.
 
     Args:
         trace: the events of one device.
         segments: its segments after the last of them.
-        recorded: the settings it was recorded with; if `settings` are the same, the replay begins with
-            the very segments that were there.
+        recorded: the settings it was recorded with.
         settings: those to try.
         memory: what there is; see `known_memory`.
-        empty_cache_at_end: call it after the last event.
-        from_empty_cache: begin with what was alive and nothing else, whatever the settings.
-        primed: sizes of blocks that are allocated and freed first; only with `from_empty_cache`.
+        primed: sizes of blocks that are allocated and freed first.
         log: collects what is asked for.
     """
     simulator = Simulator(settings, capacity=memory.capacity, limit=memory.limit, hook=log)
     start = starting_state(trace, segments, recorded)
-    failed_at: int | None = None
-    recorded_ooms = met = 0
+    fits = True
+    flushing = False
     try:
         prime(simulator, primed)
-        as_it_was = settings == recorded and not from_empty_cache
-        if as_it_was:
-            live = restore(simulator, start)
-        else:
-            live = {one.address: simulator.malloc(one.requested, one.stream) for one in start.blocks}
-    except OutOfMemory:
-        return _outcome(simulator, -1, 0, 0)
-    feed = Feed(simulator, trace, segments, live)
-    flushing = False
-    for index, kind in enumerate(trace.kind.tolist()):
-        if kind in _BLOCK_EVENTS:
-            flushing = False
-            try:
+        live = {one.address: simulator.malloc(one.requested, one.stream) for one in start.blocks}
+        feed = Feed(simulator, trace, segments, live)
+        for index, kind in enumerate(trace.kind.tolist()):
+            if kind in _BLOCK_EVENTS:
+                flushing = False
                 feed.event(index)
-            except OutOfMemory:
-                failed_at = index
-                break
-        elif kind in GIVEN_BACK:
-            if memory == UNLIMITED and not flushing:
-                feed.empty_cache(index)
-                if log is not None:
-                    log.emptied()
-            flushing = True
-        elif kind == OOM:
-            recorded_ooms += 1
-            try:
-                feed.try_to_allocate(index)
-            except OutOfMemory:
-                met += 1
-    if empty_cache_at_end:
-        simulator.empty_cache()
-    return _outcome(simulator, failed_at, recorded_ooms, met)
+            elif kind in GIVEN_BACK:
+                if memory == UNLIMITED and not flushing:
+                    feed.empty_cache(index)
+                    if log is not None:
+                        log.emptied()
+                flushing = True
+            elif kind == OOM:
+                fits = fits and feed.can_allocate(index)
+    except OutOfMemory:
+        fits = False
+    return WhatIf(simulator, fits)
 
 
 def known_memory(recording: DeviceRecording) -> Memory:
@@ -298,19 +202,4 @@ def columns_of(recording: DeviceRecording) -> TraceColumns:
         stack=events.stack,
         device_free={},
         pool=pools,
-    )
-
-
-def _outcome(simulator: Simulator, failed_at: int | None, recorded_ooms: int, met: int) -> WhatIfOutcome:
-    return WhatIfOutcome(
-        peak_reserved=simulator.peak_reserved,
-        peak_allocated=simulator.peak_allocated,
-        end_reserved=simulator.reserved,
-        end_allocated=simulator.allocated,
-        end_stranded=simulator.stranded,
-        end_releasable=simulator.releasable,
-        retries=simulator.retries,
-        failed_at=failed_at,
-        recorded_ooms=recorded_ooms,
-        met_ooms=met,
     )

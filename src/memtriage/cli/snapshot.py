@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from memtriage.cli.output import Refusal, answer
-
-if TYPE_CHECKING:
-    from memtriage.model.recording import Recording
 
 
 def snapshot(
@@ -25,9 +22,6 @@ def snapshot(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="Also write a self-contained HTML page.")
     ] = None,
-    what_if: Annotated[
-        bool, typer.Option("--what-if", help="Replay FILE with other allocator settings.")
-    ] = False,
 ) -> int:
     """Find leaks and fragmentation in a memory snapshot."""
     from memtriage.model.recording import SnapshotError
@@ -42,17 +36,7 @@ def snapshot(
         from memtriage.report.snapshot import page
 
         write_page(page.html(recording), html)
-    if what_if:
-        return _what_if(recording, json)
     from memtriage.report.snapshot.json_form import as_json
     from memtriage.report.snapshot.terminal import render
 
     return answer(as_json(recording), json, lambda console: render(recording, console))
-
-
-def _what_if(recording: Recording, json: bool) -> int:
-    from memtriage.allocator.what_if import scenarios
-    from memtriage.report.snapshot.what_if import as_json, render
-
-    outcomes = [(device.device, scenarios(device, recording.settings)) for device in recording.devices]
-    return answer(as_json(outcomes), json, lambda console: render(outcomes, console))

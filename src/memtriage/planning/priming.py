@@ -192,11 +192,12 @@ def priming_of_recording(recording: Recording) -> Priming:
         reason = _NOTHING
     elif not primed.after.fits and primed.before.fits:
         reason = "memory would not suffice with the blocks"
-    after = primed.before if reason is not None else primed.after
+    before = primed.before.simulator
+    after = before if reason is not None else primed.after.simulator
     return Priming(
         blocks=[] if reason is not None else list(primed.choice.blocks),
-        allocated=primed.before.peak_allocated,
-        reserved_before=primed.before.peak_reserved,
+        allocated=before.peak_allocated,
+        reserved_before=before.peak_reserved,
         reserved_after=after.peak_reserved,
         steps=0,
         checks=primed.choice.checks,

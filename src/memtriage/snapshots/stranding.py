@@ -12,8 +12,9 @@ import numpy as np
 from memtriage.account.holder_pins import without
 from memtriage.account.segments import free_in, stranded_in
 from memtriage.allocator.settings import AllocatorSettings
+from memtriage.allocator.simulator import Simulator
 from memtriage.allocator.trace_columns import last_events
-from memtriage.allocator.what_if import WhatIfOutcome, alternatives, what_if
+from memtriage.allocator.what_if import alternatives, what_if
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.findings import Finding
 from memtriage.model.recording import ALLOC, OWNERS
@@ -191,10 +192,10 @@ def _fragmentation(
     advice = ADVICE[cause]
     fix = advice.fix
     other = trial.get("expandable_segments:True")
-    if other is not None and other.end_stranded >= (recorded := trial[RECORDED].end_stranded):
+    if other is not None and other.stranded >= (recorded := trial[RECORDED].stranded):
         fix = advice.otherwise
         evidence.append(
-            f"expandable segments do not help: {size(other.end_stranded)} stranded in a replay with, "
+            f"expandable segments do not help: {size(other.stranded)} stranded in a replay with, "
             f"{size(recorded)} without"
         )
     evidence += [
@@ -351,8 +352,9 @@ _HELPS: Final = 0.5
 _EVENTS: Final = 60_000
 """Events, the last ones, that are replayed under other settings. Each costs microseconds."""
 RECORDED: Final = "the recorded settings"
-Trial = dict[str, WhatIfOutcome]
-"""The last events of a recording from an empty cache: as recorded, and under alternatives, by their text."""
+Trial = dict[str, Simulator]
+"""The allocator after the last events of a recording from an empty cache: as recorded and under alternatives,
+by their text."""
 
 
 def surplus(view: DeviceView) -> int:
@@ -371,7 +373,7 @@ def tried(view: DeviceView, settings: AllocatorSettings) -> Trial:
     """Replay the last events of a device under the settings it was recorded with and under alternatives."""
     trace = last_events(view.trace, _EVENTS)
     return {
-        name: what_if(trace, view.segments, settings, other, from_empty_cache=True)
+        name: what_if(trace, view.segments, settings, other).simulator
         for name, other in {RECORDED: settings, **alternatives(settings)}.items()
     }
 
@@ -405,13 +407,12 @@ def surplus_lines(view: DeviceView, trial: Trial) -> list[str]:
     ends = sum(end > first for end in view.steps.ends)
     steps = f" ({count(ends, 'step')})" if ends else ""
     part = f"its last {_EVENTS:,} events{steps}" if first else "the recording"
-    most = ", ".join(f"{name} {size(outcome.peak_reserved)}" for name, outcome in trial.items())
+    most = ", ".join(f"{name} {size(under.peak_reserved)}" for name, under in trial.items())
     return [
         f"at most {size(allocated)} allocated, but {size(reserved)} reserved",
         f"{part} replayed from an empty cache, most reserved: {most}",
         f"compaction could not go below {size(trial[RECORDED].peak_allocated)}, the most allocated in that "
         "replay",
-        *([] if not first else ["`memtriage snapshot --what-if` replays all events"]),
     ]
 
 
