@@ -99,12 +99,14 @@ def test_colors_in_a_file(environment: dict[str, str], colors: bool, monkeypatch
 
 
 def told(page: Page) -> None:
-    page.line(f"{page.ascii_only}{page.dot}größer")
+    page.line(f"{page.ascii_only}{page.dot}größer \x1b[2J\x9b31m [bold]y[/bold] :smile:")
 
 
-def test_a_stream_of_ascii_gets_ascii() -> None:
-    assert shown(told, encoding="ascii") == "True - gr\\xf6\\xdfer\n"
-    assert shown(told) == "False · größer\n"
+def test_names_move_no_cursor_make_no_markup_and_are_ascii_where_the_stream_is() -> None:
+    assert shown(told, encoding="ascii") == (
+        r"True - gr\xf6\xdfer \x1b[2J\x9b31m [bold]y[/bold] :smile:" + "\n"
+    )
+    assert shown(told) == r"False · größer \x1b[2J\x9b31m [bold]y[/bold] :smile:" + "\n"
 
 
 def two_headings(page: Page) -> None:

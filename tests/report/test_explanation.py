@@ -58,21 +58,6 @@ def test_evidence_and_advice_that_will_not_help_are_bullets_with_a_hanging_inden
     assert words == ["  - ", "    "] * 2
 
 
-def test_a_stream_of_ascii() -> None:
-    assert page(explain("[rank1]: naïve — CUDA out of memory."), encoding="ascii").isascii()
-
-
-def test_colors_only_on_a_terminal() -> None:
-    diagnosis = explain(TEXTS[0])
-    assert "\x1b[" not in page(diagnosis)
-    assert "\x1b[" in page(diagnosis, colors=True)
-
-
-def test_control_characters_of_a_log_do_not_reach_the_terminal() -> None:
-    diagnosis = explain("\x1b]0;title\x07\x1b[2JCUDA out of memory. Tried to allocate 2.00 GiB.\x9b31m")
-    assert not {"\x1b", "\x07", "\x9b"} & set(page(diagnosis))
-
-
 def test_a_long_list_of_events_is_shown_around_the_first_failure() -> None:
     events = [
         LogEvent(family="k8s", diagnosis="host_memory_limit", role="followed", line=line, text="x")

@@ -79,6 +79,12 @@ def test_numbers_that_json_has_no_word_for_are_refused() -> None:
         document("x", "", {"share": float("nan")}, styles=[], scripts=[])
 
 
+@pytest.mark.parametrize("name", ["page.js", "report.js", "table.js", "timeline.js", "run.js", "snapshot.js"])
+def test_scripts_make_no_markup_of_a_text(name: str) -> None:
+    forms = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\b"
+    assert not re.search(forms, asset(name))
+
+
 def test_chart_library_matches_licence_and_notes() -> None:
     version = re.search(r"uPlot \(v([0-9.]+)\)", asset("uplot/uPlot.iife.min.js"))
     assert version is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.report.monitoring.gauges import GAUGES, Gauge, dashboard
+from memtriage.report.monitoring.gauges import GAUGES, Gauge
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -41,8 +41,3 @@ def test_names_follow_the_conventions(gauge: Gauge) -> None:
     assert gauge.help.endswith(".") and len(gauge.help) <= 120 and "|" not in gauge.help
     wanted = re.findall(r"\{(\w+)\}", gauge.scalar or "")
     assert set(wanted) <= set(gauge.labels)
-
-
-def test_the_dashboard_asks_for_gauges_that_there_are() -> None:
-    named = set(re.findall(r"\bmemtriage_[a-z_]+", dashboard()))
-    assert named and named <= {gauge.prometheus for gauge in GAUGES}

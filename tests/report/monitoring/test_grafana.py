@@ -75,16 +75,3 @@ def test_it_has_the_shape_that_grafana_imports() -> None:
         assert panel["fieldConfig"]["defaults"]["unit"] in {"bytes", "s", "none", "percentunit"}
         refs = [target["refId"] for target in panel["targets"]]
         assert len(set(refs)) == len(refs)
-
-
-def test_panels_do_not_lie_on_one_another() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        taken |= cells

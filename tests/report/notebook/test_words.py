@@ -12,13 +12,11 @@ from memtriage.model.judged import Judged
 from memtriage.model.units import MIB
 from memtriage.report.notebook.words import (
     change_in_words,
-    devices_in_words,
     freed_in_words,
     groups_of,
     headline,
     kept_by_ipython,
     peak_in_words,
-    signed,
     tensors_in_words,
     title,
 )
@@ -102,10 +100,6 @@ def test_small_changes_are_none(changes: list[tuple[str, int]], said: str) -> No
     assert tensors_in_words(uses(*changes)) == said
 
 
-def test_differences_have_a_sign() -> None:
-    assert [signed(nbytes) for nbytes in (4 * MIB, 1, 0, -1)] == ["+4.0 MiB", "+1 B", "0 B", "-1 B"]
-
-
 def test_the_most_in_use_is_of_the_allocator_or_resident() -> None:
     assert [
         peak_in_words(DeviceUse(device=device, before=0, after=0, peak=peak))
@@ -118,10 +112,6 @@ def test_a_change_of_the_same_storages_has_no_number() -> None:
         "3 storages, variable", "1 storage, variable", "same storages, variable", "1 storage, variable",
         "2 storages, variable",
     ]  # fmt: skip
-
-
-def test_devices_come_by_size() -> None:
-    assert devices_in_words({"cpu": 1024, "cuda:0": 4 * MIB}) == "4.0 MiB on cuda:0, 1.0 KiB on cpu"
 
 
 def test_what_ipython_keeps() -> None:

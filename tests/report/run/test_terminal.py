@@ -67,19 +67,6 @@ def test_holder_and_site_are_whole_on_any_terminal(make_report, leak, width):
     assert max(map(len, text.splitlines())) <= min(width, 120)
 
 
-def test_a_file_has_no_color_no_trailing_space_and_whole_paths(make_report, leak, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "30")
-    text = shown(make_report(leak()))
-    assert "\x1b" not in text
-    assert all(line == line.rstrip() for line in text.splitlines())
-    assert leak().holder in text
-
-
-def test_memory_kept_by_malloc_does_not_choose_the_chart(make_report):
-    wasted = Finding(kind="malloc_retention", device="host", bytes=500 * MiB)
-    assert "resident on host" not in shown(make_report(wasted))
-
-
 def test_without_a_finding_the_course_of_the_first_device_of_the_ledger_is_drawn(make_report):
     report = make_report(verdict="clean")
     report.ledger = {"job": [], "host": [], "cuda:1": [], "cuda:0": []}
@@ -90,17 +77,6 @@ def test_without_a_finding_the_course_of_the_first_device_of_the_ledger_is_drawn
     report.ledger = {"job": [], "host": []}
     report.marks = report.marks[1:]
     assert "allocated on cuda:0" in shown(report)
-
-
-def test_a_stream_of_ascii_gets_ascii(make_report, leak):
-    text = printed(render, make_report(leak(holder="modèle.cache[*]")), encoding="ascii")
-    assert r"mod\xe8le.cache[*]" in text
-    assert "#" in text
-
-
-def test_names_cannot_move_the_cursor_or_make_markup(make_report, leak):
-    text = shown(make_report(leak(holder="d['\x1b[2Jx\r\n'] [bold]y[/bold] :smile:")))
-    assert r"d['\x1b[2Jx\r\n'] [bold]y[/bold] :smile:" in text
 
 
 def test_the_same_finding_on_many_ranks_is_told_once(make_report, leak):
@@ -305,13 +281,6 @@ def test_the_marks_of_a_course(make_report, names, course):
     text = shown(report)
     assert ("allocated on" in text) == (course is not None)
     assert course is None or course in text
-
-
-def test_a_course_without_steps_is_one_of_time(make_report):
-    report = make_report(verdict="clean", steps=3)
-    for number, mark in enumerate(report.marks):
-        mark.step, mark.time_s = 0, number * 40.0
-    assert "0 ms to 1 min 20 s after the start" in shown(report)
 
 
 def brief(make_report, *findings, **changes):
