@@ -19,7 +19,6 @@ from support.raw_snapshot import (
     AUTOGRAD,
     Frames,
     Program,
-    custom_backward,
     forward,
     frame,
     optimizer,
@@ -60,16 +59,6 @@ def test_the_end_is_what_the_allocator_counted(name: str) -> None:
     assert one.timeline.releasable[-1] == one.end.releasable
     assert one.timeline.stranded[-1] == one.end.stranded
     assert one.exact_from_us is None
-
-
-def test_a_recording_from_the_first_allocation_on_is_exact() -> None:
-    program = Program()
-    program.free(program.alloc(4 * MIB, user(7)))
-    program.alloc(2 * MIB, user(8))
-    one = read(program)
-    assert one.exact_from_us is None
-    assert one.peak.event == [event["action"] for event in program.trace].index("alloc")
-    assert one.peak.time_us == program.trace[one.peak.event]["time_us"]
 
 
 def test_the_peak_may_be_before_the_first_event() -> None:
@@ -173,34 +162,6 @@ def test_a_training_loop_is_healthy_and_its_owners_are_told() -> None:
     assert {"saved for backward", "gradient", "backward temporary", "variable"} <= peak
 
 
-def test_a_leak_of_every_fourth_step_is_found() -> None:
-    program = Program()
-
-    def each(step: int) -> None:
-        if step % 4 == 0:
-            program.alloc(8 * MIB, user(55, "snapshot"))
-
-    train(program, 40, each)
-    (finding,) = read(program).findings
-    assert (finding.kind, finding.allocated_at) == ("leak", "train.py:55 in snapshot")
-    assert finding.bytes_per_step == pytest.approx(2 * MIB, rel=0.1)
-
-
-def test_two_causes_are_two_findings() -> None:
-    program = Program()
-
-    def each(step: int) -> None:
-        program.alloc(2 * MIB, custom_backward(61))
-        program.alloc(6 * MIB, user(55, "evaluate"))
-
-    train(program, 20, each)
-    findings = read(program).findings
-    assert [(finding.allocated_at, finding.bytes_per_step) for finding in findings] == [
-        ("train.py:55 in evaluate", 6 * MIB),
-        ("train.py:61 in backward", 2 * MIB),
-    ]
-
-
 def test_bounded_cache_copy_and_accumulated_gradient_are_clean() -> None:
     program = Program()
     recent: list[Any] = []
@@ -243,12 +204,6 @@ def test_residue_of_a_known_holder_uses_the_catalogue() -> None:
     assert finding.mechanism is not None and "_fp8_workspaces" in finding.mechanism
     assert finding.fix is not None and "memtriage.clear_caches(['te.fp8_workspaces'])" in finding.fix
     assert any("te.fp8_workspaces 40.0 MiB" in line for line in finding.evidence)
-
-
-def test_a_model_that_leaves_with_all_it_made_leaves_no_residue() -> None:
-    program = Program()
-    program.free(train(program, 6))
-    assert read(program).findings == ()
 
 
 def test_memory_in_holes_is_told_from_a_full_device() -> None:
@@ -311,14 +266,6 @@ def test_known_holder_that_strands_segments_is_named() -> None:
     assert (finding.fix or "").startswith("memtriage.clear_caches(['te.causal_mask']) where a phase ends; ")
 
 
-def test_room_in_use_within_a_step_is_not_stranded() -> None:
-    program = Program()
-    keeping_small_blocks(program, 12)
-    for size in free_sizes(program):
-        program.alloc(size, forward(33))
-    assert "fragmentation" not in {finding.kind for finding in read(program).findings}
-
-
 def test_the_pool_of_a_segment_that_is_gone_is_told_by_its_events() -> None:
     program = Program()
     program.free(program.alloc(5 * MIB, user(3), pool=(1, 0)))
@@ -346,24 +293,6 @@ def test_a_recurrence_without_backward_is_no_step() -> None:
     assert not one.findings
 
 
-def test_layers_of_a_step_are_no_steps() -> None:
-    program = Program()
-    layers = [(program.alloc(4 * MIB, forward(30)), program.alloc(2 * MIB, forward(31))) for _ in range(32)]
-    for pair in reversed(layers):
-        program.free([*pair, program.alloc(2 * MIB, AUTOGRAD)])
-    one = read(program)
-    assert (one.steps.count, one.verdict) == (0, "not_judged")
-
-
-def test_what_is_freed_at_the_end_is_no_leak() -> None:
-    program = Program()
-    kept = []
-    train(program, 12, lambda step: kept.append(program.alloc(3 * MIB, user(77))))
-    assert read(program).verdict == "leak"
-    program.free(kept)
-    assert read(program).verdict == "clean"
-
-
 def test_frames_in_the_history_of_blocks_are_read() -> None:
     """torch 2.0 had no frames beside the block's own figures."""
     program = Program()
@@ -376,32 +305,6 @@ def test_frames_in_the_history_of_blocks_are_read() -> None:
     one = recording_of(raw).devices[0]
     assert [(row.site, row.bytes) for row in one.owners] == [("train.py:7 in train", 3 * MIB)]
     assert one.verdict == "not_judged" and not any("call stacks" in note for note in one.notes)
-
-
-def test_the_site_is_the_programs_python_before_any_cpp() -> None:
-    inner = [
-        frame("??", 0, "torch::unwind::unwind()"),
-        frame("memory_snapshot.cpp", 0, "torch::cuda::(anonymous namespace)::gather_with_cpp()"),
-        frame("CUDACachingAllocator.cpp", 0, "c10::cuda::CUDACachingAllocator::malloc(void**)"),
-        frame("", 0, "at::detail::empty_cuda(c10::ArrayRef<long>)"),
-        frame("Ops.cpp", 0, "at::native::bmm_out_cuda(at::Tensor const&)"),
-    ]
-    program = Program()
-    program.alloc(3 * MIB, inner + user(7))
-    program.alloc(5 * MIB, inner)
-    owners = read(program).owners
-    assert {row.site: row.bytes for row in owners} == {
-        "train.py:7 in train": 3 * MIB,
-        "C++ in at::native::bmm_out_cuda": 5 * MIB,
-    }
-
-
-def test_a_cache_of_a_forward_that_never_trains_is_not_saved_for_backward() -> None:
-    program = Program()
-    program.alloc(3 * MIB, forward(30))
-    assert [row.owner for row in read(program).owners] == ["variable"]
-    program.free(program.alloc(3 * MIB, AUTOGRAD))
-    assert [row.owner for row in read(program).owners] == ["saved for backward"]
 
 
 def test_a_file_that_contradicts_itself_says_so_first() -> None:
@@ -453,15 +356,6 @@ def test_every_device_is_looked_at() -> None:
     assert [(finding.device, finding.kind) for finding in second.findings] == [("cuda:1", "leak")]
 
 
-@pytest.mark.parametrize("conf", ["expandable_segments:True", "max_split_size_mb:64"])
-def test_other_allocator_settings_change_no_verdict(conf: str) -> None:
-    program = Program(conf)
-    train(program, 12, lambda step: program.alloc(3 * MIB, forward(77)) and None)
-    one = read(program)
-    assert [(finding.kind, finding.bytes_per_step) for finding in one.findings] == [("leak", 3 * MIB)]
-    assert one.timeline.releasable[-1] == one.end.releasable
-
-
 def test_missing_and_unknown_keys_are_no_obstacle() -> None:
     program = Program()
     train(program, 8)
@@ -480,24 +374,6 @@ def test_missing_and_unknown_keys_are_no_obstacle() -> None:
     assert one.end.allocated == one.timeline.allocated[-1] == 288 * MIB
     assert one.steps.source == "optimizer frames"
     assert "left out: 1 event of a kind that this version does not know" in one.notes
-
-
-def test_events_that_are_all_known_need_no_note() -> None:
-    program = Program()
-    train(program, 8)
-    one = read(program)
-    assert not [note for note in one.notes if "does not know" in note]
-
-
-def test_frames_shared_by_nothing_are_the_same_stacks() -> None:
-    program = Program()
-    train(program, 8)
-    raw = snapshot_of(program)
-    copied = json.loads(json.dumps(raw))
-    shared = recording_of(raw)
-    apart = recording_of(copied)
-    assert apart.stacks == shared.stacks
-    assert np.array_equal(apart.devices[0].events.stack, shared.devices[0].events.stack)
 
 
 @pytest.mark.parametrize(
