@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,12 +65,6 @@ def test_json_of_a_pipe(
     assert "saves_bytes" not in report["fixes"][1], "what is unknown is left out"
 
 
-def test_shapes_factor_the_request(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["explain", str(log), "--shapes", "batch=8, heads=16,seq=2048,"]) == 0
-    out = capsys.readouterr().out
-    assert "2.00 GiB = 8 x 16 x 2,048 x 2,048 x 4 bytes (batch x heads x seq x seq)" in " ".join(out.split())
-
-
 def test_the_message_itself_as_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["explain", TEXT]) == 0
     assert capsys.readouterr().out.startswith("FRAGMENTATION")
@@ -109,17 +102,6 @@ def test_bad_input_is_one_line(arguments: list[str], reason: str, refused: Refus
 def test_at_a_terminal_it_does_not_wait_for_input(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert "name a file" in refused("explain")
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b"\xff\xfe\x00", os.urandom(5000), "naïve \udcff".encode("utf-8", "surrogatepass")]
-)
-def test_any_bytes_are_explained(
-    text: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    piped(monkeypatch, text)
-    assert app.main(["explain"]) == 0
-    assert capsys.readouterr().out
 
 
 def test_sizes_in_any_spelling() -> None:

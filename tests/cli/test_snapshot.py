@@ -1,8 +1,6 @@
 """`memtriage snapshot`, as it is called."""
 
 import json
-import os
-import pickle
 from pathlib import Path
 
 import pytest
@@ -50,21 +48,6 @@ def test_a_page_is_written(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert app.main(["snapshot", HEALTHY, "--html", str(page)]) == 0
     assert page.read_text().startswith("<!")
-
-
-class Touches:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {self.path}",)
-
-
-def test_a_malicious_file_is_refused_and_does_nothing(tmp_path: Path, refused: Refused) -> None:
-    path, touched = tmp_path / "evil.pickle", tmp_path / "touched"
-    path.write_bytes(pickle.dumps({"segments": [Touches(touched)], "device_traces": []}))
-    assert "names no code" in refused("snapshot", str(path))
-    assert not touched.exists()
 
 
 @pytest.mark.parametrize(

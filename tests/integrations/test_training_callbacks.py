@@ -131,8 +131,6 @@ def test_either_name_of_lightning_has_its_own_base() -> None:
 
 # --- metrics ------------------------------------------------------------------------------------------------
 
-LOGS = {"max_steps": 4, "logging_strategy": "steps", "logging_steps": 2, "save_strategy": "no"}
-
 
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -171,27 +169,6 @@ def mlflow_steps() -> list[int]:
     experiments = [experiment.experiment_id for experiment in mlflow.search_experiments()]
     (run,) = mlflow.search_runs(experiments, output_format="list")
     return [metric.step for metric in mlflow.MlflowClient().get_metric_history(run.info.run_id, RSS)]
-
-
-def test_trainer_logs_to_all_its_reporters(
-    local: Path, wandb_run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train_with_trainer(local / "out", TrainerCallback(), report_to=["tensorboard", "wandb", "mlflow"], **LOGS)
-    found = curves(local / "board")
-    assert found[f"train/{RSS}"][:2] == [2, 4]
-    assert found["train/loss"] == [2, 4]  # its own are where they were
-    assert mlflow_steps()[:2] == [2, 4]
-    assert wandb_run.summary[f"train/{RSS}"] > 1e6
-    assert RSS not in capsys.readouterr().out  # the lines that Trainer prints stay short
-
-
-def test_a_subclass_of_the_callback_finds_the_reporters_too(local: Path) -> None:
-    class Own(TrainerCallback):
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            super().on_train_begin(*args, **kwargs)
-
-    train_with_trainer(local / "out", Own(), report_to=["tensorboard"], **LOGS)
-    assert f"train/{RSS}" in curves(local / "board")
 
 
 def test_lightning_logs_to_all_its_loggers(local: Path, wandb_run: Any) -> None:
