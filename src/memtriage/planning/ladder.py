@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memtriage.planning.changes import Rung
 from memtriage.planning.rungs import settings, sharding
-from memtriage.planning.rungs.adapters import LORA
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING
 from memtriage.planning.rungs.knobs import MICRO_BATCH
 from memtriage.planning.rungs.loss import CHUNKED_LOSS
@@ -16,8 +15,7 @@ from memtriage.planning.rungs.settings import ATTENTION, SET_TO_NONE
 def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
     """The rungs for a program whose allocator is configured so, in a job of so many GPUs.
 
-    First what costs no time and changes at most the rounding; then the order of M4; last what changes the
-    task, which is taken on request only.
+    First what costs no time and changes at most the rounding; then the order of M4.
     """
     return (
         settings.allocator_rung(conf),
@@ -33,5 +31,4 @@ def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
         sharding.rung(world_size),
         WHOLE,
         OFFLOAD,
-        LORA,
     )
