@@ -60,28 +60,6 @@ def found(
             id="expandable already",
         ),
         pytest.param(
-            run(*range(1, 21), *[2] * 20),
-            {},
-            {
-                "expandable_segments:True": (400, None),
-                "longest batches first": (420, None),
-                "batches padded to the next of 8 sizes": (1780, None),
-                "no batch larger than 18": (3420, None),
-            },
-            id="many shapes",
-        ),
-        pytest.param(
-            run(*range(1, 21), forms=True),
-            {},
-            {
-                "expandable_segments:True": (400, None),
-                "longest batches first": (420, None),
-                "batches padded to the next of 8 sizes": (1020, None),
-                "no batch larger than 19 x 1": (3800, None),
-            },
-            id="two forms",
-        ),
-        pytest.param(
             run(1, 3, 2, 5, 4),
             {"limit": 90, "full": True},
             {

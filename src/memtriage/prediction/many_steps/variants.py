@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
 
 import msgspec
 
 from memtriage.model.prediction import HorizonVariant
 from memtriage.prediction.many_steps.run import LongRun, MemoryLimits
 from memtriage.prediction.many_steps.shapes import Shape
-
-BUCKETS: Final = 8
-"""Sizes to which inputs are padded: the number that common samplers use."""
-CAP: Final = 0.95
-"""Share of the inputs that a cap leaves as they are, where the run fits."""
 
 
 def variants(run: LongRun, memory: MemoryLimits, full: bool) -> Iterable[HorizonVariant]:
@@ -28,11 +22,7 @@ def variants(run: LongRun, memory: MemoryLimits, full: bool) -> Iterable[Horizon
         return
     longest_first = run.with_later(lambda shapes: sorted(shapes, key=lambda shape: -shape.volume))
     yield _variant("longest batches first", longest_first, memory)
-    if len(by_volume) > BUCKETS:
-        buckets = [by_volume[(number + 1) * len(by_volume) // BUCKETS - 1] for number in range(BUCKETS)]
-        padded = run.with_later(lambda shapes: [_padded(shape, buckets) for shape in shapes])
-        yield _variant(f"batches padded to the next of {BUCKETS} sizes", padded, memory)
-    cap = _cap_that_fits(run, memory, by_volume) if full else _usual(run)
+    cap = _cap_that_fits(run, memory, by_volume) if full else None
     if cap is not None and cap.volume < by_volume[-1].volume:
         yield _variant(f"no batch larger than {cap.text}", _capped(run, by_volume, cap), memory)
 
@@ -41,11 +31,6 @@ def _variant(name: str, run: LongRun, memory: MemoryLimits) -> HorizonVariant:
     peak = max(outcome.peak_reserved for outcome in run.outcomes(memory))
     full_at = run.end(memory).full_at if peak > memory.reservable else None
     return HorizonVariant(name=name, peak_reserved=peak, full_at=full_at)
-
-
-def _padded(shape: Shape, buckets: Sequence[Shape]) -> Shape:
-    """The next larger shape of the same form among these; itself where there is none."""
-    return next((each for each in buckets if each.form == shape.form and each.volume >= shape.volume), shape)
 
 
 def _capped(run: LongRun, by_volume: Sequence[Shape], cap: Shape) -> LongRun:
@@ -70,9 +55,3 @@ def _cap_that_fits(run: LongRun, memory: MemoryLimits, by_volume: Sequence[Shape
         fits = _capped(run, by_volume, by_volume[middle]).end(memory).full_at is None
         low, high = (middle, high) if fits else (low, middle)
     return by_volume[low]
-
-
-def _usual(run: LongRun) -> Shape:
-    """The shape that a share of `CAP` of the steps is no larger than."""
-    ordered = sorted(run.shapes, key=lambda shape: shape.volume)
-    return ordered[int(CAP * len(ordered))]
