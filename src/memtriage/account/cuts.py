@@ -144,12 +144,7 @@ def _data_below(graph: HeapGraph, container: int) -> DataBelow:
 
 
 class CutMeter:
-    """Measures cuts on the graph of one census, which must outlive it.
-
-    Args:
-        anchors: of the graph's nodes, by position.
-        groups: that are looked at.
-    """
+    """Measures cuts on the graph of one census, which must outlive it."""
 
     def __init__(
         self,

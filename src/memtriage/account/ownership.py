@@ -54,11 +54,7 @@ POLICY: Final = OwnerPolicy()
 
 
 class TensorFacts(ABC):
-    """What the rules need from a walked heap. Tensors are identified by numbers: their ids or addresses.
-
-    Attributes:
-        walked: the heap; the walk is over.
-    """
+    """What the rules need from a walked heap. Tensors are identified by numbers: their ids or addresses."""
 
     def __init__(self, walked: WalkedGraph, namer: ObjectNamer) -> None:
         self.walked = walked

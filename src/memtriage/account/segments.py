@@ -38,7 +38,6 @@ class StrandedSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A segment whose free bytes cannot return to the driver, and what pins them.
 
     Attributes:
-        segment: the segment.
         stranded: its free bytes that cannot be released.
         pins: its blocks that are in use, biggest first.
     """

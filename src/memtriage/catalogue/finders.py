@@ -149,11 +149,7 @@ def length(value: Any) -> int | None:
 def read_places(
     name: str, places: Iterable[Place], watch: Callable[[StorageFacts, Any], None] | None = None
 ) -> HolderReading:
-    """What the places of an entry hold now. A storage in several places counts for the first.
-
-    Args:
-        watch: told each storage, once.
-    """
+    """What the places of an entry hold now. A storage in several places counts for the first."""
     reading = HolderReading(name=name)
     seen: set[tuple[str, int]] = set()
     sizes: list[tuple[str, int]] = []

@@ -20,7 +20,6 @@ def read_answer(pid: int, timeout_s: float, *, pause_s: float = 0.0) -> Answer:
     """Read a process's census from outside. See `memtriage.outside.census.take_census`.
 
     Args:
-        pid: the process.
         timeout_s: seconds for each reading.
         pause_s: seconds for which it may be stopped.
 

@@ -136,11 +136,7 @@ class RemoteReading:
     again: bool = False
 
     def still(self, torch: TorchReader) -> Iterator[Key]:
-        """Yield the storages that are still there, or that were read at one instant.
-
-        Args:
-            torch: reads the process as it is now.
-        """
+        """Yield the storages that are still there, or that were read at one instant."""
         live = torch.live(np.array([one.tensor for one in self.storages.values()], np.int64))
         for (key, one), *now in zip(
             self.storages.items(), live.data.tolist(), live.sizes.tolist(), strict=True
@@ -223,7 +219,6 @@ class JobReader:
     """Reads one process, once or several times. A context manager, which releases the copies.
 
     Args:
-        pid: the process.
         within_s: seconds for each reading.
         containers: follows the containers of ordinary data as well; None if they do not matter.
         opened: as `ProcessMemory` has it.
@@ -455,8 +450,6 @@ def walk_once(
 
     Args:
         reading: has the copy, and gets what is found.
-        interpreter, frames, translate, is_late, program_only: as `RemoteWalk` has them.
-        containers: follows the containers of ordinary data.
     """
     torch = reading.torch
     walk = RemoteWalk(
@@ -542,9 +535,6 @@ def joined(readings: Sequence[RemoteReading]) -> OutsideCensus:
     Storages are compared, not their paths: a step of the optimizer has its states in variables, too. Of two
     records that of the stronger owner counts, then that of a holder in Python, then the later one. Gradients
     are those of the last reading. If that is of one instant, so is all that it does not leave out.
-
-    Args:
-        readings: in their order.
     """
     first, last = readings[0], readings[-1]
     chosen: dict[Key, tuple[tuple[int, bool, int], RemoteStorage]] = {}

@@ -79,12 +79,6 @@ class RemoteContainers:
         """Return the containers that have grown since an earlier reading, by path.
 
         Containers that have one path, such as those of a dict of lists, count together.
-
-        Args:
-            graph: of what the program itself holds.
-            namer: of its objects.
-            translate: from an address of this process to that of the same thing there.
-            modules: of the process.
         """
         now, positions = _lengths(graph)
         if self._before_walk is not None:

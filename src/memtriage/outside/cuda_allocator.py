@@ -51,7 +51,6 @@ class CudaAllocator:
     """Reads the statistics of a process's allocator as they are now.
 
     Args:
-        memory: of the process.
         allocator: address of the pointer to its allocator.
     """
 

@@ -21,7 +21,6 @@ def run_there(python: str, pid: int, arguments: Sequence[str]) -> int | None:
 
     Args:
         python: path of the interpreter.
-        pid: the process.
         arguments: of `memtriage`.
     """
     try:

@@ -23,14 +23,7 @@ class FollowedOutside:
     def add(
         self, census: OutsideCensus, now: float, data: Sequence[DataSeen] = (), *, program_only: bool = False
     ) -> CensusSeen:
-        """Return the line of a census that was read at so many seconds since the start.
-
-        Args:
-            census: what was read.
-            now: seconds.
-            data: containers of ordinary data that grow.
-            program_only: only what the program itself holds was read.
-        """
+        """Return the line of a census that was read at so many seconds since the start."""
         named = [group for group in census.groups if not is_native(group.anchor)]
         taken = Census(
             storages=[], groups=named, objects=census.objects, nodes=census.nodes,

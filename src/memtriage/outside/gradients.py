@@ -45,12 +45,7 @@ class Gradients:
 
 
 def gradients_now(torch: TorchReader, leaves: Words) -> Gradients:
-    """Read the gradients that some tensors have right now.
-
-    Args:
-        torch: of the process.
-        leaves: C++ tensors.
-    """
+    """Read the gradients that some tensors have right now."""
     where, tensors = torch.live_gradients(leaves)
     found = torch.live(tensors)
     still = torch.live_gradients(leaves)[1] == tensors  # else what was read may be something else by now

@@ -136,11 +136,6 @@ def _unlike(what: str) -> OutsideError:
 class RemoteInterpreter:
     """The main interpreter of a process.
 
-    Args:
-        heap: its objects.
-        found: what `measure` found in this process.
-        translate: from an address of this process to that of the same thing there.
-
     Raises:
         GoneError: Python is not running there (yet).
     """
@@ -290,9 +285,6 @@ def _waiting_function() -> Iterator[int]:
 
 def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
     """Read objects of this process as if they were another's, and compare them with what Python says.
-
-    Args:
-        layout, found: what is checked.
 
     Raises:
         OutsideError: something differs: this build is not read.

@@ -16,7 +16,6 @@ class RemoteModules:
     """Modules of a process, by their addresses.
 
     Args:
-        heap: of the process.
         before: its modules at an earlier reading.
 
     Attributes:

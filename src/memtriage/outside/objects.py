@@ -111,8 +111,6 @@ class RemoteHeap(RemoteValues):
     """Reads objects of another process.
 
     Args:
-        memory: of the process.
-        layout: of its Python.
         translate: where the built-in classes of this Python are in it.
         before: an earlier reading of the same process: a class that is the same as there is not read again.
 

@@ -105,12 +105,7 @@ def paused(
 
 
 class _StopGuard:
-    """The child that lets a process go on when the time is over.
-
-    Args:
-        handle: of the process.
-        limit_s: the longest that it is stopped.
-    """
+    """The child that lets a process go on when the time is over."""
 
     def __init__(self, handle: int, limit_s: float) -> None:
         orders, self._orders = os.pipe()

@@ -41,7 +41,6 @@ class ClassRows:
     """Facts about classes as columns, so that those of many objects are looked up at once.
 
     Args:
-        heap: of the process.
         kind_of: how the instances of the class at an address are walked; `ATOM` where there is no class.
     """
 
@@ -118,12 +117,7 @@ class ClassRows:
 
 
 class References:
-    """What objects refer to.
-
-    Args:
-        heap: of the process.
-        classes: of its objects.
-    """
+    """What objects refer to."""
 
     def __init__(self, heap: RemoteHeap, classes: ClassRows) -> None:
         self._heap = heap
@@ -132,12 +126,7 @@ class References:
         self._classes = classes
 
     def of(self, objects: Words, rows: Words) -> Edges:
-        """Return what objects refer to, in the order of the objects and of `RemoteHeap.referents`.
-
-        Args:
-            objects: their addresses.
-            rows: the rows of their classes.
-        """
+        """Return what objects refer to, in the order of the objects and of `RemoteHeap.referents`."""
         parts: list[tuple[int, Words, Words]] = []  # number of the part, children, holders
         layouts = self._classes.column("layout", rows)
         alone = np.flatnonzero(layouts == ALONE)

@@ -19,10 +19,6 @@ _COMPARED: Final = 1 << 16
 class SharedFiles:
     """Files that this process and another one both have mapped.
 
-    Args:
-        pid: the other process.
-        theirs: its mappings.
-
     Raises:
         OutsideError: its Python is another build.
     """

@@ -89,10 +89,6 @@ class LiveTensors:
 class TorchReader:
     """Reads torch's C++ objects.
 
-    Args:
-        heap: the Python objects of the same process.
-        layout: of its torch.
-
     Attributes:
         unread: nodes whose type is not known here: what they save is not seen.
     """
@@ -319,11 +315,7 @@ class TorchReader:
         return alone
 
     def node_parts(self, nodes: Words) -> Iterator[tuple[NodePart, Words, Words]]:
-        """Yield what nodes lead to that need not be read one by one: (part, addresses, which node has them).
-
-        Args:
-            nodes: their addresses.
-        """
+        """Yield what nodes not read one by one lead to: (part, addresses, which node has them)."""
         memory, layout = self._memory, self._layout
         begins, counts = self._vectors(nodes + layout.node_edges, layout.edge_size)
         yield "next", *memory.spans(begins, counts, layout.edge_size)

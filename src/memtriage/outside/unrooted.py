@@ -17,11 +17,7 @@ _REFERENCES: Final = 0xFFFFFFFF
 
 
 class Unrooted:
-    """Enters what is left when all roots were walked.
-
-    Args:
-        walker: that walked them.
-    """
+    """Enters what is left when all roots were walked."""
 
     def __init__(self, walker: RemoteWalker) -> None:
         self._walker = walker
@@ -33,12 +29,7 @@ class Unrooted:
         self._leaves: set[int] = set()
 
     def enter(self, tracked: Words, rows: Words) -> None:
-        """Enter what C++ or an evaluation stack holds, then what only holds itself.
-
-        Args:
-            tracked: what the collector follows.
-            rows: of their classes.
-        """
+        """Enter what C++ or an evaluation stack holds, then what only holds itself."""
         graph = self._graph
         graph.first_unrooted = len(graph.objects)
         kinds = self._rows.column("kind", rows)

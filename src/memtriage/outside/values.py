@@ -28,13 +28,7 @@ Translate = Callable[[int], int | None]
 
 
 class RemoteValues:
-    """Reads texts, numbers that are names, and containers.
-
-    Args:
-        memory: of the process.
-        layout: of its Python.
-        translate: where the built-in classes of this Python are in it.
-    """
+    """Reads texts, numbers that are names, and containers."""
 
     def __init__(self, memory: RemoteMemory, layout: PythonLayout, translate: Translate) -> None:
         self.memory = memory

@@ -44,18 +44,7 @@ _MANY: Final = 64
 
 
 class RemoteWalker:
-    """Enters objects of one process, and walks what they lead to.
-
-    Args:
-        heap, torch, modules: of the process.
-        translate: from an address of this process to that of the same thing there.
-        is_late: whether the time for the walk is over.
-
-    Attributes:
-        graph: what was entered.
-        rows, references: of its classes, and of its objects.
-        library_classes: that were met, and are entered last.
-    """
+    """Enters objects of one process, and walks what they lead to."""
 
     def __init__(
         self,

@@ -22,7 +22,6 @@ class Change:
     """One way to take a rung.
 
     Attributes:
-        rung: name of the rung.
         action: what is changed; no two changes have the same.
         speed: what is known of the speed, with its source.
         maths: what it does to the result.
@@ -85,7 +84,6 @@ class Rung:
     """A rung of the ladder.
 
     Attributes:
-        name: of the rung.
         playbook: the entry, M1 to M21.
         offer: what it has for a program.
         configures: its changes are of the allocator alone, so a script can take it as it is.

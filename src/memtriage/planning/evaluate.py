@@ -51,14 +51,7 @@ class Evaluated:
 def planned_peak(
     trace: Trace, settings: AllocatorSettings, kind: GpuKind, blocks: Blocks = ()
 ) -> PlannedPeak:
-    """The peak of a traced program.
-
-    Args:
-        trace: the program.
-        settings: the allocator's.
-        kind: the GPU.
-        blocks: sizes of those that the allocator is primed with, in bytes.
-    """
+    """The peak of a traced program."""
     counters = replay(trace.recording, settings, kind.memory, trace.steps, primed=blocks)
     highest = max(counters, key=lambda counter: counter.peak_allocated)
     reserved = max(counter.peak_reserved for counter in counters)
@@ -103,10 +96,7 @@ class Evaluator:
 
     Args:
         build: the program; of a script only options of the allocator can be changed.
-        kind: the GPU.
-        version: of torch.
         conf: the allocator's options, as given; None for what the environment and the program set.
-        steps: optimizer steps to trace.
         limit: bytes that the allocator may reserve.
         world_size: GPUs of the job, of which this is the first.
 

@@ -47,13 +47,7 @@ class RepeatedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A keyword that sizes the program.
-
-    Attributes:
-        name: of the keyword.
-        value: its default.
-        of: whose keyword it is.
-    """
+    """A keyword that sizes the program."""
 
     name: str
     value: int

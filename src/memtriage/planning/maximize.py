@@ -27,7 +27,6 @@ def maximize(target: TraceTarget, budget: int, wanted: Sequence[str], trace: Tra
     """Find the largest sizes.
 
     Args:
-        target: the program.
         budget: device memory of the process, in bytes.
         wanted: `batch`, `seq`, or both: then the largest batch for each of several lengths.
         trace: returns what a program needs, with options of `traced_commands.sized`.

@@ -17,8 +17,6 @@ class AllocatorConf:
 
     Args:
         given: as in `PYTORCH_CUDA_ALLOC_CONF`; None for what the environment and the program set.
-        version: of torch.
-        notes: says which settings were found.
 
     Raises:
         ConfError: torch would refuse what is given.

@@ -73,9 +73,6 @@ def predict_program(
 ) -> Prediction:
     """See `memtriage.predict`.
 
-    Args:
-        build: a build function, or another program.
-
     Raises:
         BuildError: the program cannot be traced; the text says what to change.
         ValueError: another argument cannot be used.

@@ -33,13 +33,7 @@ class BuildError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a build function returned.
-
-    Attributes:
-        model: the module that is trained.
-        optimizers: its optimizers.
-        step: runs one optimizer step.
-    """
+    """What a build function returned."""
 
     model: torch.nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -117,7 +111,6 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
     """The error of a program that could not be traced, in words that say what to change.
 
     Args:
-        error: what it raised.
         assumptions: what was assumed about values until then.
     """
     text = " ".join(str(error).split())[:_MESSAGE_LIMIT] or "no message"

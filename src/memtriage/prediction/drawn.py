@@ -205,11 +205,7 @@ class _Redrawn:
 
 
 class Draws:
-    """The draws of each step; only of the last one they can be drawn again.
-
-    Args:
-        step: the number of the current step.
-    """
+    """The draws of each step; only of the last one they can be drawn again."""
 
     def __init__(self, step: Callable[[], int]) -> None:
         self._step = step

@@ -38,10 +38,6 @@ _PAD, _END, _WORD = "<pad>", "<end>", "word"
 class Finetuning(Script):
     """The call of `train()`.
 
-    Args:
-        path: a model's `config.json`, or the folder that it is in.
-        arguments: how it is trained.
-
     Raises:
         BuildError: a library is not installed, or the configuration cannot be used (`hf.configured`).
     """

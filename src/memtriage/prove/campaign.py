@@ -92,11 +92,7 @@ class Campaign:
 
 
 class TerminationRequested(BaseException):
-    """SIGTERM or SIGHUP came: to be handled as Ctrl-C is.
-
-    Attributes:
-        signum: the signal.
-    """
+    """SIGTERM or SIGHUP came: to be handled as Ctrl-C is."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)

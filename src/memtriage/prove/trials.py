@@ -58,7 +58,6 @@ class Target:
 
     Attributes:
         metric: one of `limits.METRICS`, or a value read from the output.
-        variant: whose.
         sense: `equals` compares a value's whole course with that of the variant in `equals`.
         limit: of `at_most` and `at_least`.
         equals: name of a variant.

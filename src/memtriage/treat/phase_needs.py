@@ -90,7 +90,6 @@ def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Ne
     """Begin a phase: prime each device in use for its known needs.
 
     Args:
-        phase: its name.
         coming: parked bytes that come back during the phase, by device.
         prime: False to only learn.
 

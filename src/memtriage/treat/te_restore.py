@@ -29,9 +29,6 @@ class EmptyAfterRestore:
     Results of training are bit-identical, because backward reads the same values. A backward that keeps its
     graph (retain_graph=True, create_graph=True) keeps the list, because the next one reads it.
 
-    Args:
-        package: the package whose modules have the function.
-
     Raises:
         RuntimeError: when applied, if the library is not loaded, has no such function, or is wrapped already;
             the text says which.

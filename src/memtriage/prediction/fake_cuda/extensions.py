@@ -40,11 +40,7 @@ class _Absent(ModuleType):
 
 
 class _InPlace(ModuleType):
-    """Stands for a compiled module whose functions only write to tensors that they are given.
-
-    Args:
-        compiled: the module itself, where there is one.
-    """
+    """Stands for a compiled module whose functions only write to tensors that they are given."""
 
     def __init__(self, name: str, compiled: ModuleType | None) -> None:
         super().__init__(name)

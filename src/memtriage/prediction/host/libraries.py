@@ -75,11 +75,7 @@ _TIME_LIMIT_S: Final = 120
 
 
 class Imports:
-    """The imports that a program asks for, also of modules that the trace has imported already.
-
-    Attributes:
-        names: of installed modules.
-    """
+    """The imports that a program asks for, also of modules that the trace has imported already."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

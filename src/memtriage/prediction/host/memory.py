@@ -98,11 +98,7 @@ class _StoragePages:
 
 
 class MappedFile:
-    """A mapping of a file. Its pages are there from their first use until no storage is left.
-
-    Args:
-        path: of the file.
-    """
+    """A mapping of a file. Its pages are there from their first use until no storage is left."""
 
     def __init__(self, memory: HostMemory, path: str) -> None:
         self.path = path

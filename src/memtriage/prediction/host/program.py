@@ -31,11 +31,7 @@ _UNTOUCHED: Final = frozenset(
 
 
 class HostNotes:
-    """Notes storages of the host that operators make, read and write.
-
-    Args:
-        memory: where they are noted.
-    """
+    """Notes storages of the host that operators make, read and write."""
 
     def __init__(self, memory: HostMemory) -> None:
         self.memory = memory

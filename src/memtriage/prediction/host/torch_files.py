@@ -23,7 +23,6 @@ class TorchFiles:
     """Files in the format of `torch.save`, for the time of a trace.
 
     Args:
-        memory: of the host.
         on_gpu: whether a storage plays one of the GPU.
     """
 

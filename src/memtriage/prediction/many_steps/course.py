@@ -41,12 +41,7 @@ class StepOutcome:
 
 
 class StepFailed(Exception):
-    """Memory ran out in a step.
-
-    Attributes:
-        error: of the simulated allocator.
-        operator: that asked for it.
-    """
+    """Memory ran out in a step."""
 
     def __init__(self, error: OutOfMemory, operator: str) -> None:
         super().__init__(str(error))

@@ -35,11 +35,7 @@ WITHOUT_LOADER: Final = FIRST_STEPS + 4
 
 
 class ShapedBuild(BuildFunction):
-    """A build function whose step function takes the input of a step.
-
-    Attributes:
-        run_shapes: of the run.
-    """
+    """A build function whose step function takes the input of a step."""
 
     varies = True
     draws_again = True
@@ -73,9 +69,6 @@ class ShapedScript(Script):
 
     The loader is the one that a step took its last batch from. After the first steps it is read to the end of
     the horizon, epoch after epoch, without the model.
-
-    Attributes:
-        run_shapes: of the run; None where no loader was found.
     """
 
     run_shapes: RunShapes | None = None
@@ -97,11 +90,7 @@ class ShapedScript(Script):
 
 
 class _LoaderFeed:
-    """Between a script and its data loaders.
-
-    Attributes:
-        run_shapes: of the run, once the loader has been read.
-    """
+    """Between a script and its data loaders."""
 
     def __init__(self, watch: ScriptWatch, steps: int) -> None:
         self.run_shapes: RunShapes | None = None

@@ -27,10 +27,6 @@ class NotRoutedError(Exception):
 class RoutedSteps:
     """Steps with other draws than the traced ones.
 
-    Args:
-        steps: traced ones, by number.
-        draws: of the traced steps.
-
     Attributes:
         error: the largest relative difference between the derived and the traced bytes of a step's peak.
         drawn: how many numbers the sizes follow from.

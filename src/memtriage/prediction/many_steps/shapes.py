@@ -44,12 +44,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What one step gets.
-
-    Attributes:
-        shape: its shape.
-        arguments: of the program's step function.
-    """
+    """What one step gets."""
 
     shape: Shape
     arguments: tuple[Any, ...]

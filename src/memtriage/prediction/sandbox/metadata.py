@@ -122,11 +122,7 @@ def _filter(machine: int, asked: Iterable[int]) -> bytes:
 
 
 def serve(channel: socket.socket, writable: Iterable[str]) -> None:
-    """Answer the filter's questions until the program has ended.
-
-    Args:
-        writable: directories in which the calls go on.
-    """
+    """Answer the filter's questions until the program has ended."""
     _, (listener, *_), _, _ = socket.recv_fds(channel, 1, 1)
     free = (*_NO_FILES, *(os.path.realpath(directory) + "/" for directory in writable))
     calls = {**_CALLS[platform.machine()], **_NEWER}

@@ -79,7 +79,6 @@ def enter(mount_point: str, wanted: Iterable[str], network: bool, own_processes:
     Args:
         mount_point: an empty directory, for the tmpfs.
         wanted: paths that the program is likely to write to.
-        network: whether it keeps this process's network.
         own_processes: it sees no other processes. A container may not allow the /proc that this needs.
 
     Raises:
@@ -135,11 +134,7 @@ def _raise_loopback() -> None:
 
 
 def _roots(mounts: Sequence[Any], wanted: Iterable[str]) -> list[str]:
-    """The directories to cover, the deepest first: a covered one is put back on top of the one it is in.
-
-    Args:
-        mounts: as `psutil.disk_partitions` returns them.
-    """
+    """The directories to cover, the deepest first: a covered one is put back on top of the one it is in."""
     writable = [mount for mount in mounts if "rw" in mount.opts.split(",")]
     roots = {entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)}
     roots |= {mount.mountpoint for mount in writable if os.path.isdir(mount.mountpoint)}
@@ -169,13 +164,7 @@ def _highest_owned(path: str) -> str:
 
 
 class _Cover:
-    """Puts overlays on directories.
-
-    Args:
-        scratch: where changes are kept.
-        user_namespace: whether the process is in one.
-        points: where something is mounted.
-    """
+    """Puts overlays on directories."""
 
     def __init__(self, scratch: str, user_namespace: bool, points: list[str]) -> None:
         self.uppers: dict[str, str] = {}

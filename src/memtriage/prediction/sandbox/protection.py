@@ -56,7 +56,6 @@ def protect(
     Args:
         scratch: an empty directory.
         wanted: paths that the program is likely to write to.
-        network: whether connections are allowed.
         levels: the levels to try, in this order; the last one must be `python`, which works anywhere.
     """
     if not network:

@@ -22,8 +22,6 @@ class Engine:
     """What one optimizer does with its ring.
 
     Attributes:
-        ring: the pinned tiles.
-        arithmetic: the kernel.
         exchange: the partition over a process group, or None.
         changing: whether anything has been written that a repeated call would not write again. The caller
             sets it to False first.

@@ -33,10 +33,6 @@ class Exchange:
     """The collectives of one optimizer over its group, with their scratch on the device.
 
     In each direction, the scratch takes one tile per rank, and one more.
-
-    Attributes:
-        group: the process group.
-        ranks, rank: its size, and this process in it.
     """
 
     def __init__(self, group: dist.ProcessGroup, tile: int) -> None:

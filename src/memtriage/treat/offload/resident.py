@@ -33,8 +33,6 @@ class ResidentParameter:
     and need two more passes over the tile.
 
     Attributes:
-        parameter: the user's parameter, on its device.
-        name: its name in messages.
         share: which elements are this rank's.
         master, exp_avg, exp_avg_sq: this rank's elements in the parameter's memory order.
         gradient: the same for the fp32 gradient; None if gradients do not stay on the host.

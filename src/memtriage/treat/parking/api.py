@@ -47,12 +47,7 @@ def park(*what: Any, despite_graphs: bool = False) -> Parked:
 def park_rest(
     *what: Any, despite_graphs: bool = False, meanwhile: Callable[[], None] = no_work
 ) -> Parked | None:
-    """As `park`, but skip what is parked already; None if all is.
-
-    Args:
-        what, despite_graphs: as for `park`.
-        meanwhile: as for `park_choice`.
-    """
+    """As `park`, but skip what is parked already; None if all is."""
     with LOCK:
         choice = choose(what)
         left = [storage for storage in choice.storages if storage.storage._cdata not in PARKED]

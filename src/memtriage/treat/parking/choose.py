@@ -37,7 +37,6 @@ class Chosen:
     """One chosen storage, however many tensors view it.
 
     Attributes:
-        storage: the storage.
         owner: what it was found as: `parameter`, `gradient`, `buffer`, `optimizer state`, `tensor`.
         name: a name for messages, e.g. `layers.0.weight`.
         tensors: the tensors through which it was found.
