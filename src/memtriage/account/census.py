@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from memtriage.account.cuts import cuts_of_data
 from memtriage.account.group_details import GroupDetails, LineNamer, SiteOf
@@ -39,25 +39,12 @@ from memtriage.observe.stores import storing_line
 from memtriage.observe.tensors import end_bytes, is_pinned, is_shared, plain
 from memtriage.process.stdlib import time
 
-
-@dataclass(frozen=True, slots=True)
-class LookPolicy:
-    """Which storages a census looks at closely.
-
-    Attributes:
-        head: bytes read at either end of a storage, to recognize a longer copy of an earlier tensor.
-        heads: the ends are only read in groups of at most this many storages: the keys and values of 32
-            layers.
-        page: only storages of at least this size are looked at closely. Smaller ones are counters, and
-            pinned or shared memory takes at least a page.
-    """
-
-    head: int = 64
-    heads: int = 64
-    page: int = 4096
-
-
-POLICY = LookPolicy()
+_HEAD: Final = 64
+"""Bytes read at either end of a storage, to recognize a longer copy of an earlier tensor."""
+_MOST_HEADS: Final = 64
+"""The ends are only read in groups of at most this many storages: the keys and values of 32 layers."""
+_PAGE: Final = 4096
+"""Smaller storages are not looked at closely: they are counters, and pinned or shared memory takes a page."""
 
 
 @dataclass
@@ -201,17 +188,17 @@ class CensusView:
             self._in_small_groups = self._variables_in_small_groups()
         heads_of: dict[GroupKey, list[bytes]] = {}
         for key, held in self._in_small_groups:
-            head = end_bytes(self._graph.objects[held.position], held.facts, POLICY.head, last=last)
+            head = end_bytes(self._graph.objects[held.position], held.facts, _HEAD, last=last)
             if head is not None:
                 heads_of.setdefault(key, []).append(head)
         return {key: b"".join(sorted(heads)) for key, heads in heads_of.items()}
 
     def _variables_in_small_groups(self) -> list[tuple[GroupKey, HeldStorage]]:
-        wanted = {g.key for g in self.census().groups if g.count <= POLICY.heads and not g.attached}
+        wanted = {g.key for g in self.census().groups if g.count <= _MOST_HEADS and not g.attached}
         large = [
             held
             for held in self._held.values()
-            if held.owner in ("variable", "buffer") and held.facts.nbytes >= POLICY.page
+            if held.owner in ("variable", "buffer") and held.facts.nbytes >= _PAGE
         ]
         return [(key, held) for held in large if (key := self._key(held)) in wanted]
 
@@ -220,7 +207,7 @@ class CensusView:
 
     def _record(self, held: HeldStorage) -> StorageRecord:
         tensor = self._graph.objects[held.position]
-        whole_page = held.facts.device == "cpu" and held.facts.nbytes >= POLICY.page
+        whole_page = held.facts.device == "cpu" and held.facts.nbytes >= _PAGE
         return StorageRecord(
             device=held.facts.device,
             address=held.facts.address,

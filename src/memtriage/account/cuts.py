@@ -355,15 +355,11 @@ class CutMeter:
         """Yield the references of a tensor that its detached copy has not."""
         if self._graph.kind(at) != TENSOR:
             return
-        place, successors = self._retained.place, self._successors
-        for number in successors[place[at]] if at in place else ():
-            child = self._retained.reaching[number]
-            if self._graph.kind(child) == NODE or self._is_base(at, child):
+        for _, child in self._from(at):
+            tensor = plain(self._graph.objects[at])
+            is_base = tensor._is_view() and tensor._base is self._graph.objects[child]
+            if self._graph.kind(child) == NODE or is_base:
                 yield at, child
-
-    def _is_base(self, at: int, child: int) -> bool:
-        tensor = plain(self._graph.objects[at])
-        return bool(tensor._is_view()) and tensor._base is self._graph.objects[child]
 
     def _in_cycles(self, members: Sequence[int]) -> Iterator[tuple[CutKind, HolderPath, list[Edge]]]:
         """Yield the references that close the cycles which a group is part of, or hangs on."""
@@ -497,7 +493,7 @@ class CutMeter:
             copies += own
             at_path = at_path or self._namer.path(view).whole
             without.add(view)
-            edges += self._to_its_graph(view) if graph.kind(view) == TENSOR else self._to_base(view)
+            edges += self._to_its_graph(view) if graph.kind(view) == TENSOR else self._from(view)
         if at_path is None:
             return None
         kept, place = self._kept(self._numbered(edges)), self._retained.place
@@ -525,10 +521,11 @@ class CutMeter:
         own = _own_bytes(obj) if outermost is None else array_bytes(graph.objects[outermost])
         return (element if outermost is None else outermost, own) if 2 * own <= kept else (None, 0)
 
-    def _to_base(self, array: int) -> Iterator[Edge]:
+    def _from(self, at: int) -> Iterator[Edge]:
+        """Yield the references of an object to those that lead to storages."""
         place, successors = self._retained.place, self._successors
-        for number in successors[place[array]] if array in place else ():
-            yield array, self._retained.reaching[number]
+        for number in successors[place[at]] if at in place else ():
+            yield at, self._retained.reaching[number]
 
 
 def _own_bytes(tensor: Any) -> int:

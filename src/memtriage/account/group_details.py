@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from memtriage.account.cuts import CutMeter
 from memtriage.account.held import HeldStorage, HeldStorages
@@ -33,26 +33,12 @@ from memtriage.observe.store_statements import Store
 from memtriage.observe.stores import forget_sources, pack_hook, registering_line, storing_line
 from memtriage.observe.tensors import is_shared
 
-
-@dataclass(frozen=True, slots=True)
-class DetailPolicy:
-    """How many storages of a group are looked at closely.
-
-    Attributes:
-        sites: storages whose allocation site is looked up. More would not change the most frequent line.
-        holders: storages whose other holders are searched.
-        variables: paths whose storing line is read, to find the variable that carries a graph from step to
-            step.
-        also_held_by: other holders that are named.
-    """
-
-    sites: int = 48
-    holders: int = 64
-    variables: int = 64
-    also_held_by: int = 5
-
-
-POLICY = DetailPolicy()
+_SITES: Final = 48
+"""Storages of a group whose allocation site is looked up. More would not change the most frequent line."""
+_HOLDERS: Final = 64
+"""Storages whose other holders are searched, and paths whose storing line is read for `_carrier`."""
+_ALSO_HELD_BY: Final = 5
+"""Other holders that are named."""
 
 LineNamer = Callable[[Sequence[tuple[str, int]]], str | None]
 """Names a stack of one line, (file, line), as `file.py:line in function`."""
@@ -138,16 +124,12 @@ class GroupDetails:
         facts = holder_facts(graph, holder)
         detail.classes, detail.in_optimizer = facts.classes, facts.in_optimizer
         if ANY_ITEM in anchor:
-            detail.collected = collects(
-                graph, [held.position for held in _from_the_ends(group)[: POLICY.sites]]
-            )
+            detail.collected = collects(graph, [held.position for held in _from_the_ends(group)[:_SITES]])
         nodes = [at for at, name in self.anchors.items() if name == anchor]
         detail.differentiated = differentiates(graph, nodes)
         detail.backward_ran = backward_ran(graph, nodes)
         native = anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
-        detail.packs_itself = native and packs_itself(
-            graph, [held.position for held in group[: POLICY.sites]]
-        )
+        detail.packs_itself = native and packs_itself(graph, [held.position for held in group[:_SITES]])
         if self.named is None:
             return
         if native:
@@ -183,7 +165,7 @@ class GroupDetails:
             path = namer.path(position)
             if path.attached or path.anchor in asked or has_no_graph(graph.objects[position]):
                 continue
-            if len(asked) > POLICY.variables:
+            if len(asked) > _HOLDERS:
                 break
             asked.add(path.anchor)
             holder, _ = self.holders.holder_of(position)
@@ -203,7 +185,9 @@ class GroupDetails:
         namer, graph = self.namer, self.graph
         sample = max(group, key=lambda held: held.facts.nbytes)
         holder, element = self.holders.holder_of(sample.position)
-        detail = GroupDetail(holder_kind=_kind_of_holder(graph.objects[holder]))
+        detail = GroupDetail()
+        holding = graph.objects[holder]
+        detail.holder_kind = "frame" if type(holding) is FrameLocals else name_of(type(holding))
         detail.bound, detail.entries = bound_of(
             graph.objects[self.holders.container_of(element)], self._bounds
         )
@@ -214,12 +198,12 @@ class GroupDetails:
             detail.retained = self._retained(group, retained)
             detail.retained_of = sum(held.facts.nbytes for held in group)
             others: dict[HolderPath, None] = {}
-            for held in group[: POLICY.holders]:
+            for held in group[:_HOLDERS]:
                 _, own_element = self.holders.holder_of(held.position)
                 others.update(dict.fromkeys(self._others(own_element, retained)))
-            detail.also_held_by = list(others)[: POLICY.also_held_by]
+            detail.also_held_by = list(others)[:_ALSO_HELD_BY]
         preferring = [held for held in group if namer.path(held.position).whole == preferred]
-        for held in (_from_the_ends(preferring) + _from_the_ends(group))[: POLICY.sites]:
+        for held in (_from_the_ends(preferring) + _from_the_ends(group))[:_SITES]:
             detail.allocated_at = self._site(held.position)
             if detail.allocated_at is not None:
                 break
@@ -268,7 +252,3 @@ def _from_the_ends(group: list[HeldStorage]) -> list[HeldStorage]:
     half = len(inwards) // 2
     mixed = [held for pair in zip(inwards, inwards[::-1], strict=True) for held in pair]
     return mixed[: 2 * half] + inwards[half : len(inwards) - half]
-
-
-def _kind_of_holder(obj: Any) -> str:
-    return "frame" if type(obj) is FrameLocals else name_of(type(obj))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from memtriage.account.holder_index import HolderIndex
+from memtriage.account.naming import ObjectNamer
 from memtriage.account.owners import owners_in
-from memtriage.account.ownership import RANK
+from memtriage.account.ownership import RANK, Owners
 from memtriage.account.paths import PathNamer
 from memtriage.catalogue.catalogue import known_holders, owner_with
 from memtriage.model.census import Owner
@@ -40,27 +42,30 @@ HeldStorages = dict[tuple[str, int], HeldStorage]
 
 def held_storages(graph: HeapGraph, namer: PathNamer) -> HeldStorages:
     """Return each storage that is alive once, however many tensors share it."""
-    owners = owners_in(graph, namer)
-    held: HeldStorages = {}
-    for position in graph.tensors:
-        facts = storage_facts(graph.objects[position])
-        if facts is None:
-            continue
-        owner = owners.of(position)
-        key = (facts.device, facts.address)
-        known = held.get(key)
-        if known is None:
-            held[key] = HeldStorage(facts, position, owner, tensors=[position])
-            continue
-        known.tensors.append(position)
-        if RANK[owner] < RANK[known.owner]:
-            known.owner = owner
-        if is_native(namer.path(known.position).anchor):
-            known.position = position  # for example a view of this base: its holder says more
+    facts = ((position, storage_facts(graph.objects[position])) for position in graph.tensors)
+    held = by_storage(facts, owners_in(graph, namer), namer)
     for key, holder in known_holders(graph).items():
         if key in held:
             held[key].known = holder.name
             held[key].owner = owner_with(holder, held[key].owner)
+    return held
+
+
+def by_storage(
+    facts: Iterable[tuple[int, StorageFacts | None]], owners: Owners, namer: ObjectNamer
+) -> HeldStorages:
+    """Join tensors, by position, that have one storage; it has the strongest of their owners."""
+    held: HeldStorages = {}
+    for position, found in facts:
+        if found is None:
+            continue
+        owner = owners.of(position)
+        known = held.setdefault((found.device, found.address), HeldStorage(found, position, owner))
+        known.tensors.append(position)
+        if RANK[owner] < RANK[known.owner]:
+            known.owner, known.facts = owner, found
+        if is_native(namer.path(known.position).anchor):
+            known.position = position  # for example a view of this base: its holder says more
     return held
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from memtriage.account.naming import ObjectNamer, WalkedGraph
@@ -31,26 +30,14 @@ RANK: dict[Owner, int] = {owner: rank for rank, owner in enumerate(PRIORITY)}
 _MODULE_PARTS: Final[tuple[tuple[str, Owner], ...]] = (("_parameters", "parameter"), ("_buffers", "buffer"))
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerPolicy:
-    """How far the structures around a tensor are searched.
-
-    Attributes:
-        part: levels below a module's table of parameters or buffers.
-        state: levels below an optimizer's groups and states: `state[p]["shampoo"]["blocks"][0]` has four.
-        attribute: levels below each other attribute of an optimizer: lists of gradients by group.
-        inner: hops from an inner tensor up to the tensor subclass that it is part of.
-        buffer: hops from a tensor up to the reducer or bucket of `torch.distributed` that owns it.
-    """
-
-    part: int = 1
-    state: int = 4
-    attribute: int = 2
-    inner: int = 4
-    buffer: int = 8
-
-
-POLICY: Final = OwnerPolicy()
+_STATE_LEVELS: Final = 4
+"""Below an optimizer's groups and states: `state[p]["shampoo"]["blocks"][0]` has four."""
+_ATTRIBUTE_LEVELS: Final = 2
+"""Below each other attribute of an optimizer: lists of gradients by group."""
+_HOPS_TO_WRAPPER: Final = 4
+"""From an inner tensor up to the tensor subclass that it is part of."""
+_HOPS_TO_BUCKET: Final = 8
+"""From a tensor up to the reducer or bucket of `torch.distributed` that owns it."""
 
 
 class TensorFacts(ABC):
@@ -105,7 +92,7 @@ class Owners:
         facts = self._facts
         at, steps = position, 0
         # Inner tensors of a subclass have the owner of the subclass instance.
-        while at >= 0 and steps < POLICY.inner:
+        while at >= 0 and steps < _HOPS_TO_WRAPPER:
             tensor = facts.tensor_at(at)
             if tensor is not None:
                 owner = self._declared.get(tensor)
@@ -130,17 +117,17 @@ def _declared(facts: TensorFacts) -> dict[int, Owner]:
     for position in facts.walked.modules:
         own = facts.attributes(position)
         for name, owner in _MODULE_PARTS:
-            claim(facts.tensors_in(own.get(name), POLICY.part), owner)
+            claim(facts.tensors_in(own.get(name), 1), owner)
     # Only read what optimizers store: `param_groups` and `state` of wrappers are properties of the optimizer
     # inside, which is in the graph itself. Wrappers come first: the flat master weights of a sharded or
     # mixed-precision one are parameters for the optimizer inside, but not the model's.
     attributes = [facts.attributes(position) for position in facts.walked.optimizers]
     for own in sorted(attributes, key=lambda own: "param_groups" in own):
-        for parameter in facts.tensors_in(own.get("param_groups"), POLICY.state):
+        for parameter in facts.tensors_in(own.get("param_groups"), _STATE_LEVELS):
             owners.setdefault(parameter, "parameter")
-        claim(facts.tensors_in(own.get("state"), POLICY.state), "optimizer state")
+        claim(facts.tensors_in(own.get("state"), _STATE_LEVELS), "optimizer state")
         for value in own.values():
-            claim(facts.tensors_in(value, POLICY.attribute), "optimizer state")
+            claim(facts.tensors_in(value, _ATTRIBUTE_LEVELS), "optimizer state")
     claim(facts.saved(), "saved for backward")  # the path shows what a pack hook returned
     claim(facts.gradients(), "gradient")
     return owners
@@ -156,7 +143,7 @@ def _by_path(facts: TensorFacts, position: int) -> Owner:
     if has(path.whole, SegmentKind.LRU_CACHE):
         return "known cache"
     at, steps = position, 0
-    while at >= 0 and steps < POLICY.buffer:
+    while at >= 0 and steps < _HOPS_TO_BUCKET:
         if facts.module_at(at).startswith("torch.distributed"):
             return "communication buffer"
         at = facts.walked.parents[at]

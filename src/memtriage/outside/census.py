@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from memtriage.account.held import by_storage
 from memtriage.account.native_sizes import SIZES
 from memtriage.account.ownership import RANK
 from memtriage.model.census import (
@@ -26,7 +27,6 @@ from memtriage.model.census import (
 from memtriage.model.evidence import DataSeen
 from memtriage.model.paths import HolderPath, SegmentKind, has, is_native
 from memtriage.model.units import count, size
-from memtriage.observe.tensors import StorageFacts
 from memtriage.outside.containers import RemoteContainers
 from memtriage.outside.gradients import Gradients, gradients_now, most_gradients
 from memtriage.outside.graph import RemoteGraph
@@ -458,32 +458,20 @@ def walk_once(
     )  # fmt: skip
     graph = walk.run(program_only=program_only)
     namer = RemoteNamer(graph)
-    owners = owners_in(graph, namer)
-    held: dict[Key, tuple[StorageFacts, int, Owner]] = {}
-    keys: dict[int, Key] = {}
-    for position in graph.tensors:
-        facts = torch.storage(graph.objects[position])
-        if facts is None:
-            continue
-        owner = owners.of(position)
-        key = keys[position] = facts.device, facts.address
-        known = held.get(key)
-        if known is not None:
-            others, at, before = known
-            facts = facts if RANK[owner] <= RANK[before] else others
-            owner = min(owner, before, key=RANK.__getitem__)
-            position = position if is_native(namer.path(at).anchor) else at
-        held[key] = facts, position, owner
+    found = ((position, torch.storage(graph.objects[position])) for position in graph.tensors)
+    held = by_storage(found, owners_in(graph, namer), namer)
+    keys = {at: key for key, one in held.items() for at in one.tensors}
     if containers is not None:
         if not reading.again:
             reading.at = time.monotonic()  # the lengths of its containers are of this instant
         reading.data = containers.add(graph, namer, translate, reading.modules)
     holders = Holders(graph, namer)
     below: dict[HolderPath, list[int]] = {}
-    for key, (facts, position, owner) in held.items():
+    for key, one in held.items():
+        facts, position = one.facts, one.position
         path, tensor = namer.path(position), graph.objects[position]
         record = StorageRecord(
-            device=facts.device, address=facts.address, nbytes=facts.nbytes, owner=owner, path=path.whole,
+            device=facts.device, address=facts.address, nbytes=facts.nbytes, owner=one.owner, path=path.whole,
             shared=torch.is_shared(facts),
         )  # fmt: skip
         reading.storages[key] = RemoteStorage(

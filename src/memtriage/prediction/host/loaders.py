@@ -64,7 +64,7 @@ class _Workers:
 
     def _own(self, loader: DataLoader[Any]) -> int:
         """Bytes that each worker makes its own: counts of references are written in all objects it reads."""
-        forked = _start_method(loader) == "fork"
+        forked = (loader.multiprocessing_context or multiprocessing).get_start_method() == "fork"
         if forked not in self._alone:
             measured = measure_worker(forked)
             if measured is None:
@@ -96,11 +96,6 @@ class _Workers:
         if loader.pin_memory and torch.cuda.is_available():
             blocks.append(self._memory.allocate(2 * size, PINNED, MemoryPlace.PINNED))
         return blocks
-
-
-def _start_method(loader: DataLoader[Any]) -> str:
-    context = loader.multiprocessing_context or multiprocessing
-    return str(context.get_start_method())
 
 
 def objects_size(root: Any) -> int:

@@ -176,7 +176,8 @@ def _of_images(convolution: Convolution, operation: Operation) -> int:
     """First layers."""
     single = convolution.element == SINGLE
     forward = operation is Operation.FORWARD
-    if _patches(convolution) and (single if operation is Operation.OF_WEIGHT else forward):
+    patches = convolution.stride == convolution.weight[2] == PATCHES
+    if patches and (single if operation is Operation.OF_WEIGHT else forward):
         return 0
     small = operation is Operation.OF_INPUT or convolution.weight[2] <= SMALL_KERNEL[operation]
     if single and small and not convolution.channels_last:
@@ -186,11 +187,6 @@ def _of_images(convolution: Convolution, operation: Operation) -> int:
     if not convolution.channels_last or (single and operation is Operation.OF_WEIGHT):
         parts.append(convolution.result)
     return sum(convolution.bytes(part, padded=padded) for part in parts)
-
-
-def _patches(convolution: Convolution) -> bool:
-    width = convolution.weight[2]
-    return convolution.stride == width == PATCHES
 
 
 def _without_tensor_cores(convolution: Convolution, operation: Operation) -> int:
