@@ -20,7 +20,6 @@ pytest.importorskip("torch")
 
 from memtriage.cli.app import main
 from memtriage.diagnose.verdict import verdict
-from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import HolderGroup
 from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, take_census
 from memtriage.outside.memory import ForbiddenError
@@ -197,52 +196,6 @@ def test_the_memory_of_a_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     rows = Attached(os.getpid()).ledger()["cuda:0"]
     assert [(row.row, row.bytes) for row in rows] == [("rest of the process", 1000)]
     assert asked == {"pid": os.getpid(), "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
-
-
-class _Allocator:
-    """A CUDA allocator that has handed out more at each reading."""
-
-    def __init__(self) -> None:
-        self.allocated = 0
-
-    def counters(self) -> dict[str, DeviceCounters]:
-        self.allocated += 4096
-        sizes = dict.fromkeys(("allocated", "requested", "active"), self.allocated)
-        return {"cuda:0": DeviceCounters(**sizes, reserved=10**9, inactive_split=512)}
-
-
-def test_a_gpu_is_judged_by_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attaching, "process_memory", lambda pid, visible: {"cuda:0": 2 * 10**9})
-    monkeypatch.setattr(attaching, "allocator_of", lambda pid: _Allocator())
-    attached = Attached(os.getpid())
-    attached.find_allocator()
-    for second in range(30):
-        attached.read_counters(float(second))
-    (finding,), judged = attached.judgment(30.0)
-    assert judged["cuda:0"].points == 30
-    assert (finding.device, finding.bytes_per_second) == ("cuda:0", 4096)
-    rows = {row.row: row.bytes for row in attached.ledger()["cuda:0"]}
-    assert sum(rows.values()) == 2 * 10**9
-    assert rows["stranded"] == 512 and rows["requested"] == 31 * 4096
-
-
-@pytest.mark.parametrize("leak", [0, 86 * 10**6])
-def test_activations_of_the_moment_hide_no_leak(leak: int) -> None:
-    """The allocator is read at any moment of a step, in which 1.5 GB come and go."""
-    chance, now = random.Random(leak), 0.0
-    attached = Attached(os.getpid())
-    swinging = _Allocator()
-    attached.allocator = swinging  # type: ignore[assignment]
-    while now < 60:
-        step, within = divmod(now, 0.15)
-        activations = 1.5e9 * (1 - abs(2 * within / 0.15 - 1))
-        swinging.allocated = int(1.5e9 + leak * 0.15 * step + activations) // 512 * 512
-        attached.read_counters(now)
-        now += chance.uniform(0.2, 0.25) + 2 * (chance.random() < 0.06)  # a census comes between
-    findings, judged = attached.judgment(now)
-    found = [finding for finding in findings if finding.device == "cuda:0"]
-    assert [finding.bytes_per_second for finding in found] == ([pytest.approx(leak, rel=0.1)] if leak else [])
-    assert (judged["cuda:0"].detection_limit is None) == bool(leak)
 
 
 def test_the_command_reports_a_job(start: Callable[[str], Job], capfd: pytest.CaptureFixture[str]) -> None:

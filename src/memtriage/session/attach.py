@@ -23,7 +23,6 @@ from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Comparison, Evidenc
 from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import verdict, weakest
-from memtriage.model.blocks import DeviceCounters
 from memtriage.model.evidence import Situation
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
@@ -37,7 +36,6 @@ from memtriage.observe.process_tree import sizes_of
 from memtriage.observe.smaps import MappingClass
 from memtriage.outside.answer import arguments
 from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, joined
-from memtriage.outside.cuda_allocator import CudaAllocator, allocator_of
 from memtriage.outside.followed import FollowedOutside, totals
 from memtriage.outside.memory import GoneError, OtherBuildError, OutsideError
 from memtriage.process.stdlib import os, time
@@ -92,16 +90,13 @@ class Attached:
         pid: its process.
         rank: its rank; None where it has none.
         evidence: over seconds. Of the CPU: anonymous memory of the process, resident or swapped out; of a
-            GPU: bytes that torch's CUDA allocator has handed out, or, without its statistics, those of the
-            storages of each census.
+            GPU: bytes of the storages of each census.
         reader: reads it from outside; None where it listens.
         reading: the last one of all of it, before that the first one.
         censuses, took_s: how many were read; the seconds that the last one of the program's holders took.
         next_whole: when all of it is to be read again.
         holders: numbers its holders from census to census.
         last: the last census, of all of it once there is one; None before the first.
-        allocator: statistics of its CUDA allocator; None where it has none that can be read.
-        allocated: the last ones, by device.
         ledgers: those of its last answer, where it listens.
         ended: why nothing more can be read of it; None while it runs.
     """
@@ -116,8 +111,6 @@ class Attached:
     next_whole: float = 0.0
     holders: FollowedOutside = field(default_factory=FollowedOutside)
     last: OutsideCensus | None = None
-    allocator: CudaAllocator | None = None
-    allocated: dict[str, DeviceCounters] = field(default_factory=dict)
     ledgers: list[Ledger] = field(default_factory=list)
     ended: str | None = None
 
@@ -142,19 +135,6 @@ class Attached:
             self.ended = f"process {self.pid} ended"
         else:
             self.seconds.read(now, {_CPU: sizes.anonymous})
-        allocator = self.allocator  # another thread may set it
-        if allocator is not None:
-            self.allocated |= allocator.counters()
-            for device, counters in self.allocated.items():
-                if counters.allocated is not None:
-                    self.seconds.read(now, {device: counters.allocated})
-
-    def find_allocator(self) -> None:
-        """Look for the statistics of its CUDA allocator, which is there once it uses a GPU."""
-        if self.allocator is None:
-            found = allocator_of(self.pid)
-            if found is not None and found.counters():
-                self.allocator = found
 
     def add(self, census: OutsideCensus, now: float, *, program_only: bool = False) -> None:
         """Add a census that was read at so many seconds since the start.
@@ -168,7 +148,7 @@ class Attached:
             self.last = census
         if not program_only:
             sizes = totals(census.groups)
-            for device in {*sizes, *self.seconds.tracks} - {*self.allocated, _CPU}:
+            for device in {*sizes, *self.seconds.tracks} - {_CPU}:
                 self.seconds.read(now, {device: sizes.get(device, 0)})
         self.evidence.add(self.holders.add(census, now, program_only=program_only))
 
@@ -199,7 +179,7 @@ class Attached:
         if reader is None or before is None:  # it has come to listen
             return
         started = time.monotonic()
-        by_census = bool(self.seconds.tracks.keys() - {*self.allocated, _CPU})  # nothing else counts a device
+        by_census = bool(self.seconds.tracks.keys() - {_CPU})  # nothing else counts a device
         if whole := by_census or self._is_due(started, until):
             reading = reader.read(within_s=math.inf if by_census else (until - started) / 2)
             self.next_whole = started + (1 + POLICY.whole) * (time.monotonic() - started)
@@ -224,8 +204,7 @@ class Attached:
     def judgment(self, now: float) -> tuple[list[Finding], dict[str, Judged]]:
         """Return what grows as far as was read, and by device whether growth could be judged.
 
-        The host is judged by what the kernel counts, a GPU by what torch's allocator has handed out, or by
-        its tensors in the censuses.
+        The host is judged by what the kernel counts, a GPU by its tensors in the censuses.
         """
         readable = dict.fromkeys((_CPU, *self.seconds.tracks), True)
         self.evidence.add(Situation(position=TrainingPosition(time_s=now), readable=readable))
@@ -253,11 +232,8 @@ class Attached:
             of = owners.setdefault(group.device, {})
             for owner, nbytes in group.owners.items():
                 of[owner] = of.get(owner, 0) + nbytes
-        devices = sorted((owners.keys() | self.allocated.keys() | in_use.keys()) - {_CPU})
-        rows = {
-            device: gpu_rows(owners.get(device, {}), self.allocated.get(device), in_use.get(device))
-            for device in devices
-        }
+        devices = sorted((owners.keys() | in_use.keys()) - {_CPU})
+        rows = {device: gpu_rows(owners.get(device, {}), in_use.get(device)) for device in devices}
         rows |= {ledger.device: ledger.rows for ledger in self.ledgers}
         classes = memory_classes(Path(f"/proc/{self.pid}"))
         if classes is not None:
@@ -375,8 +351,6 @@ def _read(job: Attached, began: float, until: float, say: Callable[[str], None])
         job.add(asked, asked.at - began)
         return
     _attempt(job, partial(job.read, began, until), say)
-    if job.ended is None:
-        job.find_allocator()
 
 
 def _attempt(job: Attached, read: Callable[[], None], say: Callable[[str], None]) -> None:
