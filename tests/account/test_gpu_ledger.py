@@ -202,16 +202,6 @@ def test_equal_holders_are_one_name_with_a_count() -> None:
     assert detail == "losses[*] 3.0 KiB in 6"
 
 
-def test_a_block_partly_covered_is_named_for_that_part() -> None:
-    segment = make_segment(4096, ("active", 1024, 1000))
-    ledger = gpu_ledger("cuda:0", [segment], [storage(4096, 600, "buffer")], use_of(1024))
-    assert sums(ledger) == {
-        ("requested", "buffer"): 600,
-        ("requested", "c++ only"): 400,
-        ("rounding", None): 24,
-    }
-
-
 def test_blocks_that_only_cpp_holds_are_named_by_their_site() -> None:
     block = Block(address=4096, size=512, requested=512, state="active", site="train.py:7 in fwd")
     segment = msgspec.structs.replace(make_segment(4096, ("active", 512, 512)), blocks=(block,))

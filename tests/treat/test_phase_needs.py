@@ -119,48 +119,37 @@ def test_blocks_are_two_segments_that_fit(
     )
 
 
-class TestLearning:
-    def test_nothing_is_known_of_the_first_round(self) -> None:
-        need = Need()
-        need.begin(4 * GIB, 5 * GIB, 0)
-        assert need.blocks(4 * GIB, MEMORY, MEMORY) == []
+@pytest.mark.parametrize(
+    ("known", "rounds", "made"),
+    [
+        # of each round: allocated, peak so far and parked bytes that come back; the peak at its end
+        pytest.param(None, [(4, 5, 2, 30)], 24, id="what raised the peak"),
+        pytest.param(None, [(4, 60, 0, 60)], None, id="below an earlier peak"),
+        pytest.param(None, [(4, 0, 0, 30), (24, 30, 0, 30)], 6, id="states made in the first round stay"),
+        pytest.param(20, [(4, 30, 0, 5)], 20, id="counters were reset meanwhile"),
+    ],
+)
+def test_what_a_phase_makes_is_learned(
+    known: int | None, rounds: list[tuple[int, int, int, int]], made: int | None
+) -> None:
+    need = Need(made=None if known is None else known * GIB)
+    for allocated, before, coming, after in rounds:
+        need.begin(allocated * GIB, before * GIB, coming * GIB)
+        assert need.made is not None or need.blocks(allocated * GIB, MEMORY, MEMORY) == []
+        need.end(after * GIB)
+    assert need.made == (None if made is None else made * GIB)
 
-    def test_what_raised_the_peak_is_what_the_phase_made(self) -> None:
-        need = Need()
-        need.begin(4 * GIB, 5 * GIB, 2 * GIB)
-        need.end(30 * GIB)
-        assert need.made == 24 * GIB
 
-    def test_a_phase_below_an_earlier_peak_teaches_nothing(self) -> None:
-        need = Need()
-        need.begin(4 * GIB, 60 * GIB, 0)
-        need.end(60 * GIB)
-        assert need.made is None
-
-    def test_states_made_in_the_first_round_do_not_count_twice(self) -> None:
-        need = Need()
-        need.begin(4 * GIB, 0, 0)
-        need.end(30 * GIB)  # 20 of it states, which stay
-        need.begin(24 * GIB, 30 * GIB, 0)
-        need.end(30 * GIB)
-        assert need.made == 6 * GIB
-
-    def test_counters_that_were_reset_meanwhile_teach_nothing(self) -> None:
-        need = Need(made=20 * GIB)
-        need.begin(4 * GIB, 30 * GIB, 0)
-        need.end(5 * GIB)
-        assert need.made == 20 * GIB
-
-    def test_what_could_not_be_returned_is_not_primed_again(self) -> None:
-        need = Need(made=20 * GIB)
-        need.begin(0, 0, 0)
-        assert need.blocks(0, MEMORY, MEMORY)
-        need.primed = 20 * GIB
-        need.left(1 * GIB)
-        assert need.returned
-        need.left(10 * GIB)
-        need.begin(0, 0, 0)
-        assert need.blocks(10 * GIB, MEMORY, MEMORY) == []
+def test_what_could_not_be_returned_is_not_primed_again() -> None:
+    need = Need(made=20 * GIB)
+    need.begin(0, 0, 0)
+    assert need.blocks(0, MEMORY, MEMORY)
+    need.primed = 20 * GIB
+    need.left(1 * GIB)
+    assert need.returned
+    need.left(10 * GIB)
+    need.begin(0, 0, 0)
+    assert need.blocks(10 * GIB, MEMORY, MEMORY) == []
 
 
 def test_blocks_that_do_not_fit_are_all_given_back() -> None:
