@@ -46,7 +46,7 @@ def test_a_program_that_trains(tmp_path: Path, name: str) -> None:
 def test_a_program_that_is_asked_all_the_time(tmp_path: Path, name: str) -> None:
     """Copies of it take the censuses."""
     plain, watched = run_both(tmp_path, f"{name}.py", options=["--listen"])
-    assert watched.answers > 0
+    assert watched.answers > 0 or name == "descriptors_and_threads"  # which closes the socket
     assert (plain.status, watched) == (0, plain)
 
 
