@@ -47,11 +47,10 @@ _ANY_ATTRIBUTE: Final = PathSegment(SegmentKind.ATTRIBUTE, "*")
 
 
 def one_a_cause(leaks: Sequence[Leak]) -> list[Leak]:
-    """Join leaks of one cause on one device; return them fastest first.
+    """Join leaks of one cause on one device; return them fastest first, those without a holder last.
 
     Rates and bytes add up, except for one place seen on two scales. Other host memory that holders of CPU
-    tensors keep belongs to the same leak, and so does memory of a holder's entries that only a counter shows.
-    What has no holder comes last.
+    tensors keep is of the same leak, as memory of a holder's entries is that only a counter shows.
     """
     groups: list[list[Leak]] = []
     for leak in leaks:

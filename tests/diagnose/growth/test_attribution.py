@@ -11,9 +11,9 @@ from memtriage.diagnose.growth.attribution import Rise, attribute
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import HolderSeen
-from memtriage.model.paths import ANY_ITEM
+from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from support.judged import judge
-from support.observed import BASE, Found, data, held, observed
+from support.observed import BASE, Found, data, held, items, observed
 
 KIB, MIB = 1024, 1024**2
 STEPS = 60
@@ -77,6 +77,21 @@ def test_what_a_holder_lost_when_the_program_had_ended_is_no_end_of_its_growth()
     rise = the(observed({"cpu": rising(MIB)}, found, censuses, last={"between": False}))
     assert (certainty_of(rise), rise.last) == ("proven", 48)
     assert rise.rate == pytest.approx(MIB)
+
+
+def test_many_small_entries_of_one_container_are_judged_together() -> None:
+    """State dicts in a list: twenty tensors of each, none of which is a tenth of what the list gets."""
+    number_of, kept = 20, items("kept")
+
+    def tensors(at: int) -> list[HolderSeen]:
+        keys = [(*kept, PathSegment(SegmentKind.ITEM, f"'{key}'")) for key in range(number_of)]
+        sizes = enumerate(keys, 1)
+        return [held(MIB * at, at, number=number, anchor=key, path=key) for number, key in sizes]
+
+    evidence = observed({"cpu": rising(number_of * MIB)}, tensors, (20, 40))
+    assert [(certainty_of(rise), rise.rate) for rise in rises(evidence)] == [("proven", MIB)] * number_of
+    (finding,) = judge(evidence).findings
+    assert (finding.certainty, finding.bytes_per_step) == ("proven", number_of * MIB)
 
 
 @pytest.mark.parametrize("rounding", [0, 4096, 16384])

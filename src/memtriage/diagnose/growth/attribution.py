@@ -19,6 +19,7 @@ from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import grow
 from memtriage.diagnose.growth.evidence import Comparison, Counter, Seen, Sighting
 from memtriage.model.evidence import DataSeen, HolderSeen
+from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind
 
 Open = Literal[
     "few", "once", "slows", "fills", "aged", "replaced", "not resident", "new shapes", "not covered"
@@ -54,6 +55,7 @@ class Rise:
         points: position and bytes at the censuses over which it grew, oldest first.
         fell_from: most bytes that it had at a census, if it was smaller at a later one; else 0.
         counter: name of the counter that sees its memory.
+        container: the path that all entries of its container have.
         rate: bytes per position, over all of the time that it grows.
         recent: the same for the latest part of that time.
         reasons: why it is only suspected.
@@ -65,6 +67,7 @@ class Rise:
     points: tuple[tuple[float, float], ...]
     fell_from: float = 0.0
     counter: str
+    container: HolderPath = ()
     rate: float = 0.0
     recent: float = 0.0
     reasons: tuple[Open, ...] = ()
@@ -129,6 +132,7 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
     holder had nothing when its counter began to rise.
     """
     grown, last = _run(series), series[-1].seen
+    path = last.anchor if isinstance(last, HolderSeen) else last.path
     if isinstance(last, HolderSeen):
         name = "shared" if last.detail is not None and last.detail.shared else last.device
         nbytes = {each.at: counted(each.seen) for each in series if isinstance(each.seen, HolderSeen)}
@@ -154,7 +158,8 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
         return None
     sizes = [nbytes[each.at] for each in series if each.between]
     fell_from = max((before for before, after in pairwise(sizes) if after < before), default=0)
-    rise = Rise(series=series, points=tuple(points), fell_from=fell_from, counter=name)
+    container = tuple(ANY_ITEM if segment.kind is SegmentKind.ITEM else segment for segment in path)
+    rise = Rise(series=series, points=tuple(points), fell_from=fell_from, counter=name, container=container)
     log = isinstance(last, DataSeen) and last.native is None and rise.own_rate < DATA_LEAST
     return None if log else rise
 
@@ -224,11 +229,10 @@ def _pauses(before: Seen, after: Seen) -> bool:
 def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) -> list[Rise]:
     judged = []
     for rise in rises:
-        others = sum(each.own_rate for each in rises if each.counter == rise.counter and each is not rise)
         # The resident set sees all ordinary data, and not well; malloc's counter sees large entries.
         names = ("cpu", rise.counter) if rise.counter == "host" else (rise.counter,)
         seen_by = [counters[name] for name in names if name in counters]
-        by_counter = (_by_counter(rise, counter, others) for counter in seen_by)
+        by_counter = (_by_counter(rise, counter, rises) for counter in seen_by)
         found = next((each for each in by_counter if each is not None), None)
         # Growth may go into room that malloc leaves in its pages, as a census by the process itself does.
         of_pages = any(counter.pages for counter in seen_by)
@@ -241,7 +245,7 @@ def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) 
     return judged
 
 
-def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
+def _by_counter(rise: Rise, counter: Counter, rises: Sequence[Rise]) -> Rise | None:
     """Return what a counter says of a holder's growth, beside that of others it sees; None if nothing."""
     growth = counter.growth
     if not counter.rises:
@@ -257,9 +261,12 @@ def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
     else:
         return None
     own = points[-1][1] - points[0][1]
+    seen = [each for each in rises if each.counter == rise.counter]
+    # Each tensor of a list of state dicts is only a small part of what the list gets.
+    together = sum(each.own_rate for each in seen if each.container == rise.container)
     sees_all = counter.name == rise.counter  # malloc's does not see small entries of ordinary data
     most = (2 - ACCOUNTS) * risen + error
-    if own < MINOR * risen or (sees_all and own > most):
+    if together * apart < MINOR * risen or (sees_all and own > most):
         return None  # too small for this counter, or more than it saw
     if not _keeps_up(points, counter, own / risen):
         return None
@@ -267,6 +274,7 @@ def _by_counter(rise: Rise, counter: Counter, others: float) -> Rise | None:
         # One interval. What else came in it must be known, and the holder must have what it got before it: a
         # list that is emptied now and then grows, too.
         begun = growth.onset or float(counter.points.at[0])
+        others = sum(each.own_rate for each in seen if each is not rise)
         known = own + others * apart >= ACCOUNTS * risen
         # Not its own rate: it grows in rises, of which this interval may have one more than its share.
         if not known or points[-1][1] < ACCOUNTS * min(1.0, own / risen) * counter.rise(begun, end)[0]:

@@ -16,7 +16,6 @@ from memtriage.model.position import Scale
 _OF_SCALE: Final[Mapping[Scale, Event]] = {"step": "step", "microbatch": "backward"}
 _PREFERRED: Final[tuple[Event, ...]] = ("call", "batch", "evaluation", "save", "epoch")
 """Of events that explain a series as well, the first counts where nothing tells them apart."""
-
 _ALIKE: Final = 1.5
 """Events whose squared misfits differ by less than this factor explain a series as well. One that comes with
 each position explains it no better than positions do; seconds explain nothing."""

@@ -329,7 +329,7 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     shown = sum(rise.rate for rise in rises if rise.share and rise.counter == name)
     known = max(held, shown, float(sum(rates.get(per, 0) for rates in proven)))
     missing = growth.rate - known
-    if growth.low - known < comparison.counters[name].policy.least or missing < OPEN * growth.rate:
+    if growth.low - known < max(comparison.counters[name].policy.least, OPEN * growth.rate):
         return None
     data = [(rise.seen, rise.own_rate) for rise in rises if isinstance(rise.seen, DataSeen)]
     native = (seen for seen, _ in data if seen.native is not None)

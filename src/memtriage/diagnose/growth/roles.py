@@ -31,25 +31,19 @@ def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
     """Join what processes that do the same work have in common: the same holder, their rates together.
 
     The objects of one of them are read. What grows in the others has the same holder.
-
-    Args:
-        found: growth of the processes, each with its role.
     """
     joined: list[list[tuple[Role, Leak]]] = []
     for role, leak in sorted(found, key=lambda each: (each[1].path is None, -each[1].rate)):
+        key = role.group, leak.kind, leak.rates.keys()
         for members in joined:
-            if _is_same(role, leak, *members[0]) and role not in [other for other, _ in members]:
+            other, named = members[0]
+            alike = key == (other.group, named.kind, named.rates.keys())
+            if alike and leak.path in (None, named.path) and role not in [each for each, _ in members]:
                 members.append((role, leak))
                 break
         else:
             joined.append([(role, leak)])
     return [_joined(members) for members in joined]
-
-
-def _is_same(role: Role, leak: Leak, other: Role, named: Leak) -> bool:
-    if role.group != other.group or leak.kind != named.kind or leak.rates.keys() != named.rates.keys():
-        return False
-    return leak.path is None or leak.path == named.path
 
 
 def _joined(members: Sequence[tuple[Role, Leak]]) -> Leak:
