@@ -63,7 +63,7 @@ def largest(
         # By the line, next to what it gave, and, where it misleads, in the middle.
         guess = (
             _on_the_line(search.needs, search.below, search.above, budget),
-            size + (unit if size == search.below else -unit),
+            size,  # which is a bound by now
             (search.below + search.above) // 2,
         )[turn % 3]
         turn += 1
