@@ -1,7 +1,7 @@
 import pytest
 
-from memtriage.model.plan import Cheaper, PassedOver, Plan, PlannedPeak, PlanStep
-from memtriage.report.plan_text import render
+from memtriage.model.plan import Cheaper, LargestSize, Maximum, PassedOver, Plan, PlannedPeak, PlanStep
+from memtriage.report.plan_text import render, render_maximum
 from support.printed import printed
 
 GIB = 1 << 30
@@ -111,3 +111,24 @@ def test_what_fits_as_it_is():
 @pytest.mark.parametrize("width", [40, 200])
 def test_any_width(width):
     assert "8-bit AdamW" in shown(made(), width)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            [LargestSize(batch=12, seq=None, needs=5 * GIB, next=13, next_needs=9 * GIB)],
+            ["FITS: batch 12: needs 5.0 GiB of 8.0 GiB",
+             "      batch 13 needs 9.0 GiB, 3.0 GiB too much; 25% stays free"],
+        ),
+        ([LargestSize(batch=2, seq=512, needs=6 * GIB, next=None, next_needs=None)],
+         ["FITS: batch 2, seq 512: needs 6.0 GiB of 8.0 GiB"]),
+        ([], ["DOES NOT FIT: the smallest size that was tried needs 7.0 GiB of 8.0 GiB"]),
+    ],
+)  # fmt: skip
+def test_the_largest_sizes_are_beside_the_next_larger_ones_and_what_the_search_took(found, said):
+    maximum = Maximum(
+        budget=8 * GIB, margin=0.25, maximize=["batch"], found=found, least_needs=7 * GIB, traces=5,
+        seconds=2.0, notes=[],
+    )  # fmt: skip
+    assert printed(render_maximum, maximum).splitlines() == [*said, "5 traces in 2.0 s"]
