@@ -58,6 +58,7 @@ def test_everything_is_as_before_afterwards():
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor.async_compile import AsyncCompile
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._triton import has_triton
 
     watched = [
         (AsyncCompile, "triton"),
@@ -65,9 +66,11 @@ def test_everything_is_as_before_afterwards():
         (FakeTensor, "__torch_dispatch__"),
     ]
     before = [vars(owner)[name] for owner, name in watched]
+    here = has_triton()  # torch remembers it: it is of this machine, not of the GPU
     prediction = memtriage.predict(of_function(chain, compiled=True))
     assert prediction.compile_trials is not None
     assert [vars(owner)[name] for owner, name in watched] == before
+    assert has_triton() == here
 
 
 def test_the_garbage_collector_rests_while_something_is_compiled_alone():
