@@ -22,7 +22,7 @@ from memtriage.cli.app import main
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.census import HolderGroup
 from memtriage.outside.census import JobReader, OutsideCensus, RemoteReading, take_census
-from memtriage.outside.memory import ForbiddenError
+from memtriage.outside.memory import ForbiddenError, OutsideError
 from memtriage.outside.python_layout import layout_of
 from memtriage.session import attach as attaching
 from memtriage.session.attach import Attached
@@ -177,6 +177,19 @@ def test_a_job_that_takes_its_censuses_itself_is_asked_less_often() -> None:
     assert between(180.0, took=2.0, paused=0.0) == 10  # 18 in the whole time
     assert between(18.0, took=2.0, paused=0.0) == 4  # half of a processor's time
     assert between(18.0, took=1.0, paused=1.0) == 20  # a twentieth of the job's
+
+
+def test_the_shortest_time_has_one_census(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    said: list[str] = []
+    monkeypatch.setattr(Attached, "open", lambda self: None)
+    monkeypatch.setattr(Attached, "resident", 2 << 30)
+    monkeypatch.setattr(Attached, "read_counters", lambda self, now: None)
+    monkeypatch.setattr(attaching, "_read", lambda job, *times: read.append(job.pid))
+    with pytest.raises(OutsideError, match="gave no census"):
+        attaching.attach([os.getpid()], 0.0, said.append)
+    assert read == [os.getpid()]
+    assert said == [attaching._needed(os.getpid(), 2 << 30)]
 
 
 def test_too_few_readings_are_not_judged(start: Callable[[str], Job]) -> None:
