@@ -180,7 +180,10 @@ def test_a_pack_hook_is_found(tmp_path: Path) -> None:
     assert pack_hook([file]) == Store(file, 2, "lambda x: x")
 
 
-HOOKS = (*SELF, PathSegment(SegmentKind.HOOKS, "_forward_pre_hooks"), ANY_ITEM)
+HOOKS = (
+    *SELF, PathSegment(SegmentKind.ATTRIBUTE, "blocks"), ANY_ITEM,
+    PathSegment(SegmentKind.HOOKS, "_forward_pre_hooks"), ANY_ITEM,
+)  # fmt: skip
 ONE_HOOK = """
 def scales(block, scale):
     def pre_hook(module, args): return args[0] * scale
