@@ -49,7 +49,6 @@ SEGMENT_FREE: Final = 4
 SEGMENT_MAP: Final = 5
 SEGMENT_UNMAP: Final = 6
 OOM: Final = 7
-SNAPSHOT: Final = 8
 OTHER_EVENT: Final = 9
 ANNOTATE: Final = 10
 
