@@ -62,13 +62,6 @@ def test_exchange_buffers_are_the_tensors_among_a_class_s_attributes(stage: Stag
     assert MXFP8OnDeviceAllToAllV.max_output_rows_per_rank == 7
 
 
-def test_amax_buffers_are_told_by_their_names(stage: Stage) -> None:
-    layer = stage.keep(torch.nn.Module())
-    for name in ("fp8_amax_x", "fp8_amax_history_x", "fp8_scale_x", "mask"):
-        layer.register_buffer(name, tensor())
-    assert paths("torchao.amax_buffers") == ["Module.fp8_amax_x", "Module.fp8_amax_history_x"]
-
-
 def test_routing_tensors_hang_on_a_plain_object_of_a_module(stage: Stage) -> None:
     moe, other = (stage.keep(torch.nn.Module()) for _ in range(2))
     kept = {name: tensor() for name in DISPATCHER_ATTRIBUTES}

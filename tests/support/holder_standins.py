@@ -350,12 +350,6 @@ def _all_to_all(stage: Stage) -> Fill:
     return lambda: setattr(MXFP8OnDeviceAllToAllV, "input_sym_mem_buf", tensor())
 
 
-def _amax_buffers(stage: Stage) -> Fill:
-    stage.module("torchao.float8")
-    layer = stage.keep(torch.nn.Module())
-    return lambda: layer.register_buffer("fp8_amax_history_x", tensor())
-
-
 def _dispatcher(stage: Stage) -> Fill:
     stage.module("megatron.core")
     moe = stage.keep(torch.nn.Module())
@@ -641,7 +635,6 @@ STANDINS: Final[dict[str, list[Standin]]] = {
     "te.do_not_clear": [_marked],
     "torchao.precomputed_scale": [_precomputed_scale],
     "torchao.all_to_all_buffers": [_all_to_all],
-    "torchao.amax_buffers": [_amax_buffers],
     "megatron.dispatcher": [_dispatcher],
     "megatron.rotary": [_rotary],
     "megatron.global_buffer": [_global_buffer],

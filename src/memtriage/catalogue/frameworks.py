@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from memtriage.catalogue.contents import class_of
-from memtriage.catalogue.entry import Holder, Place, Site, Span
+from memtriage.catalogue.entry import Holder, Place, Site
 from memtriage.catalogue.finders import (
     ValueSlot,
     attribute,
@@ -49,13 +49,6 @@ def _all_to_all_buffers(scene: Scene) -> Iterator[Place]:
             if issubclass(type(value), tensor):
                 slot = ValueSlot(klass, name)
                 yield Place(f"{path}.{name}", slot.values, slot.empty)
-
-
-def _amax_buffers(scene: Scene) -> Iterator[Place]:
-    for path, module in scene.modules:
-        buffers = attribute(module, "_buffers") or {}
-        for name in [name for name in buffers if name.startswith("fp8_amax_")]:
-            yield Place(f"{path}.{name}", ValueSlot(buffers, name).values)
 
 
 def _rotary_caches(scene: Scene) -> Iterator[Place]:
@@ -149,18 +142,6 @@ FRAMEWORKS: Final[tuple[Holder, ...]] = (
         why="peers may be using them, and every rank must release them",
         forbidden=("graphs", "backward"),
         owner="communication buffer",
-    ),
-    _torchao(
-        "amax_buffers",
-        package="",
-        kind="model state",
-        symbol="fp8_amax_* buffers of modules",
-        holds="amax values and histories of delayed scaling",
-        find=_amax_buffers,
-        policy="never",
-        why="they are model state",
-        spans=(Span((), (0, 9), "delayed scaling; newer versions scale dynamically"),),
-        owner="buffer",
     ),
     _megatron(
         "dispatcher",
