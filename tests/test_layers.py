@@ -85,7 +85,6 @@ def test_packages_hold_a_docstring_of_what_belongs_there_and_nothing_else() -> N
 SCENARIOS = {
     "account/no_trace",
     "catalogue/known",
-    "cli/many_ranks",
     "integrations/extras",
     "integrations/notebook/kernel",
     "integrations/notebook/shell",

@@ -16,7 +16,7 @@ from memtriage.allocator.events import AllocatorEvent, OutOfMemory
 from memtriage.allocator.replay import ReplayedTrace, replay
 from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.allocator.simulator import Simulator
-from memtriage.allocator.trace_columns import StackTable, TraceColumns, trace_columns
+from memtriage.allocator.trace_columns import StackTable, TraceColumns, last_events, trace_columns
 from memtriage.model.blocks import DEFAULT_POOL, Block, BlockState, Segment
 from memtriage.model.recording import EVENT_KINDS, Action
 from memtriage.observe.cuda import parse_segments
@@ -39,16 +39,7 @@ def read(path: Path) -> tuple[TraceColumns, list[Segment]]:
 
 def part(trace: TraceColumns, first: int) -> TraceColumns:
     """A trace without its oldest events, as a ring buffer keeps it."""
-    return TraceColumns(
-        time_us=trace.time_us[first:],
-        kind=trace.kind[first:],
-        address=trace.address[first:],
-        size=trace.size[first:],
-        stream=trace.stream[first:],
-        stack=trace.stack[first:],
-        device_free={},
-        pool={index - first: pool for index, pool in trace.pool.items() if index >= first},
-    )
+    return last_events(trace, len(trace) - first)
 
 
 def columns(events: list[AllocatorEvent]) -> TraceColumns:

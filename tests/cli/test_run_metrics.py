@@ -93,12 +93,3 @@ def test_a_taken_port_is_one_line_and_the_script_goes_on(tmp_path: Path) -> None
     assert done.returncode == 0 and "done\n" in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "metrics" in line]
     assert line.startswith(f"memtriage: no metrics at http://127.0.0.1:{port}/metrics: ")
-
-
-def test_a_later_rank_listens_above_the_first(tmp_path: Path) -> None:
-    port = free_port()
-    ranked = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    done = run(tmp_path, WITHOUT_STEPS, str(port - 1), f"http://127.0.0.1:{port}/metrics", **ranked)
-    assert done.returncode == 0, done.stderr
-    assert served(done.stdout)["memtriage_steps"] == [({"rank": "1"}, 0)]
-    assert "metrics at" not in done.stderr  # the first rank says it for all

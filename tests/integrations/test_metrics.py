@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -73,25 +72,6 @@ def test_every_way_tells_the_same_and_nothing_without_a_watch(
     assert told["memtriage.memory.allocated"][0].value == values["memtriage/cpu/allocated_bytes"]
     assert memtriage.metrics() == {}
     assert steps_served(server.url) == []
-
-
-def test_a_taken_port_is_one_line_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert memtriage.serve_metrics(taken.getsockname()[1]) is None
-    said = capsys.readouterr().err
-    assert said.startswith("memtriage: no metrics at http://127.0.0.1:") and said.count("\n") == 1
-
-
-def test_ranks_listen_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("RANK", "9")
-    monkeypatch.setenv("WORLD_SIZE", "16")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    made = memtriage.serve_metrics(port - 1)
-    assert made is not None
-    with made:
-        assert made.port == port
 
 
 def test_importing_memtriage_loads_none_of_it() -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.report.plot import area, axis_labels, is_flat, thin
+from memtriage.report.plot import area, is_flat
 
 
 def test_a_rise():
@@ -26,19 +26,9 @@ def test_a_spike_is_not_lost_when_columns_hold_many_values():
     assert area(values, width=10, height=1)[0].count("█") == 1
 
 
-def test_thin_keeps_the_highest_of_each_stretch():
-    assert thin([1, 9, 2, 3, 8, 1], 3) == [9, 3, 8]
-    assert thin([3, 1], 2) == [3, 1]
-
-
 def test_flat_is_within_2_percent_of_the_highest():
     assert is_flat([99, 100]) and is_flat([7])
     assert not is_flat([98, 100]) and not is_flat([0, 1])
-
-
-def test_axis_labels_name_the_highest_and_lowest_value():
-    assert axis_labels(4, "12 MiB", "9 MiB") == ["12 MiB", "      ", "      ", " 9 MiB"]
-    assert axis_labels(1, "12 MiB", "9 MiB") == ["12 MiB"]
 
 
 @pytest.mark.parametrize(("values", "width"), [([], 5), ([1], 0)])

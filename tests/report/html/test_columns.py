@@ -23,11 +23,6 @@ def test_a_common_unit_keeps_a_column_small(values: list[int], unit: int) -> Non
     assert column["type"] != "f8"
 
 
-def test_sizes_of_an_eighty_gigabyte_card_take_four_bytes() -> None:
-    column = pack(np.asarray([0, 80 << 30, 512], dtype=np.int64))
-    assert (column["type"], column["unit"]) == ("u4", 512)
-
-
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1))
 def test_a_number_that_no_browser_holds_is_rounded(values: list[int]) -> None:
     for value, shown in zip(values, unpack(pack(np.asarray(values, dtype=np.int64))), strict=True):
