@@ -17,7 +17,6 @@ from memtriage.model.recording import (
     FREE_COMPLETED,
     FREE_REQUESTED,
     OOM,
-    OTHER_EVENT,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
     SEGMENT_MAP,
@@ -29,8 +28,6 @@ from memtriage.model.recording import (
 MAX_OOMS: Final = 32
 """Out-of-memory events whose free blocks are kept; a loop that catches and retries can make thousands."""
 _NEVER: Final = 1 << 62
-_FREE_AT_ONCE: Final = 254
-"""A kind beside those of events: a free whose request and completion follow each other at once."""
 _CHUNK: Final = 1 << 16
 """Actions turned into Python numbers at a time: bounds the temporary lists."""
 _MAX_SEARCHES: Final = 10_000
@@ -114,8 +111,6 @@ class ReplayWalk:
         self.unsplit = settings.max_split_size or _NEVER
         self.free = _FreeBlocks()
         self.regions = list(start.regions)
-        self._traits = [(region.page, region.keeps, region.size) for region in self.regions]
-        """Page, kept rest and size of each region: plain numbers for what is asked at every event."""
         self.in_use = [0] * len(self.regions)
         """Blocks in use by region."""
         self.ordinary = {
@@ -213,12 +208,7 @@ class ReplayWalk:
             OOM: self._oom,
         }
         for index, kind, address, size in self._actions():
-            if kind == _FREE_AT_ONCE:
-                if not self._recycle(index, address):
-                    self._request(index, address, size)
-                    self._complete(index + 1, address, size)
-            elif kind != ALLOC or not self._hand_out(index, address, size):
-                handlers[kind](index, address, size)
+            handlers[kind](index, address, size)
         died, gone = np.array(self.died, np.int32), np.array(self.gone, np.int32)
         for kind, events in ((FREE_REQUESTED, died), (FREE_COMPLETED, gone), (FREE_COMPLETED, died)):
             lives = np.flatnonzero(events >= 0)
@@ -226,79 +216,13 @@ class ReplayWalk:
             self.life[events[lives]] = lives
 
     def _actions(self) -> Iterator[tuple[int, int, int, int]]:
-        """Index, kind, address and size of what happens; a free that is complete at once is one action."""
+        """Index, kind, address and size of what happens."""
         trace = self.trace
-        kinds = trace.kind.copy()
-        at_once = np.flatnonzero(
-            (kinds[:-1] == FREE_REQUESTED)
-            & (kinds[1:] == FREE_COMPLETED)
-            & (trace.address[:-1] == trace.address[1:])
-        )
-        kinds[at_once] = _FREE_AT_ONCE
-        kinds[at_once + 1] = OTHER_EVENT
-        wanted = np.flatnonzero((kinds <= OOM) | (kinds == _FREE_AT_ONCE))
+        wanted = np.flatnonzero(trace.kind <= OOM)
         for start in range(0, len(wanted), _CHUNK):
             part = wanted[start : start + _CHUNK]
-            columns = (part, kinds[part], trace.address[part], self._asked[part])
+            columns = (part, trace.kind[part], trace.address[part], self._asked[part])
             yield from zip(*(column.tolist() for column in columns), strict=True)
-
-    # The two actions that a recording consists of are written flat; the methods below do what is unusual.
-
-    def _hand_out(self, index: int, address: int, size: int) -> bool:
-        """Allocate from the free block at this address; False where that is not all there is to do."""
-        free = self.free
-        whole = free.at.get(address)
-        if whole is None or whole < size:
-            return False
-        home = free.region[address]
-        page, keeps, region_size = self._traits[home]
-        if page:
-            return False
-        del free.at[address]
-        life = len(self.homes)
-        if whole > size:
-            if whole - size <= keeps or (size >= self.unsplit and keeps):
-                self.sizes[life] = whole
-            else:
-                rest = address + size
-                free.at[rest] = whole - size
-                free.region[rest] = home
-                free.ending[address + whole] = rest
-        if not self.in_use[home]:
-            self._release(index, -region_size, home)
-        self.in_use[home] += 1
-        self.live[address] = life
-        self.homes.append(home)
-        return True
-
-    def _recycle(self, index: int, address: int) -> bool:
-        """Free a block of an ordinary segment at once; False where that is not all there is to do."""
-        life = self.live.get(address)
-        if life is None:
-            return False
-        home = self.homes[life]
-        if home < 0 or self._traits[home][0]:
-            return False
-        del self.live[address]
-        self.died[life] = index
-        self.gone[life] = index + 1
-        free = self.free
-        at, region = free.at, free.region
-        end = address + self.sizes[life]
-        behind = at.get(end)
-        if behind is not None and region[end] == home:
-            del at[end]
-            end += behind
-        before = free.ending.get(address)
-        if before is not None and at.get(before) == address - before and region[before] == home:
-            address = before
-        at[address] = end - address
-        region[address] = home
-        free.ending[end] = address
-        self.in_use[home] -= 1
-        if not self.in_use[home]:
-            self._release(index + 1, self._traits[home][2], home)
-        return True
 
     def _alloc(self, index: int, address: int, size: int) -> None:
         if address in self.live or address in self.waiting:
@@ -307,7 +231,7 @@ class ReplayWalk:
         life = len(self.homes)
         home = self._home(index, address)
         if home >= 0:
-            whole, home = self.free.drop(address)
+            whole = self.free.at.pop(address)
             region = self.regions[home]
             rest = whole - size
             if rest < 0:
@@ -383,7 +307,6 @@ class ReplayWalk:
         number = len(self.regions)
         self.ordinary[address] = number
         self.regions.append(Region(address, size, int(self.trace.stream[index]), pool, page=0))
-        self._traits.append((0, self.regions[number].keeps, size))
         self.in_use.append(0)
         self.free.put(address, size, number)
         self._release(index, size, number)
