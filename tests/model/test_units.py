@@ -77,7 +77,7 @@ def test_times_as_people_write_them(text, seconds):
     assert parse_duration(text, "--for") == seconds
 
 
-@pytest.mark.parametrize("given", ["soon", "", "0", "-1s", "5 minutes"])
+@pytest.mark.parametrize("given", ["soon", "", "0", "0s", "-1s", "5d", "s", "1.s", "5 minutes"])
 def test_what_is_no_time_is_refused_by_name(given):
     with pytest.raises(ValueError, match="--for"):
         parse_duration(given, "--for")
