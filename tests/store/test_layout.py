@@ -21,16 +21,39 @@ def identity(env):
     return identify(env, pid=4711, time_s=1_700_000_000.0)
 
 
-def test_single_process_is_named_by_its_start_and_pid():
-    assert identity({}) == RankIdentity("20231114T221320Z-4711", 0, None, 1, None)
+SLURM = {
+    "SLURM_JOB_ID": "99",
+    "SLURM_STEP_ID": "1",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "16",
+    "SLURM_LOCALID": "5",
+    "SLURM_RESTART_COUNT": "1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "PMIX_NAMESPACE": "prterun-node0-77@1",
+}
+DEEPSPEED = {key: value for key, value in TORCHRUN.items() if not key.startswith("TORCHELASTIC")}
 
 
-def test_torchrun():
-    assert identity(TORCHRUN) == RankIdentity("job-7", 2, 3, 8, 1)
-
-
-def test_torchrun_without_a_run_id_is_named_by_its_rendezvous():
-    assert identity(TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}).run_id == "node0-29500"
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, RankIdentity("20231114T221320Z-4711", 0, None, 1, None)),
+        (TORCHRUN, RankIdentity("job-7", 2, 3, 8, 1)),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, RankIdentity("node0-29500", 2, 3, 8, 1)),
+        (TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, RankIdentity("job-7", 2, 0, 1, 1)),
+        (DEEPSPEED, RankIdentity("node0-29500", 0, 3, 8, 1)),
+        (SLURM, RankIdentity("slurm-99.1", 1, 5, 16, 5)),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, RankIdentity("slurm-99.1", 1, 5, 8, 5)),
+        (SLURM | TORCHRUN, RankIdentity("job-7", 2, 3, 8, 1)),  # the launcher inside decides
+        (OPEN_MPI, RankIdentity("mpi-prterun-node0-77_1", 0, 2, 4, 0)),
+    ],
+)
+def test_a_launcher_names_run_restart_and_rank(env, expected):
+    assert identity(env) == expected
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
@@ -38,15 +61,6 @@ def test_half_a_rendezvous_names_no_run(missing):
     env = {key: value for key, value in TORCHRUN.items() if key not in (missing, "TORCHELASTIC_RUN_ID")}
     neither = {key: value for key, value in env.items() if not key.startswith("MASTER")}
     assert identity(env).run_id == identity(neither).run_id != ""
-
-
-def test_deepspeed_sets_no_elastic_variables():
-    env = {key: value for key, value in TORCHRUN.items() if not key.startswith("TORCHELASTIC")}
-    assert identity(env) == RankIdentity("node0-29500", 0, 3, 8, 1)
-
-
-def test_one_rank_under_torchrun_is_a_rank():
-    assert identity({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}).rank == 0
 
 
 @pytest.mark.parametrize(
@@ -60,6 +74,7 @@ def test_one_rank_under_torchrun_is_a_rank():
         {"RANK": "", "WORLD_SIZE": "8"},
         {"RANK": "²", "WORLD_SIZE": "8"},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"},
+        {"SLURM_JOB_ID": "99", "SLURM_PROCID": "0", "SLURM_NTASKS": "16"},  # a batch script's shell
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
     ],
 )
@@ -68,46 +83,10 @@ def test_what_is_no_rank(env):
     assert identity(env).world_size == 1
 
 
-def test_slurm_task():
-    env = {
-        "SLURM_JOB_ID": "99",
-        "SLURM_STEP_ID": "1",
-        "SLURM_PROCID": "5",
-        "SLURM_NTASKS": "16",
-        "SLURM_LOCALID": "5",
-        "SLURM_RESTART_COUNT": "1",
-    }
-    assert identity(env) == RankIdentity("slurm-99.1", 1, 5, 16, 5)
-
-
-def test_a_slurm_task_counts_the_tasks_of_its_own_step():
-    env = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "16"}
-    assert identity(env).world_size == 2
-
-
-def test_shell_of_a_slurm_batch_script_is_alone():
-    assert identity({"SLURM_JOB_ID": "99", "SLURM_PROCID": "0", "SLURM_NTASKS": "16"}).rank is None
-
-
 def test_other_tasks_of_slurm_are_ranks_though_no_step_is_named():
     env = {"SLURM_JOB_ID": "99", "SLURM_PROCID": "1", "SLURM_NTASKS": "16"}
     assert identity(env).rank == 1
     assert identity(env | {"SLURM_PROCID": "0", "SLURM_STEPID": "0"}).rank == 0
-
-
-def test_launcher_inside_slurm_decides():
-    env = TORCHRUN | {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
-    assert identity(env) == identity(TORCHRUN)
-
-
-def test_open_mpi():
-    env = {
-        "OMPI_COMM_WORLD_RANK": "2",
-        "OMPI_COMM_WORLD_SIZE": "4",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-        "PMIX_NAMESPACE": "prterun-node0-77@1",
-    }
-    assert identity(env) == RankIdentity("mpi-prterun-node0-77_1", 0, 2, 4, 0)
 
 
 def test_record_path():
