@@ -252,13 +252,17 @@ def _similar(word: str) -> str:
 
 
 def _target(words: list[str]) -> ScriptTarget:
-    """Return what to run, from the command line after memtriage's own options."""
+    """Return what to run, from the command line after memtriage's own options, and after `--`."""
+    if words[:1] == ["--"]:
+        return _script(words[1:])
+    if words and words[0].startswith("-m"):
+        return _module(words)
+    return _script(words)
+
+
+def _script(words: list[str]) -> ScriptTarget:
     if not words:
         raise UsageError(f"nothing to run; {_EXPECTED}: give the script as in `memtriage run train.py`")
-    if words[0] == "--":
-        return _command(words[1:])
-    if words[0].startswith("-m"):
-        return _module(words)
     return ScriptTarget("script", words[0], words[1:])
 
 
@@ -269,33 +273,6 @@ def _module(words: list[str]) -> ScriptTarget:
     if not name:
         raise UsageError("missing value of '-m'; expected the name of a module, as in `-m package.train`")
     return ScriptTarget("module", name, args)
-
-
-def _command(words: list[str]) -> ScriptTarget:
-    """Return the target after a lone `--`: a script, or a whole command that begins with `python`."""
-    if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
-        interpreter, *words = words
-        _refuse_other_interpreter(interpreter)
-        if words and words[0].startswith("-m"):
-            return _module(words)
-        if words and words[0].startswith("-"):
-            raise UsageError(
-                f"cannot use {words[0]!r}: the interpreter already runs; expected SCRIPT or -m MODULE. Use "
-                f"`{interpreter} {words[0]} -m memtriage run SCRIPT`"
-            )
-    if not words:
-        raise UsageError(f"nothing to run after '--'; {_EXPECTED}")
-    return ScriptTarget("script", words[0], words[1:])
-
-
-def _refuse_other_interpreter(interpreter: str) -> None:
-    """A bare name means the interpreter of memtriage; a path can mean another, with other packages."""
-    directory = os.path.dirname(interpreter)
-    if directory and os.path.abspath(directory) != os.path.dirname(sys.executable):
-        raise UsageError(
-            f"cannot use {interpreter!r}; expected {sys.executable}, which runs memtriage. Install "
-            f"memtriage for the other interpreter and use `{interpreter} -m memtriage run SCRIPT`"
-        )
 
 
 def _check_script(name: str) -> None:
