@@ -118,7 +118,6 @@ def _assert_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> No
         ("missing.py", ["'missing.py'", "check the path"]),
         ("python train.py", ["'python'", "leave out the interpreter"]),
         ("-- /nowhere/bin/python3 -m train", ["/nowhere/bin/python3", "leave out the interpreter"]),
-        ("run", ["'run'", "once"]),
         ("plain", ["'plain'", "__main__.py"]),
         ("-m no_such_module.train", ["'no_such_module'", sys.executable]),
         ("-o train.py train.py", ["'train.py' is a file", "-o"]),

@@ -86,9 +86,9 @@ class Feed:
         simulator: Simulator,
         trace: TraceColumns,
         segments: Sequence[Segment],
-        live: dict[int, SimBlock] | None = None,
+        live: dict[int, SimBlock],
     ) -> None:
-        self.live = live if live is not None else {}
+        self.live = live
         self.waiting: dict[int, AwaitingBlock] = {}
         self._simulator = simulator
         self._pools = PoolsByAddress(trace, segments)

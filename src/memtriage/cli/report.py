@@ -74,10 +74,9 @@ def _report(
     merged = merge(run)
     known = context(run, merged)
     if html is not None:
-        from memtriage.report.html.shell import write_page
         from memtriage.report.run import page
 
-        write_page(page.html(run, merged, known), html)
+        html.write_text(page.html(run, merged, known), encoding="utf-8")
         print(f"wrote {html}", file=sys.stderr)
     if json:
         from memtriage.report.run.json_file import write_stream

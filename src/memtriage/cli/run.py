@@ -291,8 +291,6 @@ def _check_script(name: str) -> None:
 def _hint(name: str) -> str:
     if _INTERPRETER.fullmatch(os.path.basename(name)):
         return ": leave out the interpreter, as in `memtriage run train.py`"
-    if name == "run":
-        return ": give `run` once"
     return f" below {_absolute(Path())}: check the path, or give a module with -m"
 
 

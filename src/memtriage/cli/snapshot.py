@@ -32,10 +32,9 @@ def snapshot(
     except SnapshotError as error:
         raise Refusal(error) from None
     if html is not None:
-        from memtriage.report.html.shell import write_page
         from memtriage.report.snapshot import page
 
-        write_page(page.html(recording), html)
+        html.write_text(page.html(recording), encoding="utf-8")
     from memtriage.report.snapshot.json_form import as_json
     from memtriage.report.snapshot.terminal import render
 

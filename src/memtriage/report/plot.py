@@ -1,4 +1,4 @@
-"""Small area charts made of characters, and what charts of every kind share."""
+"""Small area charts made of characters."""
 
 from __future__ import annotations
 
@@ -15,21 +15,6 @@ _ASCII: Final = " ._-=#"
 def is_flat(values: Sequence[int]) -> bool:
     """Return whether values vary too little for a chart."""
     return max(values) - min(values) < FLAT_SHARE * max(values)
-
-
-def thin(values: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` values: the highest of each of so many equal stretches."""
-    if len(values) <= most:
-        return list(values)
-    bounds = [index * len(values) // most for index in range(most + 1)]
-    return [max(values[start:end]) for start, end in pairwise(bounds)]
-
-
-def axis_labels(lines: int, high: str, low: str) -> list[str]:
-    """Return the label of each line of a chart, padded: the highest value at the top, the lowest below."""
-    width = max(len(high), len(low))
-    labels = [high, *[""] * (lines - 2), low][:lines]
-    return [f"{label:>{width}}" for label in labels]
 
 
 def area(values: Sequence[int], *, width: int, height: int = 4, ascii_only: bool = False) -> list[str]:
@@ -53,8 +38,10 @@ def area(values: Sequence[int], *, width: int, height: int = 4, ascii_only: bool
 
 
 def _columns(values: Sequence[int], width: int) -> list[int]:
-    drawn = thin(values, width)
-    return [value for value in drawn for _ in range(width // len(drawn))]
+    most = min(len(values), width)
+    bounds = [index * len(values) // most for index in range(most + 1)]
+    highest = (max(values[start:end]) for start, end in pairwise(bounds))
+    return [value for value in highest for _ in range(width // most)]
 
 
 def _line(columns: Sequence[int], row: int, marks: str) -> str:

@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final
 
 DATA_ID: Final = "data"
@@ -41,15 +40,6 @@ def asset(name: str) -> str:
         FileNotFoundError: there is no such file.
     """
     return _ASSETS.joinpath(*name.split("/")).read_text("utf-8")
-
-
-def write_page(page: str, path: Path) -> None:
-    """Write a page to a file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.write_text(page, encoding="utf-8")
 
 
 def report_page(name: str, data: Mapping[str, Any], *scripts: str) -> str:

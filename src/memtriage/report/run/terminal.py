@@ -300,8 +300,8 @@ def _chart(page: Page, values: Sequence[int]) -> None:
     label = 2 + max(len(low), len(high))
     lines = plot.area(values, width=min(_CHART_WIDTH, page.width - label - 3), ascii_only=page.ascii_only)
     edge = "|" if page.ascii_only else "│"
-    for name, line in zip(plot.axis_labels(len(lines), high, low), lines, strict=True):
-        page.raw(f"  {name} {edge}{line}")
+    for name, line in zip([high, *[""] * (len(lines) - 2), low], lines, strict=True):
+        page.raw(f"  {name:>{label - 2}} {edge}{line}")
 
 
 _AT: Final = {
