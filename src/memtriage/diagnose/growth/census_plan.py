@@ -40,7 +40,7 @@ class Suspicion:
         grows: it is open, or something is proven to grow.
         unseen: what is proven is shown by no counter, so that only censuses can tell whether it goes on.
         since: position at which it began.
-        period: positions from rise to rise; None where growth is not periodic.
+        period: positions from rise to rise; None where growth does not come in single rises.
         named_nothing: censuses since then that named no holder.
     """
 

@@ -99,7 +99,7 @@ class Growth:
         low, high: interval that contains the true mean 99 times in 100.
         recent: rate of the latest part, for projections; 0 where growth ended.
         onset, until: positions at which growth began and, if it did, ended.
-        period: positions from one rise to the next, where rises are regular.
+        period: positions from one rise to the next, on average, where it comes in single rises.
         shape: of growth.
         jumps: one or two single rises that stay and are no growth: `(position, bytes)`.
     """
@@ -232,7 +232,8 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     reach = (rate * apart + 2 * wobble) / length + policy.interval * rate * differ / count**0.5
     middle = count // 2
     recent = float(sizes[middle + 1 :].sum() / (when[-1] - when[middle]))
-    growth = Growth("uncertain", rate, rate - reach, rate + reach, recent, float(when[0]), jumps=jumps)
+    low, high, period = rate - reach, rate + reach, float(gaps.mean())
+    growth = Growth("uncertain", rate, low, high, recent, float(when[0]), None, period, jumps=jumps)
     waits = float(at[-1] - when[-1])
     if waits > gaps.max() / policy.slows + apart:
         ended: State = "flat" if waits >= policy.share * points.span else "uncertain"
@@ -241,9 +242,7 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
         return growth
     if recent < policy.half * sizes[1 : middle + 1].sum() / (when[middle] - when[0]):
         return replace(growth, state="filling", shape="slowing")
-    if regular:
-        return replace(growth, state="growing", shape="periodic", period=float(gaps.mean()))
-    return replace(growth, state="growing", shape="stairs")
+    return replace(growth, state="growing", shape="periodic" if regular else "stairs")
 
 
 # --- straight pieces ----------------------------------------------------------------------------------------

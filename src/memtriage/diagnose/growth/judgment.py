@@ -218,6 +218,7 @@ def _leak(
     counts = (evidence.counts or evidence.run)[comparison.scale].events
     event, per_event = event_of(comparison, name, rate, counts, evidence.situation.came_with)
     counter, rise = comparison.counters.get(name), shown_by if isinstance(shown_by, Rise) else None
+    growth = None if counter is None else counter.growth
     known: GroupDetail | DataSeen = cause if isinstance(cause, DataSeen) else GroupDetail()
     if isinstance(cause, Held):
         every: Event | Scale = event or "second"
@@ -239,7 +240,7 @@ def _leak(
         stored_at=known.stored_at,
         event=event,
         spacing=per_event / next(filter(None, rates.values()), per_event),
-        comes_every=counter.growth.period if event == "step" and counter is not None else None,
+        comes_every=growth.period if event == "step" and growth and growth.shape == "periodic" else None,
     )
 
 
