@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -146,6 +147,18 @@ def test_the_process_takes_what_a_copy_failed_at(watched: Watched, monkeypatch: 
     monkeypatch.setattr(answer, "take_answer", lambda *asked: Answer(pid=1))
     assert asking(watched).step == 12
     assert len(copies) == 1
+
+
+def test_a_copy_that_is_late_leaves_the_ledgers(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late:
+        def result(self, within_s: float) -> None:
+            time.sleep(within_s)
+
+    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: Late())
+    reply = asking(watched, within_s=0.5)
+    assert reply.ledgers == [LEDGER] and reply.refused is None
+    (note,) = reply.notes
+    assert "took longer" in note and "backward" not in note
 
 
 def test_what_a_census_fails_at_is_told(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class Responder:
             if answer is not None:
                 return answer
             if not deadline.left_s:
-                return self._counters_only(deadline)
+                return self._counters_only(deadline, late=not in_copy)
             time.sleep(_TRY_AGAIN_S)
         return Answer(pid=os.getpid(), refused="its watch has ended")
 
@@ -108,17 +108,25 @@ class Responder:
         finally:
             self.lock.release()
 
-    def _counters_only(self, deadline: Deadline) -> Answer:
-        """Return the counters without owners: most requests are for a process that hangs."""
+    def _counters_only(self, deadline: Deadline, *, late: bool) -> Answer:
+        """Return the counters without owners: most requests are for a process that hangs.
+
+        Args:
+            late: a copy was made, and took too long.
+        """
+        passed = duration(deadline.passed_s)
+        why = (
+            f"the census took longer than {passed}; ask again with a longer --timeout"
+            if late
+            else f"for {passed} the process was inside a backward, whose graph must not be read, in a census "
+            "of its own, or importing torch"
+        )
         return Answer(
             pid=os.getpid(),
             host=socket.gethostname(),
             time=time.time(),
             ledgers=take_ledgers(None, dict(self.baselines)),
-            notes=[
-                f"no owners and no holders: for {duration(deadline.passed_s)} the process was inside a "
-                "backward, whose graph must not be read, in a census of its own, or importing torch"
-            ],
+            notes=[f"no owners and no holders: {why}"],
             **self._placed(deadline),
         )
 
