@@ -45,7 +45,9 @@ def test_the_largest_batch_is_traced_and_so_is_the_next(program, capsys):
         (["--budget", "1GiB"], "nothing to trace"),
         (["{program}:build", "--budget", "1GiB", "--seq", "8"], "--seq needs --hf-config"),
         (["{program}:build", "--budget", "1GiB", "--hf-config", "config.json"], "use only one of"),
+        (["{program}:build", "--budget", "1GiB", "--allow", "anything"], "anything"),
         (["{program}:build", "--budget", "1GiB", "--maximize", "depth"], "expected batch, seq, or batch,seq"),
+        (["m.py:build", "--budget", "1GiB", "--maximize", "batch", "--allow", "LoRA"], "use only one of"),
         (["{program}", "--budget", "1GiB", "--maximize", "batch"], "a number, such as --micro-batch 8"),
     ],
 )

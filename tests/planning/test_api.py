@@ -143,6 +143,7 @@ def test_savings_add_up_and_every_step_names_its_entry(weights):
         ({"budget": "much"}, "'much' is not a size"),
         ({"budget": 0}, "budget=0"),
         ({"budget": "500MiB"}, "lie outside the allocator"),
+        ({"budget": "8GiB", "allow": ["less data"]}, "less data"),
         ({"budget": "8GiB", "gpu": "abacus"}, "no GPU kind"),
         ({"budget": "8GiB", "allocator_conf": "nonsense:1"}, "nonsense"),
     ],

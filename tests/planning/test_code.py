@@ -5,6 +5,7 @@ import torch
 
 import memtriage
 from memtriage.planning.evaluate import Evaluator
+from memtriage.planning.rungs.adapters import LORA
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING
 from memtriage.planning.rungs.loss import CHUNKED_LOSS
 from memtriage.planning.rungs.precision import AUTOCAST, WHOLE
@@ -30,13 +31,17 @@ def language_model(device, code=""):
         eos_token_id=2,
     )
     model = LlamaForCausalLM(config).to(device).train()
-    exec(code, {"model": model, "torch": torch})
+    names = {"model": model, "torch": torch, "Optimizer": torch.optim.AdamW}
+    exec(code.replace(", ...", ""), names)
+    optimizer = names.get("optimizer") or torch.optim.AdamW(names["model"].parameters())
 
-    def loss():
+    def step():
         ids = torch.randint(0, 8192, (4, 256), device=device)
-        return model(input_ids=ids, labels=ids, use_cache=False).loss
+        names["model"](input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    return training(model, loss, torch.optim.AdamW)
+    return model, optimizer, step
 
 
 def blocks(device, code=""):
@@ -57,6 +62,7 @@ CASES = [
     (language_model, CHUNKED_LOSS, -1),
     (language_model, CHECKPOINTING, 0),
     (language_model, WHOLE, -1),
+    (language_model, LORA, -1),
     (blocks, CHECKPOINTING, -1),
     (blocks, CHECKPOINTING, 1),
     (blocks, AUTOCAST, -1),
@@ -75,6 +81,8 @@ def evaluators():
 
 @pytest.mark.parametrize(("build", "rung", "way"), CASES)
 def test_the_printed_code_has_the_simulated_peak(build, rung, way, evaluators):
+    if rung is LORA:
+        pytest.importorskip("peft")
     evaluator = evaluators[build]
     change = rung.offer(evaluator.facts()).tracks[0][way]
     simulated = evaluator.of((change,)).peak

@@ -115,10 +115,10 @@ def test_what_is_trained() -> None:
 
     observer.observe(lambda: None, Built(model, (made,), step)).step()
     facts = observer.facts()
-    assert facts.trained == 20
+    assert (facts.trained, facts.frozen) == (20, True)
     assert facts.parameter_types == {torch.float64}
     assert (facts.huggingface, facts.parallel, facts.autocast) == (None, "", False)
-    assert observed(Blocks()).trained == 40
+    assert not observed(Blocks()).frozen and observed(Blocks()).trained == 40
 
 
 @pytest.mark.parametrize(

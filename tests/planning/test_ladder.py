@@ -67,6 +67,7 @@ def blocks(*containers: str, called: tuple[str, ...] | None = None, **facts: Any
         ("sharding", "", 1, {}, "the job has one GPU: give world_size"),
         ("sharding", "", 2, {"parallel": "DistributedDataParallel"},
          "the model is wrapped by DistributedDataParallel"),
+        ("LoRA", "", 1, {"frozen": True}, "a part of the parameters is frozen already"),
     ],
 )  # fmt: skip
 def test_a_rung_that_is_not_offered_says_why(

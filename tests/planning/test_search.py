@@ -40,8 +40,8 @@ class Made:
         return Evaluated(peak, needs <= self.limit, 0.0, frozenset())
 
 
-def found(needs, limit, *rungs):
-    return LadderSearch(Made(needs, limit), rungs).run(None)
+def found(needs, limit, *rungs, requested=()):
+    return LadderSearch(Made(needs, limit), rungs, frozenset(requested)).run(None)
 
 
 def actions(changes):

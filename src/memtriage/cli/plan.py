@@ -28,6 +28,13 @@ def plan(
         int | None,
         typer.Option("--world-size", metavar="N", help="GPUs of the job; above 1, FSDP2 is tried too."),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUNG",
+            help="Also try 'LoRA', which changes the task.",
+        ),
+    ] = None,
     maximize: Annotated[
         str | None,
         typer.Option(
@@ -41,9 +48,12 @@ def plan(
 
     world_size = program.ranks(ranks) or 1
     if maximize is not None:
+        if allow:
+            raise ValueError("use only one of --maximize and --allow")
         return _maximize(program, parse_size(budget, "budget"), maximize, world_size, as_json=json)
 
-    result = program.trace("plan", {"budget": budget, "world_size": world_size}, Plan)
+    options = {"budget": budget, "world_size": world_size, "allow": allow or []}
+    result = program.trace("plan", options, Plan)
     return answer(result, json, lambda console: render(result, console))
 
 

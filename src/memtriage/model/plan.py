@@ -8,7 +8,7 @@ import msgspec
 
 from memtriage.model.explanation import Maths
 
-RungOutcome = Literal["not needed", "no help", "does not apply", "fails"]
+RungOutcome = Literal["not needed", "no help", "does not apply", "fails", "on request"]
 """What became of a rung that is not part of the plan."""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from memtriage.allocator.settings import parse_conf, parse_version
-from memtriage.model.plan import Cheaper, Plan, PlanStep, SizedProgram
+from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep, SizedProgram
 from memtriage.model.units import parse_size
 from memtriage.planning.changes import Change, Changes, Offer, Rung
 from memtriage.planning.evaluate import Evaluated, Evaluator
@@ -37,6 +38,7 @@ def plan(
     gpu: str = "h200",
     torch_version: str | None = None,
     world_size: int = 1,
+    allow: Iterable[str] = (),
 ) -> Plan:
     """Find the cheapest set of changes with which a training step fits a budget. Sizes in bytes.
 
@@ -50,6 +52,7 @@ def plan(
             such as `80GiB`. 5 % of it stay free.
         allocator_conf, gpu, torch_version: as in `predict`.
         world_size: GPUs of the job; with several, FSDP2 is tried, too. The budget is per GPU.
+        allow: rungs that are only tried if named here: `LoRA`, because it changes the task.
 
     Raises:
         ValueError: an argument is out of range, or the program itself cannot be predicted; the text says what
@@ -63,6 +66,7 @@ def plan(
     kind = machine(gpu)
     version = parse_version(torch_version)
     parse_conf(allocator_conf or "", version)
+    requested = _requested(ladder("", world_size), allow)
     room = int(size * (1 - MARGIN)) - kind.outside
     if room <= 0:
         raise ValueError(
@@ -74,9 +78,10 @@ def plan(
     settings_only = isinstance(build, TracedProgram)
     if settings_only:
         rungs = tuple(
-            rung if rung.configures else replace(rung, offer=lambda facts: _NOT_FOR_SCRIPTS) for rung in rungs
+            rung if rung.configures else replace(rung, offer=lambda facts: _NOT_FOR_SCRIPTS, on_request="")
+            for rung in rungs
         )
-    result = LadderSearch(evaluator, rungs).run(evaluator.facts())
+    result = LadderSearch(evaluator, rungs, requested).run(evaluator.facts())
     before = evaluator.of(())
     after = result.evaluated
     steps = _steps(evaluator, result.changes, rungs)
@@ -97,7 +102,7 @@ def plan(
         notes=[
             *evaluator.notes,
             *([_AS_IT_IS] if settings_only else []),
-            *_notes(kind, size, after, world_size),
+            *_notes(kind, size, after, result.passed_over, world_size),
         ],
     )
 
@@ -141,6 +146,15 @@ def needs_of(
     )
 
 
+def _requested(rungs: tuple[Rung, ...], allow: Iterable[str]) -> frozenset[str]:
+    requested = frozenset(allow)
+    there = [rung.name for rung in rungs if rung.on_request]
+    unknown = requested.difference(there)
+    if unknown:
+        raise ValueError(f"allow={sorted(unknown)}; expected some of {there}")
+    return requested
+
+
 def _steps(evaluator: Evaluator, changes: Changes, rungs: tuple[Rung, ...]) -> list[PlanStep]:
     """The changes one after the other, each simulated on top of those before it."""
     playbook = {rung.name: rung.playbook for rung in rungs}
@@ -181,7 +195,9 @@ def _cheaper(evaluator: Evaluator, changes: Changes, budget: int) -> Cheaper:
     return Cheaper(actions=[change.action for change in changes], needs=needs, over_budget=needs - budget)
 
 
-def _notes(kind: GpuKind, budget: int, after: Evaluated, world_size: int) -> list[str]:
+def _notes(
+    kind: GpuKind, budget: int, after: Evaluated, passed: list[PassedOver], world_size: int
+) -> list[str]:
     notes = []
     if not kind.measured:
         notes.append(f"memory outside the allocator was not measured on {kind.name}")
@@ -194,4 +210,8 @@ def _notes(kind: GpuKind, budget: int, after: Evaluated, world_size: int) -> lis
             "to stay within the budget the allocator will return cached memory to the driver and "
             "request it again, which costs time"
         )
+    if not after.fits:
+        asked = [over.rung for over in passed if over.outcome == "on request"]
+        if asked:
+            notes.append(f"on request there are also: {', '.join(asked)}")
     return notes

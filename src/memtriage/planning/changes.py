@@ -86,12 +86,14 @@ class Rung:
     Attributes:
         playbook: the entry, M1 to M21.
         offer: what it has for a program.
+        on_request: why it is only tried when asked for; empty where it always is.
         configures: its changes are of the allocator alone, so a script can take it as it is.
     """
 
     name: str
     playbook: str
     offer: Callable[[Facts], Offer]
+    on_request: str = ""
     configures: bool = False
 
 

@@ -103,6 +103,7 @@ class Facts:
         autocast: whether the model ran under autocast.
         parameter_types: of floating-point parameters.
         trained: number of elements of trained parameters.
+        frozen: whether there are parameters that are not trained.
         levels: repeated blocks.
         called: names of the blocks that were called.
         recomputed: names of the blocks that were called again within backward.
@@ -119,6 +120,7 @@ class Facts:
     autocast: bool
     parameter_types: frozenset[torch.dtype]
     trained: int
+    frozen: bool
     levels: tuple[RepeatedBlocks, ...]
     called: frozenset[str]
     recomputed: frozenset[str]
@@ -136,6 +138,7 @@ UNKNOWN: Final = Facts(
     autocast=False,
     parameter_types=frozenset(),
     trained=0,
+    frozen=False,
     levels=(),
     called=frozenset(),
     recomputed=frozenset(),
@@ -197,6 +200,7 @@ class Observer:
                 parameter.dtype for parameter in parameters if parameter.is_floating_point()
             ),
             trained=sum(parameter.numel() for parameter in trained),
+            frozen=len(trained) < len(parameters),
             levels=self._levels,
             called=frozenset(self._called),
             recomputed=frozenset(self._recomputed),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memtriage.planning.changes import Rung
 from memtriage.planning.rungs import settings, sharding
+from memtriage.planning.rungs.adapters import LORA
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING
 from memtriage.planning.rungs.knobs import MICRO_BATCH
 from memtriage.planning.rungs.loss import CHUNKED_LOSS
@@ -15,7 +16,8 @@ from memtriage.planning.rungs.settings import ATTENTION, SET_TO_NONE
 def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
     """The rungs for a program whose allocator is configured so, in a job of so many GPUs.
 
-    First what costs no time and changes at most the rounding; then the order of M4.
+    First what costs no time and changes at most the rounding; then the order of M4; last what changes the
+    task, which is taken on request only.
     """
     return (
         settings.allocator_rung(conf),
@@ -31,4 +33,5 @@ def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
         sharding.rung(world_size),
         WHOLE,
         OFFLOAD,
+        LORA,
     )

@@ -59,9 +59,10 @@ class LadderSearch:
     is climbed while cheaper ones suffice, and no change in the result can be left out.
     """
 
-    def __init__(self, evaluator: Evaluator, rungs: Sequence[Rung]) -> None:
+    def __init__(self, evaluator: Evaluator, rungs: Sequence[Rung], requested: frozenset[str]) -> None:
         self._evaluator = evaluator
         self._rungs = rungs
+        self._requested = requested
         self._set = _Set(rungs)
         self._tracks: dict[str, Changes] = {}
         self._aside: list[tuple[Rung, tuple[Changes, ...]]] = []
@@ -94,6 +95,9 @@ class LadderSearch:
         return result
 
     def _climb(self, rung: Rung, facts: Facts, changes: Changes) -> Changes:
+        if rung.on_request and rung.name not in self._requested:
+            self._pass(rung, "on request", f"{rung.on_request}, so is tried only when asked for")
+            return changes
         offer = rung.offer(facts)
         if offer.absent:
             self._pass(rung, "does not apply", offer.absent)
