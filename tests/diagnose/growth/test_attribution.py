@@ -132,6 +132,19 @@ def test_what_comes_in_single_rises_comes_at_the_rate_of_its_counter(censuses: S
     assert rise.own_rate != pytest.approx(MIB / 10, rel=0.05)
 
 
+def test_what_comes_in_irregular_rises_comes_at_the_rate_of_its_counter() -> None:
+    """One and four MiB in turns, 4 and 8 steps apart: the mean of so few rises is uncertain."""
+
+    def kept(at: int) -> float:
+        return MIB * (5 * (at // 12) + (at % 12 >= 4))
+
+    counter = [BASE + kept(at) for at in range(1, 61)]
+    rise = the(observed({"cpu": counter}, lambda at: [held(kept(at), at)], (23, 41)))
+    assert certainty_of(rise) == "proven"
+    assert rise.own_rate == 10 * MIB / 18
+    assert rise.rate == pytest.approx(5 * MIB / 12, rel=0.1)
+
+
 def test_censuses_over_a_small_part_of_the_growth_do_not_set_its_rate() -> None:
     def kept(at: int) -> float:
         return 9 * MIB * (at // 9)

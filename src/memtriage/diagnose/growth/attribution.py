@@ -305,8 +305,8 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
         growth, known = counter.growth, [rise for rise in rises if rise.counter == name and rise.share]
         rate, share = sum(rise.rate for rise in known), sum(rise.share for rise in known)
         # Between two censuses there may be one more of the rises of a counter, or one less.
-        pace = 0.0 if growth.by_rises else PACE
-        another = abs(rate - growth.rate) > max((growth.high - growth.low) / 2, pace * growth.rate)
+        off = max((growth.high - growth.low) / 2, PACE * growth.rate)
+        another = growth.by_rises or abs(rate - growth.rate) > off
         explained = known and abs(1 - share) <= max(OPEN, known[0].error)
         if explained and another and not counter.pages:
             factor = growth.rate / rate
