@@ -132,6 +132,24 @@ def test_what_comes_in_single_rises_comes_at_the_rate_of_its_counter(censuses: S
     assert rise.own_rate != pytest.approx(MIB / 10, rel=0.05)
 
 
+def test_an_entry_that_grows_no_more_is_no_part_of_what_its_container_gets() -> None:
+    """It grew before the counter began to rise."""
+    censuses, kept = (10, 20, 160, 180, 200), items("kept")
+
+    def tensors(at: int) -> list[HolderSeen]:
+        sizes = (MIB * min(at, 20), 20 * MIB * max(0, at - 150))
+        keys = [(*kept, PathSegment(SegmentKind.ITEM, f"'{number}'")) for number in (1, 2)]
+        found = enumerate(zip(sizes, keys, strict=True), 1)
+        return [held(size, at, number=n, anchor=key, path=key) for n, (size, key) in found if size]
+
+    evidence = observed({"cpu": rising(20 * MIB, 200, since=150)}, tensors, censuses)
+    assert [(certainty_of(rise), rise.rate) for rise in rises(evidence) if rise.share] == [
+        ("proven", pytest.approx(20 * MIB))
+    ]
+    (finding,) = judge(evidence).findings
+    assert finding.bytes_per_step == pytest.approx(20 * MIB, rel=0.01)
+
+
 def test_what_comes_in_irregular_rises_comes_at_the_rate_of_its_counter() -> None:
     """One and four MiB in turns, 4 and 8 steps apart: the mean of so few rises is uncertain."""
 
