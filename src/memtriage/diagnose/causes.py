@@ -49,8 +49,8 @@ _ANY_ATTRIBUTE: Final = PathSegment(SegmentKind.ATTRIBUTE, "*")
 def one_a_cause(leaks: Sequence[Leak]) -> list[Leak]:
     """Join leaks of one cause on one device; return them fastest first, those without a holder last.
 
-    Rates and bytes add up, except for one place seen on two scales. Other host memory that holders of CPU
-    tensors keep is of the same leak, as memory of a holder's entries is that only a counter shows.
+    Rates and bytes add up, except for one place seen on two scales. A leak includes other host memory that
+    its holder keeps, and what only a counter shows of the holder's entries.
     """
     groups: list[list[Leak]] = []
     for leak in leaks:

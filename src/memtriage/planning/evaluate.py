@@ -51,7 +51,7 @@ class Evaluated:
 def planned_peak(
     trace: Trace, settings: AllocatorSettings, kind: GpuKind, blocks: Blocks = ()
 ) -> PlannedPeak:
-    """The peak of a traced program."""
+    """The peak of a traced program; `blocks` are the bytes of those that the allocator is primed with."""
     counters = replay(trace.recording, settings, kind.memory, trace.steps, primed=blocks)
     highest = max(counters, key=lambda counter: counter.peak_allocated)
     reserved = max(counter.peak_reserved for counter in counters)

@@ -45,8 +45,8 @@ _SEARCHED: Final = 16384
 _CPU_S: Final = 60
 """Processor time that a copy may take."""
 _NICE: Final = 5
-_EACH_S: Final = 0.01
-_ASLEEP: Final = 200
+_EACH_S: Final = 0.05
+_ASLEEP: Final = 40
 """A copy that is asleep at so many looks in a row, one each `_EACH_S`, is killed."""
 _MOST_LOST: Final = 2
 

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -20,6 +19,7 @@ from memtriage.observe.main_thread import MainThreadCall
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote import answer
 from memtriage.session.remote.answer import Lock, Responder
+from memtriage.session.remote.listen import Deadline
 from memtriage.session.signals.own_work import held
 from memtriage.store.layout import RankIdentity
 
@@ -150,15 +150,37 @@ def test_the_process_takes_what_a_copy_failed_at(watched: Watched, monkeypatch: 
 
 
 def test_a_copy_that_is_late_leaves_the_ledgers(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Late] = []
+
     class Late:
         def result(self, within_s: float) -> None:
-            time.sleep(within_s)
+            return None
 
-    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: Late())
-    reply = asking(watched, within_s=0.5)
+    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: made.append(Late()) or made[-1])
+    monkeypatch.setattr(Deadline, "left_s", property(lambda self: 0.0 if made else 60.0))
+    reply = asking(watched)
     assert reply.ledgers == [LEDGER] and reply.refused is None
     (note,) = reply.notes
     assert "took longer" in note and "backward" not in note
+
+
+def test_a_backward_after_a_copy_that_failed_is_told_as_such(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    class Failed:
+        def result(self, within_s: float) -> None:
+            looks.append("copy")
+
+    def busy(*asked: object) -> None:
+        looks.append("process")
+
+    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: Failed())
+    monkeypatch.setattr(answer, "take_answer", busy)
+    monkeypatch.setattr(Deadline, "left_s", property(lambda self: 0.0 if "process" in looks else 60.0))
+    (note,) = asking(watched).notes
+    assert looks == ["copy", "process"] and "backward" in note
 
 
 def test_what_a_census_fails_at_is_told(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

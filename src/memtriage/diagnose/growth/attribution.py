@@ -263,10 +263,10 @@ def _by_counter(rise: Rise, counter: Counter, rises: Sequence[Rise]) -> Rise | N
     own = points[-1][1] - points[0][1]
     seen = [each for each in rises if each.counter == rise.counter]
     # Each tensor of a list of state dicts is only a small part of what the list gets.
-    entries = sum(each.own_rate for each in seen if each.container == rise.container) / rise.own_rate
+    of_container = sum(each.own_rate for each in seen if each.container == rise.container)
     sees_all = counter.name == rise.counter  # malloc's does not see small entries of ordinary data
     most = (2 - ACCOUNTS) * risen + error
-    if own * entries < MINOR * risen or (sees_all and own > most):
+    if own * of_container / rise.own_rate < MINOR * risen or (sees_all and own > most):
         return None  # too small for this counter, or more than it saw
     if not _keeps_up(points, counter, own / risen):
         return None

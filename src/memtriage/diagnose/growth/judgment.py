@@ -217,8 +217,8 @@ def _leak(
     rates = _rates(evidence, comparison, rate, name)
     counts = (evidence.counts or evidence.run)[comparison.scale].events
     event, per_event = event_of(comparison, name, rate, counts, evidence.situation.came_with)
-    counter, rise = comparison.counters.get(name), shown_by if isinstance(shown_by, Rise) else None
-    growth = None if counter is None else counter.growth
+    rise = shown_by if isinstance(shown_by, Rise) else None
+    growth = comparison.counters[name].growth if name in comparison.counters else None
     known: GroupDetail | DataSeen = cause if isinstance(cause, DataSeen) else GroupDetail()
     if isinstance(cause, Held):
         every: Event | Scale = event or "second"

@@ -19,6 +19,7 @@ class MemoryLimits:
     """The allocator's settings, and the memory that it can have.
 
     Attributes:
+        device: bytes of the device.
         free: bytes of the device that the allocator can have.
         limit: bytes that the process may reserve; None if only the settings limit it.
     """

@@ -77,12 +77,13 @@ class Responder:
             if not reached:
                 with Alone():
                     answer = self._look(deadline, follow, in_copy=False)
+            copied = isinstance(answer, _Looking)
             if isinstance(answer, _Looking):
                 answer, in_copy = answer.result(within_s), False
             if answer is not None:
                 return answer
             if not deadline.left_s:
-                return self._counters_only(deadline, late=not in_copy)
+                return self._counters_only(deadline, late=copied)
             time.sleep(_TRY_AGAIN_S)
         return Answer(pid=os.getpid(), refused="its watch has ended")
 
@@ -112,7 +113,7 @@ class Responder:
         """Return the counters without owners: most requests are for a process that hangs.
 
         Args:
-            late: a copy was made, and took too long.
+            late: the last attempt was a copy, which took too long.
         """
         passed = duration(deadline.passed_s)
         why = (
