@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from memtriage.account.gpu_ledger import CPP_ONLY, CUBLAS, gpu_ledger, outside_allocator, segment_totals
 from memtriage.model.blocks import DriverUse, Segment
@@ -48,7 +49,7 @@ def storages(owned: dict[int, tuple[Owner, str]]) -> list[StorageRecord]:
     """Every CUDA storage that a tensor known to `gc` has, with its owner by address."""
     records: dict[int, StorageRecord] = {}
     for tensor in gc.get_objects():
-        if issubclass(type(tensor), torch.Tensor) and tensor.is_cuda:
+        if issubclass(type(tensor), torch.Tensor) and tensor.is_cuda and not is_fake(tensor):
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
             owner, holder = owned.get(address, ("variable", "a variable"))

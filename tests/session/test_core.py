@@ -15,6 +15,7 @@ import pytest
 from memtriage.model.findings import Finding
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.session.core import Session
+from memtriage.session.death_watch import DeathWatch
 from memtriage.session.ends import Terminated
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
@@ -126,6 +127,24 @@ def test_a_mark_that_fails_is_noted_once(session: Session, monkeypatch: pytest.M
     (note,) = lines(session, "note")
     assert note["text"].endswith("(mark): OSError: a file that vanished")
     assert session.position.step == 3
+
+
+def test_a_part_that_fails_takes_no_mark_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def fails(*_: object) -> None:
+        raise TypeError("odd")
+
+    monkeypatch.setattr(DeathWatch, "observe", fails)
+    monkeypatch.setattr(GrowthWatch, "at_mark", lambda _, mark: seen.append(mark.name))
+    session = begun(tmp_path)
+    session.mark("step")
+    session.finish()
+    assert seen.count("step") == 1
+    (note,) = (line["text"] for line in lines(session, "note") if "could not" in line["text"])
+    assert "TypeError: odd" in note
 
 
 def test_death_is_judged_when_the_census_has_no_memory(

@@ -124,6 +124,11 @@ MECHANISMS: Final[Mapping[str, MechanismText]] = {
         "look at native libraries that are called in the loop (tokenizers, data loaders, script modules); a "
         "profiler of native allocations such as `memray run --native` names the call. {known}",
     ),
+    "native code on a GPU": MechanismText(
+        "native code allocates GPU memory and keeps it: an extension in C++ or CUDA, or a library",
+        "look at extensions that are called in the loop: the ledger of `memtriage report --full` names the "
+        "lines that allocate what only C++ holds",
+    ),
     "not named": MechanismText(
         "no census was taken while memory grew, or only one, so nothing is known of what keeps it",
         "if the program's loop makes no optimizer step, call memtriage.step() once per iteration: then "

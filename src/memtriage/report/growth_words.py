@@ -101,6 +101,8 @@ def _mechanism(leak: Leak) -> MechanismText:
         return _objects(cause)
     if cause == "profiler":
         return MechanismText(PROFILER.why, PROFILER.fix)
+    if cause == "native code" and leak.device != "cpu":
+        return MECHANISMS["native code on a GPU"]
     if cause == "native code":
         known = " ".join(f"Where {calls}: {part.why}; {part.fix}." for calls, part in NATIVE)
         return MECHANISMS[cause].filled({"known": known})

@@ -30,6 +30,7 @@ from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPosition
 from memtriage.model.run_status import RunStatus
 from memtriage.observe.counters import CounterReader
+from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.hooks import TrainingHooks, inside_optimizer_step
 from memtriage.observe.loaders import Epoch
 from memtriage.process.stdlib import os, threading, time
@@ -141,6 +142,17 @@ class Session:
             running=lambda: self.running,
             baselines=self._ledgers.baselines,
             script_root=script_root,
+        )
+        self._at_mark: tuple[Callable[[MarkPoint], None], ...] = (
+            self._live.at_mark,
+            self._stored.at_mark,
+            lambda _: death.observe(),
+            self._ledgers.at_mark,
+            self._log_microbatch,
+            self._fragmentation.at_mark,
+            self._growth.at_mark,
+            self._read_host,
+            self._batches.at_mark,
         )
         # The part with a thread of its own, and the end.
         time_marks = TimeMarks(
@@ -302,17 +314,22 @@ class Session:
             within_step = name == "backward" and position.step > 0
             readings = self._reader.read(within_step)
             mark = self._last_mark = MarkPoint(name, position, readings)
-            self._live.at_mark(mark)
-            self._stored.at_mark(mark)
-            self._death.observe()
-            self._ledgers.at_mark(mark)
-            if name == "backward" and self._log is not None:
-                self._log.add(position.step, position.microbatch, readings)
-            self._fragmentation.at_mark(mark)
-            self._growth.at_mark(mark)
-            if name != "end" and not within_step:  # while the program still has what it needs
-                self._host.at_mark(readings, self._reader.rss(), position.step)
-            self._batches.at_mark(mark)
+            for at_mark in self._at_mark:
+                try:
+                    at_mark(mark)
+                except (Exception, SystemExit) as error:  # the other parts go on
+                    if is_programs_exception(error):
+                        raise
+                    self.record.failed("mark", error)
+
+    def _log_microbatch(self, mark: MarkPoint) -> None:
+        if mark.name == "backward" and self._log is not None:
+            self._log.add(mark.position.step, mark.position.microbatch, mark.readings)
+
+    def _read_host(self, mark: MarkPoint) -> None:
+        within_step = mark.name == "backward" and mark.position.step > 0
+        if mark.name != "end" and not within_step:  # while the program still has what it needs
+            self._host.at_mark(mark.readings, self._reader.rss(), mark.position.step)
 
     def _within_step(self) -> None:
         """Note what a step takes from malloc, unless the watch itself takes memory at this moment."""

@@ -54,7 +54,7 @@ class BatchPolicy:
 BATCHES: Final = BatchPolicy()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class DeathWatch:
     """Notes what a program does, so that an out-of-memory error can be explained.
 
