@@ -27,7 +27,7 @@ def heap_of(*chains: list[Any], root: str = "train", native: Sequence[list[Any]]
                 at = graph.index[id(obj)] = len(graph.objects)
                 graph.objects.append(obj)
                 graph.parents.append(above)
-                lists.get(graph.kind(at), []).append(at)
+                lists.get(graph.kinds.classify(obj), []).append(at)
                 if above < 0:
                     graph.root_names[at] = root if any(chain is each for each in chains) else ""
             above = at

@@ -101,10 +101,7 @@ def cuts_of_data(
     for data in below:
         cuts = meter.of_data(data, [other for other in below if other is not data])
         entries = len(graph.objects[data.container]) / max(1, data.entries)
-        found[data.container] = [
-            msgspec.structs.replace(cut, releases=round(entries * cut.releases), of=round(entries * cut.of))
-            for cut in cuts
-        ]
+        found[data.container] = [cut.scaled(entries) for cut in cuts]
     return found
 
 

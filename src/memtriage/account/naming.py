@@ -131,6 +131,8 @@ class ObjectNamer(HeapObjects):
     def path(self, position: int) -> Path:
         """The folded path of the object at a position of the heap."""
         known, parents = self._known, self._parents
+        if (found := known.get(position)) is not None:
+            return found
         chain = []
         at = position
         while at not in known:

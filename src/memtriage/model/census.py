@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, in_words
 
@@ -211,6 +212,10 @@ class CutSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     releases: int
     of: int
 
+    def scaled(self, by: float) -> CutSeen:
+        """Return the same cut of a group that is so many times as large."""
+        return replace(self, releases=round(by * self.releases), of=round(by * self.of))
+
 
 class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a closer look at a group found.
@@ -266,6 +271,23 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
     packs_itself: bool = False
     collected: Literal["module", "optimizer"] | None = None
     cuts: list[CutSeen] = msgspec.field(default_factory=list)
+
+    @property
+    def retains_all(self) -> bool:
+        """Whether the holders keep all of the group alive, and nothing else any of it."""
+        return bool(self.retained) and self.retained == self.retained_of
+
+    def outgrown_by(self, nbytes: int) -> bool:
+        """Whether `retained` must be computed again for a group that has so many bytes by now."""
+        return not self.retains_all and nbytes >= 2 * (self.retained_of or 0)
+
+    def take_retained(self, earlier: GroupDetail, nbytes: int) -> None:
+        """Take what an earlier census computed. Holders that kept all of a group keep all `nbytes` of it."""
+        self.retained, self.retained_of = earlier.retained, earlier.retained_of
+        self.also_held_by, self.cuts = earlier.also_held_by, earlier.cuts
+        if earlier.retains_all and earlier.retained_of:
+            self.retained = self.retained_of = nbytes
+            self.cuts = [cut.scaled(nbytes / earlier.retained_of) for cut in earlier.cuts]
 
 
 class Census(msgspec.Struct, kw_only=True):

@@ -67,7 +67,7 @@ class HeapGraph:
 
     def kind(self, position: int) -> int:
         """How the object at a position is walked (`TENSOR`, `NODE`, ...)."""
-        return self.kinds[type(self.objects[position])]
+        return self.kinds.known[id(type(self.objects[position]))]
 
     def referents(self, position: int) -> list[Any]:
         """What the object at a position refers to, autograd edges included."""

@@ -39,12 +39,12 @@ def plain(tensor: Any) -> Any:
     Use it inside `undisturbed()`.
     """
     kind = type(tensor)
-    is_plain = kind is _Plain or any(kind is plain_type for plain_type in _plain_types())
-    return tensor if is_plain else _Plain(tensor)
+    of_torch, parameter = _plain_types()
+    return tensor if kind is of_torch or kind is parameter or kind is _Plain else _Plain(tensor)
 
 
 @functools.cache
-def _plain_types() -> tuple[type, ...]:
+def _plain_types() -> tuple[type, type]:
     return _loaded("torch").Tensor, _loaded("torch.nn").Parameter
 
 

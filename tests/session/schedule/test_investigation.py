@@ -249,7 +249,7 @@ def test_what_is_made_anew_at_each_step_does_not_grow(told: Program, name: str) 
 def test_each_has_the_line_that_made_it(told: Program) -> None:
     seen = told.detail("train.seen[*]")
     assert (seen.holder_kind, seen.entries) == ("list", CENSUSES[-1])
-    assert seen.retained == seen.retained_of == 200_000 * CENSUSES[1]  # as it was when growth was first seen
+    assert seen.retained == seen.retained_of == 200_000 * CENSUSES[-1]
     assert seen.allocated_at == told.line_of("seen.append(") + " step"
     assert told.detail("train.losses[*]").allocated_at == told.line_of("losses.append(") + " step"
     assert told.detail("train.trainer.kept[*]").allocated_at == told.line_of("kept.append(") + " step"
@@ -531,7 +531,9 @@ def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.Mo
         program.census(at)
     assert asked == [CENSUSES[1]]
     detail = program.detail("program.seen[*]")
-    assert detail.retained == detail.retained_of == 200_000 * CENSUSES[1]  # of later ones it has the sizes
+    assert detail.retained == detail.retained_of == 200_000 * CENSUSES[2]  # its list kept all, and still does
+    bound = next(cut for cut in detail.cuts if cut.cut == "bound")
+    assert bound.releases == bound.of >= 200_000 * CENSUSES[2]
 
 
 @pytest.mark.usefixtures("without_search_limits")

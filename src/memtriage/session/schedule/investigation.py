@@ -256,11 +256,11 @@ class Investigator:
             self.sites.site_of,
             {key: seen.path for key, seen in wanted.items()},
             self.sites.named,
-            # When growth may be proven, and again when most of it is new.
+            # When growth may be proven; if holders did not keep all of it, again when most of it is new.
             alone=frozenset(
                 key
                 for key, seen in wanted.items()
-                if seen.detail is None or seen.nbytes >= 2 * (seen.detail.retained_of or 0)
+                if seen.detail is None or seen.detail.outgrown_by(seen.nbytes)
             ),
         )
         for key, detail in details.items():
@@ -269,8 +269,7 @@ class Investigator:
                 if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
                     detail.allocated_at = earlier.allocated_at  # without recorders few old nodes have a line
                 if detail.retained is None:
-                    detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
-                    detail.also_held_by, detail.cuts = earlier.also_held_by, earlier.cuts
+                    detail.take_retained(earlier, wanted[key].nbytes)
             wanted[key].detail = detail
 
 
