@@ -298,7 +298,7 @@ TOLD: dict[str, dict[str, Any]] = {
         "stored_value": "output.detach().clone()",
     },
     "train.shared": {
-        "retained": 2800, "retained_of": 2800, "shared": True,
+        "retained": 2800, "retained_of": 2800, "shared": True, "mapped": True,
         "stored_at": "shared = torch.ones(700).share_memory_()",
         "stored_value": "torch.ones(700).share_memory_()",
     },

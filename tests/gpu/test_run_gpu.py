@@ -130,6 +130,35 @@ def test_a_leak_is_named_and_its_cure_is_clean(tmp_path: Path) -> None:
     assert cured["verdict"] == "clean", cured["findings"]
 
 
+PINNED = """
+    import torch
+
+    def main():
+        model = torch.nn.Linear(256, 256).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        staged = []
+        for _ in range(60):
+            staged.append(torch.randn(4096, 256, pin_memory=True))
+            model(staged[-1].cuda(non_blocking=True)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    main()
+"""
+
+
+@pytest.mark.parametrize("settings", ["", "pinned_use_cuda_host_register:True"])
+def test_page_locked_memory_that_is_kept_is_a_leak(
+    tmp_path: Path, settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no malloc counter, unless torch takes it from malloc and registers it."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)
+    report = run(tmp_path, PINNED)
+    (leak,) = (finding for finding in report["findings"] if finding["kind"] == "leak")
+    assert (leak["device"], leak["holder"]) == ("cpu", "frame main(): staged[*]")
+    assert leak["bytes_per_step"] == pytest.approx(4096 * 256 * 4, rel=0.1)
+
+
 FULL = """
     import torch
     from torch import nn

@@ -108,6 +108,20 @@ def test_this_process_closes_against_its_own_smaps_rollup() -> None:
 
 
 @linux
+def test_memory_outside_malloc_is_known_by_its_mapping(tmp_path: Path) -> None:
+    file = tmp_path / "numbers"
+    file.write_bytes(bytes(1 << 20))
+    elsewhere = {
+        "anonymous, shared": mmap.mmap(-1, 1 << 20),
+        "anonymous, private": mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS),
+    }
+    arrays = {name: np.frombuffer(mapping, np.uint8) for name, mapping in elsewhere.items()}
+    arrays["file"] = np.memmap(file, np.uint8, mode="c")
+    arrays["small"], arrays["large"] = np.zeros(64, np.uint8), np.zeros(4 << 20, np.uint8)
+    mapped = {name for name, array in arrays.items() if host.is_mapped(array.ctypes.data)}
+    assert mapped == {"anonymous, shared", "file"}
+
+
 def test_shared_and_private_mappings_are_distinguished(tmp_path: Path) -> None:
     path = tmp_path / "data.bin"
     path.write_bytes(b"x" * (4 * MIB))

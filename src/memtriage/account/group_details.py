@@ -28,6 +28,7 @@ from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind, in_words, i
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap_graph import HeapGraph
+from memtriage.observe.host import is_mapped
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.store_statements import Store
 from memtriage.observe.stores import forget_sources, pack_hook, registering_line, storing_line
@@ -191,7 +192,9 @@ class GroupDetails:
         detail.bound, detail.entries = bound_of(
             graph.objects[self.holders.container_of(element)], self._bounds
         )
-        detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
+        if sample.facts.device == "cpu":
+            detail.shared = is_shared(graph.objects[sample.position])
+            detail.mapped = detail.shared or is_mapped(sample.facts.address)
         elements = {self.holders.holder_of(held.position)[1] for held in group}
         detail.elsewhere = retained is not None and not retained.elsewhere.isdisjoint(elements)
         if retained is not None and not detail.elsewhere:

@@ -233,6 +233,8 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
         entries: entries in it now.
         holder_kind: type of the holding object, e.g. `list`.
         shared: the storages are in shared memory.
+        mapped: they are in memory that is shared or mapped from a file, as page-locked memory is: malloc's
+            counter does not see it, and the resident set counts it apart.
         saved_by: the autograd node that keeps the largest of them, and the module it most likely ran in.
         stored_value: source of what that line stores; None if it is not a short expression.
         stored_depth: number of segments of the anchor that lead to what that line stores into; 0 if unknown.
@@ -259,6 +261,7 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
     entries: int | None = None
     holder_kind: str | None = None
     shared: bool = False
+    mapped: bool = False
     saved_by: str | None = None
     stored_value: str | None = None
     stored_depth: int = 0

@@ -134,7 +134,8 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
     grown, last = _run(series), series[-1].seen
     path = last.anchor if isinstance(last, HolderSeen) else last.path
     if isinstance(last, HolderSeen):
-        name = "shared" if last.detail is not None and last.detail.shared else last.device
+        mapped = last.detail is not None and (last.detail.shared or last.detail.mapped)
+        name = "shared" if mapped else last.device
         nbytes = {each.at: counted(each.seen) for each in series if isinstance(each.seen, HolderSeen)}
     else:
         name = "host"
