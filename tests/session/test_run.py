@@ -308,3 +308,34 @@ def test_without_a_record_the_rank_s_own_findings_are_reported(
     assert "could not be written" in capsys.readouterr().err
     assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "out_of_memory"
     assert clock.now <= 102.1
+
+
+CLOSURE = """
+import torch
+model = torch.nn.Linear(64, 4096)
+optimizer = torch.optim.Adam(model.parameters())
+validation = torch.utils.data.DataLoader(torch.randn(16, 64), batch_size=16)
+kept = []
+
+def closure():
+    loss = model(torch.randn(8, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    return loss
+
+for step in range(80):
+    optimizer.step(closure)
+    if step % 4 == 3:
+        model.eval()
+        with torch.no_grad():
+            kept.extend(model(batch) for batch in validation)
+        model.train()
+"""
+
+
+def test_an_evaluation_counts_once_where_a_closure_runs_the_backwards(tmp_path: Path) -> None:
+    done = watched(tmp_path, CLOSURE)
+    report = json.loads((tmp_path / "report.json").read_text())
+    (leak,) = (finding for finding in report["findings"] if finding["kind"] == "leak")
+    assert leak["event"] == "evaluation", done.stderr
+    assert leak["bytes_per_event"] == pytest.approx(16 * 4096 * 4, rel=0.1)

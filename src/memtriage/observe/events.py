@@ -1,8 +1,8 @@
 """Count what a program does besides steps: saves, evaluations, epochs, batches, calls without gradients.
 
 Functions of torch are replaced where that is free and no compiler traces through them. The first event after
-a backward counts; those that follow before the next one are the same event, such as the files of one
-checkpoint, or the evaluation of two models.
+a backward or a step counts; those that follow before the next one are the same event, such as the files of
+one checkpoint, or the evaluation of two models.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class EventCounts:
     """Counts events while it is installed.
 
     Args:
-        backwards: returns how many backwards have completed.
+        trained: returns how many backwards and steps have completed, in all. A closure of an optimizer's step
+            may run all backwards, which are not counted then.
         in_use: returns the bytes that malloc has handed out.
 
     Attributes:
@@ -43,10 +44,10 @@ class EventCounts:
             where it fell. Where two events always follow each other, that tells which one has the memory.
     """
 
-    def __init__(self, backwards: Callable[[], int], in_use: Callable[[], int | None]) -> None:
+    def __init__(self, trained: Callable[[], int], in_use: Callable[[], int | None]) -> None:
         self.counts: dict[Event, int] = {}
         self.came_with: dict[Event, int] = {}
-        self._backwards = backwards
+        self._trained = trained
         self._in_use = in_use
         self._at: dict[Event, int] = {}
         self._before: tuple[Event | None, int | None] = (None, None)
@@ -57,9 +58,9 @@ class EventCounts:
 
     def happened(self, event: Event) -> None:
         """Count an event, unless it belongs to the one before."""
-        backwards = self._backwards()
-        if not backwards or self._at.get(event) != backwards:
-            self._at[event] = backwards
+        trained = self._trained()
+        if not trained or self._at.get(event) != trained:
+            self._at[event] = trained
             self.counts[event] = self.counts.get(event, 0) + 1
 
     def turns(self, to: Event | None, event: Event | None = None) -> None:
@@ -171,7 +172,7 @@ class EventCounts:
 
         @functools.wraps(original)
         def __enter__(mode: Any) -> Any:
-            counts = is_grad_enabled() and not self._backwards() and os.getpid() == self._pid
+            counts = is_grad_enabled() and not self._trained() and os.getpid() == self._pid
             if counts and _is_programs(sys._getframe(1)):
                 self.counts["call"] = self.counts.get("call", 0) + 1
             return original(mode)

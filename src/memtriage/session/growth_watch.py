@@ -90,7 +90,9 @@ class GrowthWatch:
     ) -> None:
         self.evidence = Evidence()
         self.job = JobWatch(self.evidence, progress.now, script_root, write)
-        self.events = EventCounts(lambda: progress.position.backwards, reader.in_malloc)
+        self.events = EventCounts(
+            lambda: progress.position.backwards + progress.position.step, reader.in_malloc
+        )
         self.transient = TransientPeak()
         self._reader = reader
         self._progress = progress
