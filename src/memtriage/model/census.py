@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -314,3 +315,13 @@ class Census(msgspec.Struct, kw_only=True):
     seconds: float
     parameters: int = 0
     partial: str | None = None
+
+    @property
+    def waiting(self) -> dict[str, dict[str, int]]:
+        """Bytes that wait for the cyclic collector, by device and class."""
+        waiting: dict[str, Counter[str]] = {}
+        for group in self.groups:
+            if group.anchor[0].kind is SegmentKind.GARBAGE_CYCLE:
+                waiting.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
+                waiting.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
+        return {device: dict(classes) for device, classes in waiting.items()}

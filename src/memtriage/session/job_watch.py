@@ -380,7 +380,8 @@ class JobWatch:
             free = next((role for role in roles if role not in taken), "")
             named = Named("child", f"{several} of {above.named.group}", free)
         if named is None:
-            named = Named("child", command_of(pid)[:_COMMAND] or "a process without a name", "")
+            short = " ".join("/".join(part.split("/")[-2:]) for part in command_of(pid).split())
+            named = Named("child", short[:_COMMAND] or "a process without a name", "")
         if named.role:
             return named
         one = named.group.removesuffix(" processes")

@@ -142,7 +142,10 @@ def test_a_process_that_lived_too_short_says_so_and_one_that_hardly_grew_does_no
     evidence = flat_main()
     follow(evidence, "worker 0 of loader", "workers of loader", growing(20 * MIB)[:6], lived_s=3.0)
     follow(evidence, "rank 0", "spawned ranks", [300 * MIB + step * 1024 for step in range(6)])
+    loads = [200 * MIB, 280 * MIB, *[340 * MIB] * 5]
+    follow(evidence, "compiler", "compiler", loads, lived_s=3.5)
     judgment = judged(evidence)
+    assert judgment.judged["compiler"].obstacle == "small"
     assert (judgment.judged["worker 0 of loader"].obstacle, judgment.judged["worker 0 of loader"].figure) == (
         "lived",
         3.0,

@@ -77,8 +77,8 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
         role = of_role.role
         if role is None or not role.group or (name == roles.ITSELF and evidence.main.scale != "second"):
             continue  # what the program itself did before its first step was to load and build
-        judged = JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
-        if roles.risen(of_role) >= judged.figure:  # less does not matter
+        judged = small = JudgedDevice(obstacle="small", figure=policy_of(DEVICE_HOST).settles)
+        if roles.risen(of_role) >= small.figure:  # less does not matter
             of_role.counts = evidence.run
             of_role.situation = Situation(
                 position=evidence.situation.position,
@@ -89,7 +89,8 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
             own = judge(of_role, limits=limits)
             judged = own.judged.get("cpu", judged)
             if judged.obstacle in ("few", "restless"):
-                judged = replace(judged, obstacle="lived", figure=role.lived_s)
+                lived = replace(judged, obstacle="lived", figure=role.lived_s)
+                judged = small if roles.ended(of_role) else lived
             if name != roles.ITSELF or not judgment.leaks:
                 found += ((role, leak) for leak in own.leaks)
         if name == roles.SEGMENTS and not any(of is role for of, _ in found):

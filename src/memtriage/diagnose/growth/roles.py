@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from memtriage.diagnose.causes import summed
+from memtriage.diagnose.growth.attribution import INTERVALS, MINOR
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.facts import Leak
 from memtriage.model.evidence import Role
@@ -25,6 +28,13 @@ def risen(role: Evidence) -> int:
     if points is None or role.role is None or not len(points.at):
         return 0
     return role.role.highest - int(points.floors.min())
+
+
+def ended(role: Evidence) -> bool:
+    """Whether a process only grew early, as it loaded: hardly at all in the later half of what is known."""
+    points = role.run["second"].tracks["cpu"].points()
+    later = points.since((points.at[0] + points.at[-1]) / 2).floors
+    return len(later) >= INTERVALS and bool(np.ptp(later) < MINOR * risen(role))
 
 
 def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:

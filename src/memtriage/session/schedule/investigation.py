@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -15,7 +14,7 @@ from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.attribution import INTERVALS
 from memtriage.model.census import Census
 from memtriage.model.evidence import CensusSeen, HolderSeen
-from memtriage.model.paths import SegmentKind, has, is_native
+from memtriage.model.paths import is_native
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.observe.autograd import profiler_is_on
 from memtriage.observe.identity import Identities
@@ -232,7 +231,7 @@ class Investigator:
         # Reading the device would wait for it, when memory has run out.
         contents = Contents({}, {}) if interrupted else Contents(view.heads(), view.heads(last=True))
         holders = following.holders.add(census, contents, between=line.between)
-        line.totals, line.waiting = _totals(census), _waiting(census)
+        line.totals, line.waiting = _totals(census), census.waiting
         first = {seen.id: following.first.get(seen.id, seen.size) for seen in holders}
         following.first = first if line.between else following.first | first
         grown = [seen for seen in holders if seen.size > following.first[seen.id] and not seen.renewed]
@@ -278,16 +277,6 @@ def _apart(before: CensusSeen | None, now: CensusSeen) -> float:
     if before is None:
         return 1.0
     return next(filter(None, (now.at(scale) - before.at(scale) for scale in get_args(Scale))), 1.0)
-
-
-def _waiting(census: Census) -> dict[str, dict[str, int]]:
-    """Return what waits for the cyclic collector, by device and class."""
-    waiting: dict[str, Counter[str]] = {}
-    for group in census.groups:
-        if has(group.anchor, SegmentKind.GARBAGE_CYCLE):
-            waiting.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
-            waiting.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
-    return {device: dict(classes) for device, classes in waiting.items()}
 
 
 def _totals(census: Census) -> dict[str, int]:
