@@ -291,6 +291,13 @@ def test_a_counter_that_is_read_later_shows_the_rate_since_the_last_census() -> 
     assert rise.rate == pytest.approx((counter[-1] - counter[3]) / 156, rel=0.05)
 
 
+def test_mapped_memory_grows_at_its_own_rate_while_pages_of_files_go() -> None:
+    counters = {"cpu": flat(), "shared": rising(0.84 * MIB)}
+    found = keeping(MIB, detail=GroupDetail(mapped=True))
+    rise = the(observed(counters, found, (3, 23, 27, 35, 43)))
+    assert certainty_of(rise) == "proven" and rise.rate == MIB
+
+
 def test_each_counter_proves_what_it_sees() -> None:
     def found(at: int) -> Found:
         return [

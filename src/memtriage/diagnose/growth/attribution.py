@@ -299,7 +299,7 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
 
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
     census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
-    Pages do not show it: they count room that malloc keeps unused.
+    Pages do not show it: they count room that malloc keeps unused, or pages of files that come and go.
     """
     judged = list(rises)
     for name, counter in counters.items():
@@ -309,7 +309,7 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
         off = max((growth.high - growth.low) / 2, PACE * growth.rate)
         another = growth.by_rises or abs(rate - growth.rate) > off
         explained = known and abs(1 - share) <= max(OPEN, known[0].error)
-        if explained and another and not counter.pages:
+        if explained and another and not counter.pages and name != "shared":
             factor = growth.rate / rate
             judged = [
                 replace(each, rate=each.rate * factor, recent=each.recent * factor, share=each.share / share)
