@@ -12,7 +12,7 @@ from tables import markdown, measured_on
 from memtriage.model.trials import TargetRow
 from memtriage.model.units import size
 from memtriage.prove.statistics import paired
-from memtriage.report.trials.words import target, target_result
+from memtriage.report.trials_text import target, target_result
 
 INSTANTS: Final = {"bf16-none": "`bf16`", "fp8-none": "`fp8`", "fp8-clear": "`fp8-clear`"}
 LONG_S: Final = 10

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.cli import app
-from memtriage.report.top import text
+from memtriage.report import top_text
 from support.live_runs import LiveRank
 from support.refusals import Refused
 
@@ -60,5 +60,5 @@ def test_on_a_terminal_the_table_is_shown_until_ctrl_c(
         rank.steps(1)
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(text.time, "sleep", wait)
+    monkeypatch.setattr(top_text.time, "sleep", wait)
     assert app.main(["top", "--every", "7", str(tmp_path)]) == 0

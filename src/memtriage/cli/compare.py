@@ -122,7 +122,7 @@ def _print_plan(trials: Trials, directory: Path) -> int:
 
 def _print_report(trials: Trials, state: ComparisonState, json: bool) -> int:
     from memtriage.prove.result import make_report
-    from memtriage.report.trials.terminal import render
+    from memtriage.report.trials_text import render
 
     made = make_report(trials, state)
     return answer(made, json, lambda console: render(made, console))

@@ -33,8 +33,7 @@ def top(
     """Follow a running job in the terminal."""
     from memtriage.diagnose.ranks.live import live_view
     from memtriage.report.console import console_for
-    from memtriage.report.top.text import as_json, follow, render
-    from memtriage.report.top.words import BY_KEY
+    from memtriage.report.top_text import BY_KEY, as_json, follow, render
 
     if sort not in BY_KEY:
         raise Refusal(f"invalid --sort {sort!r}: use one of {', '.join(BY_KEY)}")

@@ -16,7 +16,6 @@ SEVERITY_STYLES: Final[dict[Severity, str]] = {"good": GOOD, "warn": WARN, "bad"
 
 PLAIN_GOOD: Final = "green"
 PLAIN_WARN: Final = "yellow"
-PLAIN_BAD: Final = "red"
 """The same inside a report, where bold is for headings."""
 
 HOLDER: Final = "cyan"

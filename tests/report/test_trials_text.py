@@ -1,9 +1,11 @@
-"""A comparison in words: what the page and the terminal share."""
+"""A comparison on the terminal, and its trials_text."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from memtriage.model.difference import Difference
@@ -17,10 +19,13 @@ from memtriage.model.trials import (
     TrialsReport,
     VariantRow,
 )
-from memtriage.report.trials import words
-from memtriage.report.trials.words import interval
+from memtriage.prove.result import make_report
+from memtriage.prove.state import ComparisonState
+from memtriage.report import trials_text
+from memtriage.report.trials_text import interval, render
+from support.printed import printed
+from support.trials import GIB, HEAD, MIB, MORE, trials_of, write_trial
 
-MIB = 1 << 20
 SURE = Spread(low=0.98, high=1.013, confidence=0.9375, basis="trials")
 
 
@@ -42,7 +47,7 @@ def variant(**fields: Any) -> VariantRow:
     return VariantRow(**{**empty, **fields})
 
 
-def report(**fields: Any) -> TrialsReport:
+def made(**fields: Any) -> TrialsReport:
     usual: dict[str, Any] = {
         "verdict": "met",
         "name": "n",
@@ -96,7 +101,7 @@ def figure(value: float, lowest: float, highest: float, **fields: Any) -> Figure
     ],
 )  # fmt: skip
 def test_figures_and_their_spread(metric: str, known: Figure, column: str, text: str, below: str) -> None:
-    shown = {cell.column: cell for cell in words.cells(report(), variant(figures={metric: known}))}
+    shown = {cell.column: cell for cell in trials_text.cells(made(), variant(figures={metric: known}))}
     assert shown.pop(column) == (column, text, below)
     ratio = shown.pop("x bf16")
     assert ratio[1:] == ("-", "")
@@ -114,27 +119,27 @@ def test_figures_and_their_spread(metric: str, known: Figure, column: str, text:
 def test_a_ratio_has_its_interval(spread: Spread | None, noise: bool | None, below: str) -> None:
     against = AgainstBaseline(ratio=1.25, spread=spread, within_noise=noise)
     time = figure(1.0, 1.0, 1.0, against_baseline=against)
-    (_, ratio, *_) = words.cells(report(), variant(figures={"time_per_step": time}))
+    (_, ratio, *_) = trials_text.cells(made(), variant(figures={"time_per_step": time}))
     assert ratio == ("x bf16", "1.250 x", below)
 
 
 def test_the_verdict_counts_targets() -> None:
-    assert words.sentence(report()) == "2 variants, no targets"
+    assert trials_text.sentence(made()) == "2 variants, no targets"
     judged = [target("missed"), target("met"), target("met"), target("undecided")]
-    assert words.sentence(report(targets=judged)) == "2 met, 1 missed, 1 undecided, of 4 targets"
-    assert words.sentence(report(targets=judged[:1])) == "1 missed, of 1 target"
+    assert trials_text.sentence(made(targets=judged)) == "2 met, 1 missed, 1 undecided, of 4 targets"
+    assert trials_text.sentence(made(targets=judged[:1])) == "1 missed, of 1 target"
 
 
 def test_what_the_figures_rest_on() -> None:
-    assert words.facts(report()) == [
+    assert trials_text.facts(made()) == [
         "4 of 6 finished, interleaved",
         "steps end at mark 'step', without 1 warm-up step",
         "memory at mark 'end'",
         "compared with bf16",
     ]
-    assert words.facts(report(ranks=4))[1] == "4 ranks"
-    assert words.legend(report()).endswith("below a size: lowest and highest trial")
-    assert words.legend(report(ranks=4)).endswith("below a size: lowest and highest rank")
+    assert trials_text.facts(made(ranks=4))[1] == "4 ranks"
+    assert trials_text.legend(made()).endswith("below a size: lowest and highest trial")
+    assert trials_text.legend(made(ranks=4)).endswith("below a size: lowest and highest rank")
 
 
 def test_ranks_that_stand_out_are_listed_with_the_others() -> None:
@@ -148,12 +153,12 @@ def test_ranks_that_stand_out_are_listed_with_the_others() -> None:
     alone = Figure(value=MIB, lowest=MIB, highest=MIB, by_rank={0: MIB, 1: 3 * MIB}, differing_ranks=[1])
     alike = Figure(value=MIB, lowest=MIB, highest=MIB, by_rank={0: MIB, 1: MIB})
     row = variant(figures={"allocated": apart, "reserved": alike, "peak_reserved": alone})
-    assert words.differing(report(), row) == [
+    assert trials_text.differing(made(), row) == [
         "fp8, allocated: ranks 1, 3 at 9.0 MiB, 8.0 MiB, others at 1.0 MiB - 2.0 MiB",
         "fp8, peak reserved: rank 1 at 3.0 MiB, others at 1.0 MiB",
     ]
     on_cpu = variant(figures={"peak_host_rss": alone, "peak_reserved": apart})
-    assert words.differing(report(device="cpu"), on_cpu) == [
+    assert trials_text.differing(made(device="cpu"), on_cpu) == [
         "fp8, peak resident: rank 1 at 3.0 MiB, others at 1.0 MiB"
     ]
 
@@ -162,8 +167,8 @@ def test_why_trials_have_no_figures() -> None:
     one = Failure(kind="out_of_memory", rounds=[0], error="tried 2 GiB", log="l")
     two = Failure(kind="timed_out", rounds=[1, 2], error="stopped after 9 s", log="l")
     row = variant(finished=1, failures=[one, two], skipped=1)
-    assert words.trial_counts(row) == "1 of 3 trials"
-    assert words.what_is_missing(row) == [
+    assert trials_text.trial_counts(row) == "1 of 3 trials"
+    assert trials_text.what_is_missing(row) == [
         "fp8: out of memory in round 1: tried 2 GiB",
         "fp8: timed out in rounds 2, 3: stopped after 9 s",
         "fp8: 1 trial left out after failures",
@@ -193,7 +198,7 @@ def output(**fields: Any) -> OutputValues:
     ],
 )
 def test_the_course_of_a_value(read: OutputValues, said: str) -> None:
-    assert words.values(variant(values={"loss": read}), "loss", "bf16") == said
+    assert trials_text.values(variant(values={"loss": read}), "loss", "bf16") == said
 
 
 @pytest.mark.parametrize(
@@ -211,8 +216,8 @@ def test_the_course_of_a_value(read: OutputValues, said: str) -> None:
     ],
 )
 def test_how_a_target_was_judged(judged: TargetRow, said: str) -> None:
-    assert words.target_result(judged) == said
-    assert words.target(judged) == f"fp8: {judged.metric} at most 2 MiB"
+    assert trials_text.target_result(judged) == said
+    assert trials_text.target(judged) == f"fp8: {judged.metric} at most 2 MiB"
 
 
 @pytest.mark.parametrize(("after", "told"), [(2 * MIB, True), (0, True), (MIB + 1, False)])
@@ -229,4 +234,62 @@ def test_why_a_variant_needs_another_amount_is_told_before_its_findings(after: i
     )
     rows = [variant(name="bf16", baseline=True), variant(difference=why, findings=["a leak"])]
     expected = ["fp8: the sentence"] if told else []
-    assert words.found(report(variants=rows)) == [*expected, "fp8: a leak"]
+    assert trials_text.found(made(variants=rows)) == [*expected, "fp8: a leak"]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> TrialsReport:
+    """Four variants on two ranks: of `fp8` one rank holds more, `fp8 + large` dies."""
+    head = HEAD + 'ranks = 2\nname = "FP8 <refit>"\n'
+    trials = trials_of(tmp_path, "bf16", "fp8", "fp8 + phase", "fp8 + large", more=MORE, head=head)
+    state = ComparisonState(tmp_path / "out", trials)
+    for number, level in enumerate((10.0, 10.4, 9.8)):
+        for name, factor, first, second in (
+            ("bf16", 1.2, (600 * MIB, 700 * MIB), (600 * MIB, 700 * MIB)),
+            ("fp8", 1.0, (9 * GIB, 26 * GIB), (12 * GIB, 26 * GIB)),
+            ("fp8 + phase", 1.004 if number else 0.999, (500 * MIB, 560 * MIB), (500 * MIB, 560 * MIB)),
+        ):
+            write_trial(
+                state,
+                name,
+                number,
+                [30.0, factor * level, 1.01 * factor * level],
+                ranks={0: [first] * 3, 1: [second] * 3},
+                log="loss 2.5\nloss 2.25\n",
+            )
+    for number in range(2):
+        write_trial(state, "fp8 + large", number, outcome="out_of_memory", error="OutOfMemoryError: 2 GiB")
+    return make_report(trials, state)
+
+
+def text_of(report: TrialsReport, width: int, *, colors: bool = False) -> str:
+    return printed(render, report, width=width, colors=colors)
+
+
+@pytest.fixture
+def noted(report: TrialsReport) -> TrialsReport:
+    """With something in every part; a name too long for its column."""
+    first, second, *others = report.variants
+    long = msgspec.structs.replace(second, name="fp8 with a name that has no end at all")
+    found = msgspec.structs.replace(first, findings=["2 leaks on cuda:0", "residue"])
+    return msgspec.structs.replace(
+        report, variants=[found, long, *others], notes=["rounds 1 and 2 overlapped", "the node was shared"]
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 81, 90, 200])
+def test_the_report_fits(noted: TrialsReport, width: int) -> None:
+    lines = text_of(noted, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("fp8 + phase" in line for line in lines)
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_the_table_is_there_where_there_is_room_for_names(report: TrialsReport) -> None:
+    """The narrowest page with a table; one column less, and figures are listed."""
+    widths = [width for width in range(40, 120) if "variant  " in text_of(report, width)]
+    assert widths == list(range(widths[0], 120))
+    narrow = text_of(report, widths[0]).splitlines()
+    assert any(line.startswith("fp8 + phase ") for line in narrow)
+    assert max(map(len, narrow[3:])) <= widths[0]
+    assert "time per step" in text_of(report, widths[0] - 1)
