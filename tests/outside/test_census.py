@@ -185,7 +185,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 """
     with job_of(program) as job:
-        found = take_census(job.pid, twice=False, within_s=600)
+        found = take_census(job.pid, within_s=600)
     assert [one.holder for one in found.storages] == ["__main__.local.sessions['a'][*]"]
 
 

@@ -187,16 +187,15 @@ def own_build() -> tuple[PythonLayout, InterpreterLayout, TorchLayout]:
 
 
 def take_census(
-    pid: int, *, pause: bool = False, pause_s: float = PAUSE_S, twice: bool = True, within_s: float = 60.0
+    pid: int, *, pause: bool = False, pause_s: float = PAUSE_S, within_s: float = 60.0
 ) -> OutsideCensus:
     """Take a census of a process that was not prepared for it.
 
     Args:
         pid: the process: of the same builds of Python and torch as this one.
-        pause: stop it, and copy what changes meanwhile.
+        pause: stop it, and copy what changes meanwhile. Else it is read twice, and again if something is
+            missing.
         pause_s: the longest that it is stopped.
-        twice: read it twice, and again if something is missing. Once is enough to see what accumulates over
-            many censuses.
         within_s: seconds for each reading; beyond them it is partial.
 
     Raises:
@@ -208,7 +207,7 @@ def take_census(
         if pause:
             readings.append(job.read_again(readings[0], pause_s=pause_s))
         census = joined(readings)
-        while twice and not pause and (len(readings) == 1 or (census.missing and len(readings) < _READINGS)):
+        while not pause and (len(readings) == 1 or (census.missing and len(readings) < _READINGS)):
             readings.append(job.read_again(readings[0]))
             census = joined(readings)
     census.seconds = time.perf_counter() - started

@@ -86,16 +86,14 @@ def heading(groups: RankGroups) -> str:
     return f"{said}; compared at {at}"
 
 
-def few_ranks(ranks: Collection[int], longest: int = _LONGEST_LIST) -> str:
+def few_ranks(ranks: Collection[int]) -> str:
     """Return rank numbers, cut where there are many stretches of them.
 
-    >>> few_ranks(range(0, 100, 2), 12)
-    '0, 2, 4, 6, ...'
+    >>> few_ranks(range(0, 100, 2))
+    '0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, ...'
     """
     text = rank_list(ranks)
-    if len(text) <= longest:
-        return text
-    return f"{text[:longest].rpartition(',')[0]}, ..."
+    return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]}, ..."
 
 
 def _group_line(group: RankGroup, words: Mapping[RankFigureName, str]) -> RankSentence:
