@@ -100,6 +100,7 @@ SCENARIOS = {
     "prediction/unchanged_programs",
     "report/monitoring/grafana",
     "session/ranks",
+    "session/simulated_gpu",
     "snapshots/programs",
     "treat/deepspeed/real",
     "treat/offload/bits",
