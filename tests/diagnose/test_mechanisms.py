@@ -591,6 +591,22 @@ def test_what_a_library_lengthens_has_the_librarys_fix() -> None:
     assert "as torch.cat does" in mechanism_of(longer).mechanism
 
 
+def test_many_caches_that_are_kept_are_kept_by_the_program() -> None:
+    each_its_own = a_holder(LOSSES, holders_multiply=True)
+    classes = ["transformers.cache_utils.Cache"]
+    said = mechanism_of(replace(each_its_own, detail=GroupDetail(classes=classes)))
+    assert "crop()" not in said.fix and "clear losses" in said.fix
+    tracker = GroupDetail(classes=["torchmetrics.wrappers.tracker.MetricTracker"])  # makes new ones itself
+    assert "increment()" in mechanism_of(replace(each_its_own, detail=tracker)).fix
+
+
+def test_of_a_graph_that_a_backward_went_through_only_nodes_are_alive() -> None:
+    carried = held(LOSSES[:-1])
+    assert "saved activations stay alive" in mechanism_of(carried).mechanism
+    ran = replace(carried, detail=msgspec.structs.replace(carried.detail, backward_ran=True))
+    assert "nodes stay alive" in mechanism_of(ran).mechanism
+
+
 def test_an_array_that_is_lengthened_is_joined_once_instead() -> None:
     longer = a_holder(LOSSES[:-1], owner="", lengthens=True, ordinary=True)
     said = mechanism_of(longer)

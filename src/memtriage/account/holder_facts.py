@@ -145,10 +145,9 @@ def leads_to(graph: HeapGraph, position: int, nodes: Sequence[int]) -> bool:
 def backward_ran(graph: HeapGraph, nodes: Iterable[int]) -> bool:
     """Whether more than half of the nodes that save something have freed what they saved."""
     filled = freed = 0
-    for position in islice(nodes, _NODES_ASKED):
-        node = graph.objects[position]
-        if not graph.reader.saved_attributes(type(node)):
-            continue
+    every = (graph.objects[position] for position in nodes)
+    saving = (node for node in every if graph.reader.saved_attributes(type(node)))
+    for node in islice(saving, _NODES_ASKED):
         if next(graph.reader.saved_values(node), None) is None:
             freed += 1
         else:

@@ -20,12 +20,14 @@ class GrowingPart:
         classes: `module.Name` of the classes whose objects keep what grows; empty for native code.
         why: why it grows, as the end of a sentence about the holder.
         fix: what to change.
+        alone: that is of one object that grows, and not of many that a program keeps.
     """
 
     library: str
     classes: frozenset[str]
     why: str
     fix: str
+    alone: bool = False
 
 
 ONEDNN: Final = GrowingPart(
@@ -119,6 +121,7 @@ GROWING: Final = (
         "a cache of keys and values keeps those of every token that it was given",
         "make a new cache for each sequence, or remove what a sequence has added with `cache.crop()` before "
         "the next one",
+        alone=True,
     ),
     GrowingPart(
         "torch.jit",

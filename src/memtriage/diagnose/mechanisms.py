@@ -60,6 +60,7 @@ def _text(mechanism: str, held: Held) -> MechanismText:
         "as_what": "numpy.concatenate and pandas.concat do" if held.ordinary else "torch.cat does",
         "hook": _pack_hook(held),
         "hooked": in_words(held.anchor[2:]),
+        "of_step": f"every step's {'nodes' if held.detail.backward_ran else 'saved activations'}",
         **words_of(held),
     }
     text = MECHANISMS[mechanism].filled(words)
@@ -114,6 +115,12 @@ def _is_unseen(held: Held) -> bool:
     return held.anchor[0].kind is SegmentKind.UNSEEN and not has(held.anchor[1:], SegmentKind.ATTRIBUTE)
 
 
+def _is_in_library(held: Held) -> bool:
+    """Whether a part of a library grows: where it only grows longer itself, not where new ones are kept."""
+    part = growing_part(held.detail.classes)
+    return part is not None and held.detail.collected is None and not (part.alone and held.holders_multiply)
+
+
 def _in_optimizer(held: Held) -> bool:
     parts = ("param_groups", "state") if held.detail.in_optimizer else ("param_groups",)
     return held.owner == "optimizer state" or any(
@@ -141,7 +148,7 @@ _RULES: tuple[MechanismRule, ...] = (
     (only_native, "only C++"),
     (_is_unseen, "only C code"),
     (lambda h: never_differentiated(h) and is_carried(h), "no_grad"),
-    (lambda h: growing_part(h.detail.classes) is not None and h.detail.collected is None, _part_of_library),
+    (_is_in_library, _part_of_library),
     (lambda h: _in_optimizer(h) and h.detail.collected is None, "new parameters in the optimizer"),
     (never_differentiated, "no_grad"),
     (lambda h: h.attached and is_carried(h), "carried state"),

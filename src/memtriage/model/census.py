@@ -285,13 +285,18 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Whether `retained` must be computed again for a group that has so many bytes by now."""
         return not self.retains_all and nbytes >= 2 * (self.retained_of or 0)
 
-    def take_retained(self, earlier: GroupDetail, nbytes: int) -> None:
-        """Take what an earlier census computed. Holders that kept all of a group keep all `nbytes` of it."""
+    def take_retained(self, earlier: GroupDetail, nbytes: int, size: int) -> None:
+        """Take what an earlier census computed. Holders that kept all of a group still do.
+
+        Args:
+            nbytes: the group's bytes now.
+            size: the same with what it keeps besides.
+        """
         self.retained, self.retained_of = earlier.retained, earlier.retained_of
         self.also_held_by, self.cuts = earlier.also_held_by, earlier.cuts
-        if earlier.retains_all and earlier.retained_of:
+        if earlier.retains_all:
             self.retained = self.retained_of = nbytes
-            self.cuts = [cut.scaled(nbytes / earlier.retained_of) for cut in earlier.cuts]
+            self.cuts = [cut.scaled(size / max(1, cut.of)) for cut in earlier.cuts]
 
 
 class Census(msgspec.Struct, kw_only=True):

@@ -96,8 +96,8 @@ MECHANISMS: Final[Mapping[str, MechanismText]] = {
         "optimizer",
     ),
     "carried state": MechanismText(
-        "{subject} is carried from step to step with its history: its graph gets longer, and every step's "
-        "saved activations stay alive",
+        "{subject} is carried from step to step with its history: its graph gets longer, and {of_step} stay "
+        "alive",
     ),
     "model grows": MechanismText(
         "the model itself grows: {anchor} gets new entries while it trains",

@@ -268,7 +268,7 @@ class Investigator:
                 if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
                     detail.allocated_at = earlier.allocated_at  # without recorders few old nodes have a line
                 if detail.retained is None:
-                    detail.take_retained(earlier, wanted[key].nbytes)
+                    detail.take_retained(earlier, wanted[key].nbytes, wanted[key].size)
             wanted[key].detail = detail
 
 
