@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import memtriage
 from memtriage.prediction.fake_cuda.attention import AttentionCall, Backend, Switches, choose, default_order
 from memtriage.prediction.gpu_kinds import machine
 
@@ -31,6 +30,14 @@ LONG = (2, 8, 256, 64)
 
 def wide(size):
     return {"query": (2, 8, 128, size), "key": (2, 8, 128, size), "value": (2, 8, 128, size)}
+
+
+def lengths(query, key):
+    return {"query": (2, 8, query, 64), "key": (2, 8, key, 64), "value": (2, 8, key, 64), "causal": False}
+
+
+def heads(key, value):
+    return {"key": (2, key, 128, 64), "value": (2, value, 128, 64), "gqa": True}
 
 
 @pytest.mark.parametrize(
@@ -63,57 +70,6 @@ def wide(size):
         ("rtx4090", wide(256) | {"dropout": 0.1}, Backend.EFFICIENT),
         ("h200", {"query": (2, 128, 64), "key": (2, 128, 64), "value": (2, 128, 64)}, Backend.MATH),
         ("h200", {"strides_end_in_one": False}, Backend.MATH),
-    ],
-)
-def test_choice(gpu, changes, expected):
-    assert choose(replace(CALL, **changes), machine(gpu), NOW, Switches()) is expected
-
-
-def test_odd_dropout_is_refused_by_cudnn_where_that_is_checked():
-    call = replace(CALL, dropout=0.1)
-    assert choose(call, machine("h200"), (2, 13), Switches()) is Backend.CUDNN
-    assert choose(call, machine("h200"), (2, 14), Switches()) is Backend.FLASH
-
-
-def test_the_program_may_forbid_kernels_and_order_them():
-    hopper = machine("h200")
-    assert choose(CALL, hopper, NOW, Switches(cudnn=False)) is Backend.FLASH
-    assert choose(CALL, hopper, NOW, Switches(deterministic=True)) is Backend.FLASH
-    assert choose(CALL, hopper, NOW, Switches(order=(Backend.MATH, Backend.FLASH))) is Backend.MATH
-    with pytest.raises(RuntimeError, match="No available kernel"):
-        choose(replace(CALL, dtype=torch.float64), hopper, NOW, Switches(math=False))
-
-
-@pytest.mark.parametrize(("copied", "kernel"), [(False, "math"), (True, "cuDNN attention")])
-def test_a_mask_that_lies_otherwise_leaves_the_plain_computation(copied, kernel):
-    """As T5's position bias, whose heads lie side by side (`check_last_dim_stride_equals_1_dense`)."""
-
-    def build(device):
-        layer = torch.nn.Linear(64, 64, dtype=torch.bfloat16).to(device)
-        bias = torch.randn(128, 128, 8, device=device, dtype=torch.bfloat16).permute(2, 0, 1)[None]
-
-        def step():
-            query = layer(torch.randn(2, 8, 128, 64, device=device, dtype=torch.bfloat16))
-            mask = bias.contiguous() if copied else bias
-            torch.nn.functional.scaled_dot_product_attention(query, query, query, mask).sum().backward()
-
-        return layer, torch.optim.SGD(layer.parameters()), step
-
-    notes = memtriage.predict(build, torch_version="2.11").notes
-    assert f"attention (bfloat16, head size 64, with a mask) is run by {kernel}" in notes
-
-
-def lengths(query, key):
-    return {"query": (2, 8, query, 64), "key": (2, 8, key, 64), "value": (2, 8, key, 64), "causal": False}
-
-
-def heads(key, value):
-    return {"key": (2, key, 128, 64), "value": (2, value, 128, 64), "gqa": True}
-
-
-@pytest.mark.parametrize(
-    ("gpu", "changes", "expected"),
-    [
         # head sizes at which consumer cards have no backward of flash attention
         ("rtx4090", wide(192) | {"dropout": 0.1}, Backend.FLASH),
         ("rtx4090", wide(200), Backend.EFFICIENT),
@@ -157,8 +113,23 @@ def heads(key, value):
         ("h200", {"mask_needs_grad": True}, Backend.CUDNN),
     ],
 )
-def test_choice_at_the_limits_of_each_kernel(gpu, changes, expected):
+def test_choice(gpu, changes, expected):
     assert choose(replace(CALL, **changes), machine(gpu), NOW, Switches()) is expected
+
+
+def test_odd_dropout_is_refused_by_cudnn_where_that_is_checked():
+    call = replace(CALL, dropout=0.1)
+    assert choose(call, machine("h200"), (2, 13), Switches()) is Backend.CUDNN
+    assert choose(call, machine("h200"), (2, 14), Switches()) is Backend.FLASH
+
+
+def test_the_program_may_forbid_kernels_and_order_them():
+    hopper = machine("h200")
+    assert choose(CALL, hopper, NOW, Switches(cudnn=False)) is Backend.FLASH
+    assert choose(CALL, hopper, NOW, Switches(deterministic=True)) is Backend.FLASH
+    assert choose(CALL, hopper, NOW, Switches(order=(Backend.MATH, Backend.FLASH))) is Backend.MATH
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        choose(replace(CALL, dtype=torch.float64), hopper, NOW, Switches(math=False))
 
 
 @pytest.mark.parametrize(

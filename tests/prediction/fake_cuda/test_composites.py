@@ -56,6 +56,8 @@ WIDE_HEADS = {"query": (1, 6, 16, 8), "key": (1, 2, 5, 8), "value": (1, 2, 5, 24
         ("a100", {"query": (2, 4, 20, 64), "mask": ((20, 20), torch.bool)}, EFFICIENT, 1),
         ("a100", {"mask": ((4, 16, 16), HALF, (260, 16, 1))}, EFFICIENT, 1),
         ("h200", {"dtype": DOUBLE, "mask": ((16, 16), DOUBLE), "needs_grad": (3,)}, MATH, 0),
+        # As T5's position bias, whose heads lie side by side (`check_last_dim_stride_equals_1_dense`).
+        ("h200", {"mask": ((1, 4, 16, 16), HALF, (1, 1, 64, 4))}, MATH, 0),
         ("v100", {"query": (2, 4, 3, 8), "scale": -4.0}, MATH, 0),
         ("h200", {"dtype": DOUBLE, "is_causal": True, "key": (2, 4, 8, 64)}, MATH, 0),
         ("h200", {"dtype": DOUBLE, "dropout_p": 0.1}, MATH, 0),
