@@ -90,6 +90,11 @@ def test_a_library_trains_a_configuration_on_as_many_ranks_as_an_option_says(tmp
         (["--hf-config", "config.json", "--ddp", "2", "--world-size", "4"], "one of --ddp and --world-size"),
         (["nowhere.py:build"], "no such file"),  # found out by the child process
         (["{program}:build", "--timeout", "soon"], "invalid --timeout 'soon': use 60s, 5m or 1h"),
+        (["{program}:build", "--world-size", "4", "--rank", "4"], "world_size=4, rank=4"),
+        (["{program}:build", "--limit", "4GiB"], "--limit needs --horizon"),
+        (["{program}:build", "--routing", "routing.json"], "--routing needs --horizon"),
+        (["{program}:build", "--horizon", "0"], "at least 1 step"),
+        (["{program}:build", "--horizon", "9", "--limit", "much"], "--limit 'much'"),
         (["{program}:build", "--ranks-per-node", "2"], "--ranks-per-node needs --host"),
         (
             ["{program}:build", "--host", "--world-size", "4", "--ranks-per-node", "5"],

@@ -93,10 +93,10 @@ def build(device):
 """
 
 
-@pytest.mark.parametrize("choice", [("--rank", "1"), ("--all-ranks",)], ids=" ".join)
+@pytest.mark.parametrize("choice", ["2 --rank 1", "2 --all-ranks", "1"])
 def test_the_command_traces_rank_0_where_another_needs_it(choice, tmp_path, capsys):
     file = tmp_path / "train.py"
     file.write_text(PROGRAM)
-    assert app.main(["predict", f"{file}:build", "--json", "--world-size", "2", *choice]) == 0
+    assert app.main(["predict", f"{file}:build", "--json", "--world-size", *choice.split()]) == 0
     prediction = json.loads(capsys.readouterr().out)
     assert prediction["by_owner"]["parameter"] == 4 * (2048 * 2048 + 2048)

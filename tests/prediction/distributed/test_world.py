@@ -1,9 +1,7 @@
 """One rank of many: bytes of shards, buckets and buffers against arithmetic, and nothing left behind."""
 
-import json
 import os
 import sys
-import textwrap
 from collections import Counter
 
 import pytest
@@ -27,7 +25,6 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel, parallelize_module
 
 import memtriage
-from memtriage.cli import app
 from memtriage.model import units
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.distributed import nccl
@@ -36,7 +33,6 @@ from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.lifetimes import DEFAULT_STREAM
 from memtriage.prediction.trace import trace
 
-MIB = 1 << 20
 WIDTH = 512
 LAYERS = 4
 RANKS = 4
@@ -287,18 +283,23 @@ def test_a_bucket_that_stays_is_not_said_to_be_replaced():
     assert not any("bucket of the first step" in note for note in prediction.notes)
 
 
-def test_a_rank_alone_holds_no_first_bucket_and_less_of_nccl(monkeypatch):
+def test_a_rank_that_a_launcher_starts_alone_has_its_group_and_no_first_bucket(monkeypatch):
+    seen = []
+
+    def wrap(device):
+        dist.init_process_group("nccl")
+        seen.append((dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"]))
+        return replicated(device)
+
     monkeypatch.setenv("WORLD_SIZE", "1")
-    build = program(replicated, rows=1 << 14)
-    alone = memtriage.predict(build, steps=3)
+    alone = memtriage.predict(program(wrap, rows=1 << 14), steps=3)
+    assert seen == [(0, 1, "0")]
+    assert os.environ["WORLD_SIZE"] == "1"
     _, second, third = alone.steps
     assert second.peak_allocated == third.peak_allocated
-    # Its buckets are there all the same, those of a rank of many in its third step.
-    many = memtriage.predict(build, steps=3, world_size=RANKS)
-    assert third.peak_allocated == many.steps[2].peak_allocated
+    # Its buckets are there all the same.
     assert alone.by_owner[COMMUNICATION] == LAYERS * LAYER
-    of_nccl = nccl.outside([RANKS]) - nccl.outside([1])
-    assert many.outside_allocator - alone.outside_allocator == of_nccl > 0
+    assert alone.outside_allocator == machine("h200").outside + nccl.outside([1])
     assert not any("bucket of the first step" in note for note in alone.notes)
 
 
@@ -355,27 +356,6 @@ def test_the_states_of_zero_1_are_shared_out_among_the_ranks():
     assert sorted(shares) == [2 * LAYER, 2 * LAYER, 4 * LAYER]
 
 
-def test_a_list_of_tensors_is_gathered_through_one_flat_tensor():
-    def gathering(model, batch):
-        prediction = model(batch())
-        dist.all_gather([torch.empty_like(prediction) for _ in range(RANKS)], prediction.detach())
-        whole = torch.empty(RANKS * 64, WIDTH, device=prediction.device)
-        dist.all_gather_into_tensor(whole, prediction.detach())
-        prediction.sum().backward()
-
-    blocks = traced(program(layers, backward=gathering), steps=1).recording.blocks
-    gathered = [block.size for block in blocks if block.op == "c10d::allgather_"]
-    assert gathered == [RANKS * 64 * WIDTH * 4]
-
-
-def test_ranks_that_do_not_communicate_are_as_one():
-    together = memtriage.predict(program(layers), world_size=RANKS)
-    alone = memtriage.predict(program(layers))
-    assert together.steps == alone.steps
-    assert together.outside_allocator == alone.outside_allocator
-    assert any("do not communicate" in note for note in together.notes)
-
-
 def test_program_that_makes_its_own_group_gets_the_asked_rank():
     seen = []
 
@@ -403,52 +383,6 @@ def test_unexpected_number_of_ranks_is_refused():
 def test_a_program_for_many_ranks_wants_their_number(wrap):
     with pytest.raises(BuildError, match="world_size"):
         memtriage.predict(program(wrap))
-
-
-def test_a_rank_that_a_launcher_starts_alone_has_its_group(monkeypatch):
-    seen = []
-
-    def wrap(device):
-        dist.init_process_group("nccl")
-        seen.append((dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"]))
-        return replicated(device)
-
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    prediction = memtriage.predict(program(wrap))
-    assert seen == [(0, 1, "0")]
-    assert prediction.by_owner["parameter"] == LAYERS * LAYER
-    assert prediction.outside_allocator == machine("h200").outside + nccl.outside([1])
-    assert os.environ["WORLD_SIZE"] == "1"
-
-
-def test_the_command_predicts_a_rank(tmp_path, capsys):
-    file = tmp_path / "train.py"
-    file.write_text(textwrap.dedent(PROGRAM))
-    assert app.main(["predict", f"{file}:build", "--json", "--world-size", "4", "--rank", "3"]) == 0
-    assert json.loads(capsys.readouterr().out)["by_owner"]["parameter"] == 256 * 256 * 4 // 4
-    assert app.main(["predict", f"{file}:build", "--json", "--world-size", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["by_owner"]["parameter"] == 256 * 256 * 4
-    assert app.main(["predict", f"{file}:build"]) == 2
-    assert "--world-size N" in capsys.readouterr().err
-    assert app.main(["predict", f"{file}:build", "--world-size", "4", "--rank", "4"]) == 2
-    assert "world_size=4, rank=4" in capsys.readouterr().err
-
-
-PROGRAM = """
-    import torch
-    from torch.distributed.fsdp import fully_shard
-
-    def build(device):
-        model = fully_shard(torch.nn.Linear(256, 256, bias=False).to(device))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step():
-            model(torch.randn(8, 256, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
-"""
 
 
 def test_everything_is_put_back():

@@ -274,17 +274,3 @@ def build(device):
 
     return model, optimizer, step
 """
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--limit", "4GiB"], "--limit needs --horizon"),
-        (["--routing", "routing.json"], "--routing needs --horizon"),
-        (["--horizon", "0"], "at least 1 step"),
-        (["--horizon", "9", "--limit", "much"], "--limit 'much'"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(options, said, capfd):
-    assert app.main(["predict", "train.py:build", *options]) == 2
-    assert said in capfd.readouterr().err
