@@ -22,7 +22,7 @@ ATTENTION_OF_RANK = LAYERS * 2 * (HIDDEN + HIDDEN)
 """Numbers of adapters on `q_proj` and `v_proj` (peft's choice for Llama), for each rank."""
 ALL_OF_RANK = LAYERS * (4 * (HIDDEN + HIDDEN) + 3 * (HIDDEN + INNER))
 STRAY_SCALARS = 8 * 512
-"""Blocks of single numbers that the Trainer keeps besides."""
+"""Blocks of single numbers that the Trainer keeps besides: its loss, its norm, its count of items."""
 SMALL = {"batch": 2, "seq": 64}
 
 
@@ -74,20 +74,15 @@ def test_parameters_and_states_are_those_of_a_real_run(checkpointed, config, tmp
         assert found.by_owner[owner] == sum(tensor.nbytes for tensor in tensors)
 
 
-def test_checkpointing_lowers_the_activations_of_adapters_too(config):
-    plain, checkpointed = (
-        predicted(config, method="lora", seq=256, gradient_checkpointing=asked).by_owner["activation"]
-        for asked in (False, True)
-    )
-    assert checkpointed < plain
-
-
 def test_the_trainer_is_the_one_that_the_build_function_follows(config):
     arguments = TrainingArguments(batch=4, seq=128, gradient_accumulation=2)
     traced = predict_program(Finetuning(config, arguments))
     followed = predict_program(build_from_config(config, arguments))
     assert traced.peak_reserved == followed.peak_reserved
+    assert traced.peak_phase == followed.peak_phase
     assert abs(traced.peak_allocated - followed.peak_allocated) <= STRAY_SCALARS
+    for owner in ("parameter", "gradient", "optimizer state", "workspace", "temporary"):
+        assert traced.by_owner[owner] == followed.by_owner[owner]
 
 
 def test_ranks_of_fsdp_have_their_shares_and_those_of_ddp_all(config):

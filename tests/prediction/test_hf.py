@@ -9,18 +9,11 @@ import torch
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.hf import TrainingArguments, build_from_config
-from memtriage.prediction.script import Script
+from support.llama import LLAMA
 
 transformers = pytest.importorskip("transformers")
 
-TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 1000,
-}
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **TEXT}
+TEXT = {name: value for name, value in LLAMA.items() if name not in ("model_type", "architectures")}
 MODELS = {
     "llama": LLAMA,
     "bert": {"model_type": "bert", "architectures": ["BertForQuestionAnswering"], **TEXT},
@@ -35,18 +28,9 @@ MODELS = {
         "vocab_size": 1000,
         "decoder_start_token_id": 0,
     },
-    "vit": {
-        "model_type": "vit",
-        "architectures": ["ViTForImageClassification"],
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    },
+    "vit": {"model_type": "vit", "architectures": ["ViTForImageClassification"], **TEXT},
 }
 SMALL = {"batch": 2, "seq": 64}
-STRAY_SCALARS = 8 * 512
-"""Blocks of single numbers that the Trainer keeps besides: its loss, its norm, its count of items."""
 
 
 @pytest.fixture
@@ -113,45 +97,6 @@ def test_checkpointing_lowers_the_activations(config):
         for extra in ({}, {"gradient_checkpointing": True})
     )
     assert checkpointed.by_owner["activation"] < plain.by_owner["activation"]
-
-
-TRAINER = """
-import json, sys
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
-class Tokens(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        ids = torch.randint(0, 1000, (128,))
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-
-with open(sys.argv[1]) as file:
-    model = LlamaForCausalLM(LlamaConfig(**json.load(file)))
-arguments = TrainingArguments(
-    output_dir=sys.argv[2], per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=9,
-    bf16=True, optim="adamw_torch", report_to=[], save_strategy="no", disable_tqdm=True,
-)
-Trainer(model, arguments, train_dataset=Tokens()).train()
-"""
-
-
-def test_the_step_is_that_of_the_trainer_itself(config, tmp_path):
-    pytest.importorskip("accelerate")
-    script = tmp_path / "trainer.py"
-    script.write_text(TRAINER)
-    file = config(LLAMA)
-    real = predict_program(Script(str(script), [str(file), str(tmp_path / "out")]))
-    ours = predict_program(
-        build_from_config(file, TrainingArguments(batch=4, seq=128, gradient_accumulation=2)),
-    )
-    assert ours.peak_reserved == real.peak_reserved
-    assert ours.peak_phase == real.peak_phase
-    assert abs(ours.peak_allocated - real.peak_allocated) <= STRAY_SCALARS
-    for owner in ("parameter", "gradient", "optimizer state", "workspace", "temporary"):
-        assert ours.by_owner[owner] == real.by_owner[owner]
 
 
 VISION = {"hidden_size": 64, "intermediate_size": 128, "patch_size": 14}

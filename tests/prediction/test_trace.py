@@ -1,12 +1,9 @@
-"""A trace of a build function: what it is told, what it finds, and how failures are said."""
-
-import sys
+"""A trace of a build function: what it is told, and what it finds."""
 
 import pytest
 import torch
 from torch import nn
 
-from memtriage.prediction.build import EXPECTED, BuildError
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.host.memory import Libraries
 from memtriage.prediction.lifetimes import FREE
@@ -48,25 +45,6 @@ def test_a_plain_trace_has_its_events_and_nothing_else():
     assert {found.owners[number] for number in found.modules} == {"parameter", "gradient", "optimizer state"}
     last = found.recording.events[-1]  # of the program: what is torn down at its end is not recorded
     assert (last.size, found.owners[last.block]) == (FREE, "gradient")
-
-
-def test_settings_are_those_that_are_given_or_of_the_environment(monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    assert traced(program()).conf == ""
-    given = traced(program(), allocator_conf="expandable_segments:True")
-    assert (given.conf, given.settings.expandable_segments) == ("expandable_segments:True", True)
-    own = traced(program(), allocator_conf=None)
-    assert (own.conf, own.settings.max_split_size) == ("max_split_size_mb:64", 64 << 20)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "rank", "world", "device"),
-    [("h200", 0, 1, "cuda:0"), ("h200", 3, 4, "cuda:3")],
-)
-def test_the_build_function_gets_the_device_of_its_rank(gpu, rank, world, device):
-    seen = []
-    traced(program(lambda device: seen.append(str(device))), 2, gpu, world_size=world, rank=rank)
-    assert seen == [device, device]
 
 
 SCRIPT = """
@@ -141,28 +119,3 @@ def test_convolutions_are_found_and_whether_cudnn_tries(monkeypatch, benchmark):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
     found = traced(program(convolving))
     assert (found.convolves, found.cudnn_tries) == (True, benchmark)
-
-
-def leaves(device):
-    sys.exit(3)
-
-
-def unknown(device):
-    if (torch.empty(3, device=device) > 5).any():
-        return
-    raise KeyError("lost")
-
-
-@pytest.mark.parametrize(
-    ("act", "said"),
-    [
-        (leaves, f"the program ended itself (sys.exit(3)); {EXPECTED}"),
-        (unknown, f"the program raised KeyError at {__file__}:"),
-    ],
-    ids=["exit", "error"],
-)
-def test_a_program_that_fails_is_told_why(act, said):
-    with pytest.raises(BuildError) as raised:
-        traced(program(act))
-    assert str(raised.value).startswith(said)
-    assert ("a condition on unknown values is taken as False" in str(raised.value)) is (act is unknown)
