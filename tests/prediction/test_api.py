@@ -63,17 +63,6 @@ def test_a_build_is_predicted_in_its_last_step(steps):
     assert prediction.peak_reserved == prediction.steps[-1].peak_reserved
 
 
-def test_expandable_segments_reserve_no_more():
-    plain = memtriage.predict(groundtruth.workload("mlp-wide"), torch_version=MEASURED_WITH)
-    expandable = memtriage.predict(
-        groundtruth.workload("mlp-wide"),
-        torch_version=MEASURED_WITH,
-        allocator_conf="expandable_segments:True",
-    )
-    assert expandable.peak_allocated == plain.peak_allocated
-    assert plain.peak_allocated <= expandable.peak_reserved < plain.peak_reserved
-
-
 def test_another_gpu_has_another_workspace():
     hopper = memtriage.predict(groundtruth.workload("mlp-wide"), torch_version=MEASURED_WITH)
     ampere = memtriage.predict(groundtruth.workload("mlp-wide"), torch_version=MEASURED_WITH, gpu="a100")

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import memtriage
-from memtriage.prediction.engine import held_alone
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.trace import trace
 
@@ -108,44 +106,3 @@ def test_the_engine_itself_leaves_a_gradient_that_a_program_keeps():
     (Returns.apply(hidden, made) + second(hidden)).square().sum().backward()
     assert torch.equal(*KEPT)
     KEPT.clear()
-
-
-def test_how_often_a_gradient_is_referred_to_is_looked_at_once():
-    assert held_alone() is not None
-    assert held_alone() == held_alone()
-
-
-def test_dropout_allocates_its_mask_first():
-    def build(device):
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)).to(device)
-
-        def step():
-            model(torch.randn(WIDTH, WIDTH, device=device)).sum().backward()
-
-        return model, torch.optim.SGD(model.parameters()), step
-
-    blocks = trace(build, machine("h200"), (2, 13), 1).recording.blocks
-    sizes = [block.size for block in blocks if block.op == "aten::native_dropout"]
-    assert sizes == [WIDTH * WIDTH, WIDTH * WIDTH * 4]
-
-
-def test_an_output_beyond_the_last_use_does_not_change_results():
-    """The trace leaves the engine as it is."""
-    before = torch.randn(4, requires_grad=True)
-    (before + before.sin()).sum().backward()
-    first = before.grad.clone()
-    memtriage.predict(_small, steps=1)
-    before.grad = None
-    (before + before.sin()).sum().backward()
-    assert torch.equal(before.grad, first)
-
-
-def _small(device):
-    model = nn.Linear(4, 4).to(device)
-    optimizer = torch.optim.SGD(model.parameters())
-
-    def step():
-        model(torch.randn(2, 4, device=device)).sum().backward()
-        optimizer.step()
-
-    return model, optimizer, step

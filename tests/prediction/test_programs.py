@@ -93,21 +93,6 @@ def streams_and_generators(device):
     return training(model, loss)
 
 
-def several_optimizers(device):
-    model = net(device)
-    groups = [[parameter] for parameter in model.parameters()]
-    kinds = (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam, torch.optim.Adafactor)
-    optimizers = [kind(group) for kind, group in zip(kinds, groups, strict=True)]
-
-    def step():
-        model(random(device)).sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return model, optimizers, step
-
-
 def evaluation_in_inference_mode(device):
     model = net(device)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -146,7 +131,6 @@ PROGRAMS = [
     gradient_penalty,
     pictures_channels_last,
     streams_and_generators,
-    several_optimizers,
 ]
 
 

@@ -497,14 +497,6 @@ def test_a_callback_after_the_last_step_is_not_run(script, capsys):
     assert capsys.readouterr().out.split("\n") == ["step 0", f"wrote {WIDTH}", "step 1", ""]
 
 
-def test_progress_is_reported(script):
-    seen = []
-    predict_program(
-        Script(script(TWO), ["1000"]), steps=3, progress=lambda step, steps: seen.append((step, steps))
-    )
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
 def test_a_module_runs_as_python_m_runs_it(tmp_path, monkeypatch):
     package = tmp_path / "training"
     package.mkdir()

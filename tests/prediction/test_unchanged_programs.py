@@ -13,8 +13,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 BUILDS = runpy.run_path(str(PROGRAMS / "builds.py"))
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "builds")
 WITH_A_FOLDER = {"resumed"}
-WITH_A_COPY = {"vision_amp"}
-"""Parameters of models that a build function does not return count as other tensors there."""
 
 
 def owned(prediction):
@@ -43,5 +41,4 @@ def test_a_program_has_the_peak_of_its_build_function(name, tmp_path):
         expected.peak_phase,
     )
     assert prediction.peak_reserved == expected.peak_reserved
-    if name not in WITH_A_COPY:
-        assert owned(prediction) == owned(expected)
+    assert owned(prediction) == owned(expected)

@@ -103,6 +103,11 @@ def captured_before(values):
     return values.sum()
 
 
+@torch.compile(options={"max_autotune": True})
+def tuned_before(values):
+    return values.sum()
+
+
 def build_calling(function):
     def build(device):
         weight = torch.nn.Parameter(torch.randn(1 << 20, device=device))
@@ -144,17 +149,13 @@ def test_nothing_is_said_of_what_is_compiled_and_never_called():
 
 
 @pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
-def test_options_given_before_the_trace_are_checked():
-    with pytest.raises(ValueError, match=r"triton\.cudagraph_trees.* cannot be predicted"):
-        memtriage.predict(build_calling(captured_before))
-
-
-@torch.compile(options={"max_autotune": True})
-def tuned_before(values):
-    return values.sum()
-
-
-@pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
-def test_kernels_that_were_to_be_timed_before_the_trace_are_refused():
-    with pytest.raises(ValueError, match=r"max_autotune.* cannot be predicted.*before the trace"):
-        memtriage.predict(build_calling(tuned_before))
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (captured_before, r"triton\.cudagraph_trees.* cannot be predicted"),
+        (tuned_before, r"max_autotune.* cannot be predicted.*before the trace"),
+    ],
+)
+def test_options_given_before_the_trace_are_checked(function, said):
+    with pytest.raises(ValueError, match=said):
+        memtriage.predict(build_calling(function))

@@ -34,34 +34,6 @@ if __name__ == "__main__":
 BATCH = 4 * (1000 * 4 + 8)
 
 
-def test_workers_copy_the_objects_of_their_data_set(host_of):
-    host = host_of(
-        """
-import torch
-from torch.utils.data import DataLoader, Dataset
-
-class Words(Dataset):
-    def __init__(self):
-        self.words = [f"word {index} {'x' * 100}" for index in range(20000)]
-    def __len__(self):
-        return 64
-    def __getitem__(self, index):
-        return torch.zeros(1000)
-
-def main():
-    for batch in DataLoader(Words(), batch_size=8, num_workers=2):
-        pass
-
-if __name__ == "__main__":
-    main()
-"""
-    ).host
-    objects = host["Python objects"]
-    assert 20000 * 150 < objects < 20000 * 250
-    assert host["workers"] == 2 * (10_000 + objects)
-    assert host["batches in shared memory"] == 8 * 1000 * 4 * 5
-
-
 @pytest.mark.parametrize(
     ("data", "options", "waiting"),
     [
@@ -91,6 +63,7 @@ def test_each_data_set_has_its_objects_wherever_it_is(host_of, data, there):
     text = text.replace("for _ in range(2)", "for n in (1, 3)").replace("batch_size=4", "batch_size=4 * n")
     host = host_of(text).host
     assert host["workers"] == 2 * (10_000 + host["Python objects"] // there)
+    assert host["Python objects"] > 0
 
 
 def test_the_notes_say_what_is_not_known(host_of, monkeypatch):

@@ -43,19 +43,6 @@ model.load_state_dict(torch.load("net.pt"))
     assert host["peak"] == sum(size for kind, size in host.items() if kind != "peak")
 
 
-def test_a_mapped_file_is_resident_where_it_was_read(host_of):
-    host = host_of(
-        NET
-        + """
-torch.save(network().state_dict(), "net.pt")
-loaded = torch.load("net.pt", mmap=True)
-kept = [loaded["0.weight"].clone(), loaded["1.weight"].clone()]
-"""
-    ).host
-    # The peak is that of saving or that of the copies; both are two weights beside two others, or four.
-    assert host["peak"] == near(MODEL + 3000)
-
-
 def test_what_is_assigned_from_a_mapped_file_costs_its_pages_only(host_of):
     host = host_of(
         NET
@@ -68,30 +55,6 @@ model.to(torch.bfloat16)
 """
     ).host
     assert host["peak"] == near(MODEL + MODEL // 2 + 3000)
-
-
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_safetensors(host_of, backend):
-    pytest.importorskip("safetensors")
-    host = host_of(
-        NET
-        + f"""
-from safetensors.torch import load_file, save_file
-save_file(network().state_dict(), "net.safetensors")
-model = network().to(torch.bfloat16)
-model.load_state_dict(load_file("net.safetensors", backend="{backend}"))
-"""
-    ).host
-    assert host["parameter"] == near(MODEL // 2)
-    assert host["mapped files" if backend == "mmap" else "loaded"] == near(MODEL)
-
-
-def test_a_buffer_has_a_copy_of_what_is_saved(host_of):
-    host = host_of(
-        NET + "model = network()\nbuffer = io.BytesIO()\ntorch.save(model.state_dict(), buffer)\n"
-    ).host
-    assert host["copies for saving"] == near(MODEL)
-    assert host["peak"] == near(2 * MODEL + 3000)
 
 
 def test_training_on_the_host_names_gradients_and_states(host_of):
@@ -159,12 +122,6 @@ def test_a_copy_on_the_gpu_is_saved_by_way_of_the_host(host_of):
         MODEL + 3000
     )  # the model before it was moved; of copies there is one at a time
     assert "copies for saving" not in host or host["copies for saving"] == near(WEIGHT)
-
-
-def test_a_trace_leaves_torch_as_it_was(host_of):
-    before = torch.load, torch.save, torch.nn.Parameter.__new__, torch.UntypedStorage.cpu
-    host_of(NET + 'torch.save(network().state_dict(), "net.pt")\n')
-    assert before == (torch.load, torch.save, torch.nn.Parameter.__new__, torch.UntypedStorage.cpu)
 
 
 class Noted:

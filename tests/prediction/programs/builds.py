@@ -46,38 +46,6 @@ def gan(device):
     return built(nn.ModuleList([generator, critic]), optimizers, steps())
 
 
-def vision_amp(device):
-    program = defined("vision_amp")
-    model = nn.Sequential(
-        nn.Conv2d(3, 48, 4, 4),
-        nn.Flatten(2),
-        nn.Linear(64, 64),
-        nn.GELU(),
-        nn.Flatten(),
-        nn.Linear(48 * 64, 100),
-    ).to(device)
-    average = program["Average"](model, 0.999)
-    optimizer = torch.optim.AdamW(model.parameters())
-    scaler = torch.amp.GradScaler("cuda")
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-
-    def steps():
-        while True:
-            x, target = torch.randn(32, 3, 32, 32).to(device), torch.randint(0, 100, (32,)).to(device)
-            with torch.autocast("cuda", torch.float16):
-                loss = criterion(model(x), target)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            average.update(model)
-            yield
-
-    return built(model, optimizer, steps())
-
-
 def resumed(device):
     loaded = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256)).to(device)
     model = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256)).to(device)
@@ -98,27 +66,3 @@ def resumed(device):
             yield
 
     return built(model, optimizer, steps())
-
-
-def chat(device):
-    program = defined("chat")
-    model = program["Chat"]().to(device)
-    others = [*model.embedding.parameters(), *model.head.parameters()]
-    optimizers = [
-        torch.optim.AdamW(others, fused=True),
-        program["Orthogonal"](list(model.layers.parameters())),
-    ]
-
-    def steps():
-        while True:
-            for _ in range(2):
-                ids = torch.randint(0, 512, (8, 65), device=device)
-                with torch.autocast("cuda", torch.bfloat16):
-                    loss = model(ids[:, :-1], ids[:, 1:])
-                (loss / 2).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            model.zero_grad()
-            yield
-
-    return built(model, optimizers, steps())

@@ -67,19 +67,6 @@ def test_which_dimensions_are_reduced(call, expected):
     assert reductions.reduced_dimensions(func, args, kwargs) == expected
 
 
-@pytest.mark.parametrize(
-    ("shape", "reduced", "one_dimension", "unit_stride"),
-    [
-        ((32,), {0}, True, True),
-        ((4, 8), {1}, False, True),
-        ((4, 8), {0}, False, True),
-    ],
-)
-def test_dimensions_left_after_merging(shape, reduced, one_dimension, unit_stride):
-    layout = reductions.layout_of(shape, torch.empty(shape, device="meta").stride(), reduced)
-    assert (layout.one_dimension, layout.unit_stride) == (one_dimension, unit_stride)
-
-
 def layout(inputs, outputs, innermost=True, one_dimension=True, unit_stride=True, vector=4):
     return reductions.Layout(outputs, inputs, innermost, one_dimension, unit_stride, vector)
 
