@@ -67,13 +67,6 @@ class Notes(StandInInvestigator):
         return super().follow(*args, **kwargs)
 
 
-class SmallEntries(Notes):
-    """Each holder has storages of 512 bytes."""
-
-    def groups(self) -> list[HolderGroup]:
-        return [group(name, 512 * n, n, token=1) for name, n in self.held.items()]
-
-
 class Loop:
     """A program that marks as a session does. A step takes a second."""
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.attribution import attribute
 from memtriage.model.census import HolderGroup
-from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
 from memtriage.model.units import MIB
 from memtriage.session.schedule import scheduler as scheduler_module
 from memtriage.session.schedule.investigation import Following
 from support.censuses import group
-from support.marked_loops import LOOK, LOSSES, Loop, Notes, SmallEntries, leaking, nothing, taken
+from support.marked_loops import LOOK, LOSSES, Loop, Notes, leaking, nothing, taken
 
 # --- from step to step --------------------------------------------------------------------------------------
 
@@ -66,60 +62,6 @@ def test_recorders_do_not_stay_on_where_the_census_is_not_taken(monkeypatch: pyt
     assert (loop.notes.stopped, len(loop.notes.recorded)) == (stopped + 1, asked)
 
 
-def test_proven_leak_is_checked_when_the_run_doubles() -> None:
-    loop = Loop().train(40, leaking)
-    begun = len(loop.notes.took)
-    loop.train(1_000, leaking)
-    assert len(loop.notes.took) - begun <= 1 + math.log2(1_040 / 20)
-    assert loop.proven() == {LOSSES: MIB}
-
-
-def test_growth_that_becomes_faster_has_no_native_part() -> None:
-    loop = Loop().train(120, lambda step: {LOSSES: step * step // 20})
-    (finding,) = loop.leaks()
-    assert finding.holder == LOSSES
-
-
-def test_suspicion_beside_a_much_larger_leak_is_not_reported() -> None:
-    def held(step: int) -> dict[str, int]:
-        return {LOSSES: 50 * step, "odd[*]": min(step, 8) + step // 4}
-
-    loop = Loop().train(14, held)
-    assert [finding.holder for finding in loop.leaks()] == [LOSSES]
-
-
-def test_native_growth_and_its_container_are_one_finding() -> None:
-    loop = Loop()
-    loop.notes.entry_bytes = {"train.texts": MIB // 2}  # the other half is native
-    for step in range(1, 80):
-        loop.notes.texts = step
-        loop.step(cpu=(100 + step) * MIB, host=(500 + step) * MIB)
-    (finding,) = loop.leaks()
-    assert finding.holder == "train.texts[*]"
-    assert finding.bytes_per_step == pytest.approx(MIB, rel=0.1)
-
-
-def test_what_a_flat_counter_contradicts_is_no_leak() -> None:
-    loop = Loop().train(200, leaking, malloc=lambda step: 0)
-    assert loop.leaks() == []
-
-
-def test_what_no_counter_sees_is_proven_by_its_holder() -> None:
-    loop = Loop()
-    for step in range(1, 60):
-        loop.notes.held = leaking(step)
-        loop.step(host=500 * MIB)
-    assert loop.proven() == {LOSSES: MIB}
-
-
-@pytest.mark.parametrize("onset", [20, 200])
-def test_an_onset_in_the_middle_of_a_run_is_found(onset: int) -> None:
-    loop = Loop().train(onset, nothing)
-    loop.train(onset + 30, lambda step: {"model": 50, LOSSES: step - onset})
-    (rate,) = loop.proven().values()
-    assert rate == pytest.approx(MIB, rel=0.2)
-
-
 @pytest.mark.parametrize("period", [10, 50])
 def test_what_grows_every_so_many_steps_is_found(period: int) -> None:
     loop = Loop().train(12 * period, lambda step: {"epochs[*]": 1 + step // period})
@@ -138,27 +80,10 @@ def test_what_fills_and_stops_is_no_leak(bound: int, steps: int) -> None:
     assert len(loop.notes.took) <= 20
 
 
-@pytest.mark.parametrize("at", [4, 30, 90])
-def test_one_allocation_is_no_leak(at: int) -> None:
-    loop = Loop().train(100, lambda step: {"model": 50} | ({"table": 600} if step > at else {}))
-    assert loop.leaks() == []
-
-
-def test_what_grows_after_a_cache_has_filled_is_found() -> None:
-    loop = Loop().train(200, lambda step: {"cache[*]": min(step, 20), LOSSES: max(0, step - 100)})
-    assert list(loop.proven()) == [LOSSES]
-
-
 def test_a_counter_s_noise_hides_no_slow_growth() -> None:
     chance = random.Random(3)
     loop = Loop().train(700, lambda step: {"batch": chance.randrange(10), LOSSES: step // 5})
     assert loop.proven()[LOSSES] == pytest.approx(MIB / 5, rel=0.2)
-
-
-@pytest.mark.parametrize("period", [10, 20])
-def test_a_list_that_is_emptied_now_and_then_is_not_native_growth(period: int) -> None:
-    loop = Loop().train(45, lambda step: {"buffer[*]": step % period})
-    assert loop.proven() == {}
 
 
 def test_holders_that_come_and_go_are_no_leak_under_noise() -> None:
@@ -166,13 +91,6 @@ def test_holders_that_come_and_go_are_no_leak_under_noise() -> None:
     loop = Loop().train(300, lambda step: {"batch[*]": chance.randrange(1, 40)})
     assert loop.leaks() == []
     assert len(loop.notes.took) <= 12
-
-
-def test_growth_without_a_holder_is_native() -> None:
-    loop = Loop().train(60, nothing, malloc=lambda step: step)
-    (finding,) = loop.leaks()
-    assert (finding.device, finding.holder_path) == ("host", None)
-    assert finding.bytes_per_step == pytest.approx(MIB, rel=0.05)
 
 
 def test_growth_after_the_last_census_is_not_native(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,14 +113,6 @@ def test_all_libraries_are_walked_only_where_sure_growth_has_no_holder() -> None
     assert not any(named.notes.libraries) and not any(flat.notes.libraries)
 
 
-def test_data_that_grows_is_proven_by_its_container() -> None:
-    loop = Loop()
-    for step in range(1, 60):
-        loop.notes.texts = 16 * step
-        loop.step(cpu=100 * MIB, host=(500 + step) * MIB)
-    assert loop.proven() == {"train.texts[*]": MIB}
-
-
 def test_each_change_of_what_is_known_is_passed_on() -> None:
     loop, before = Loop(), 0
     while not loop.proven():
@@ -211,62 +121,10 @@ def test_each_change_of_what_is_known_is_passed_on() -> None:
     assert loop.found > before  # as soon as it is proven
 
 
-@given(st.integers(6, 400), st.integers(1, 4))
-@settings(max_examples=20)
-def test_censuses_of_a_healthy_run_are_bounded_by_its_logarithm(steps: int, microbatches: int) -> None:
-    loop = Loop()
-    loop.notes.held = {"model": 50}
-    for _ in range(steps):
-        for _ in range(microbatches):
-            loop.backward(cpu=120 * MIB)
-        loop.step(cpu=100 * MIB)
-    assert len(loop.notes.took) <= 2 + math.log(steps / 6, 4) + 1e-9
-
-
-# --- what may be said of a device where memory grows --------------------------------------------------------
-
-
-def judged_cpu(loop: Loop) -> Judged:
-    return loop.judged().judged["cpu"]
-
-
-def test_unproven_holder_growth_has_no_detection_limit() -> None:
-    loop = Loop().train(20, leaking)
-    assert judged_cpu(loop).detection_limit is None
-
-
-def test_a_log_that_makes_the_counter_rise_is_a_limit() -> None:
-    loop = Loop(SmallEntries()).train(200, lambda step: {LOSSES: 40 * step}, malloc=lambda step: step / 50)
-    said = judged_cpu(loop)
-    assert said.detection_limit is not None
-    assert said.detection_limit.bytes == pytest.approx(MIB / 50, rel=0.1)
-
-
 def test_a_false_alarm_leaves_enough_for_a_leak_later_in_the_run(slow: Loop) -> None:
     loop = slow.train(30, lambda step: {"warm_up[*]": min(step, 15)})
     loop.train(400, lambda step: {"warm_up[*]": 15, LOSSES: max(0, step - 150)})
     assert loop.proven()[LOSSES] == pytest.approx(MIB, rel=0.2)
-
-
-def test_censuses_before_a_late_onset_count_if_memory_grew_as_fast_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop = Loop()
-    loop.notes.bounds["buffer"] = 5000
-
-    def held(step: int) -> dict[str, int]:
-        return {"buffer[*]": step}
-
-    def malloc(step: int) -> float:
-        return step - 25 * (step > 40)
-
-    loop.train(39, held, malloc)
-    monkeypatch.setattr(scheduler_module, "affordable", lambda *args, **options: False)
-    loop.train(41, held, malloc)
-    assert max(taken(loop)) < 40
-    said = judged_cpu(loop)
-    assert said.detection_limit is not None
-    assert said.detection_limit.bytes == pytest.approx(MIB, rel=0.1)
 
 
 def test_data_that_begins_late_is_found_by_the_resident_set() -> None:
@@ -278,24 +136,6 @@ def test_data_that_begins_late_is_found_by_the_resident_set() -> None:
     assert loop.proven()["train.texts[*]"] == pytest.approx(MIB, rel=0.2)
 
 
-class LossesOnGPU(Notes):
-    """Losses of 4 bytes, as many as `held` says."""
-
-    def groups(self) -> list[HolderGroup]:
-        return [group(name, 4 * n, n, device="cuda:0", token=1) for name, n in self.held.items()]
-
-
-def test_losses_kept_on_a_gpu_explain_a_block_each() -> None:
-    loop = Loop(LossesOnGPU())
-    for step in range(1, 41):
-        loop.notes.held = {LOSSES: step}
-        loop.step(**{"cuda:0": MIB + 512 * step})
-    loop.readable = {"cuda:0": True}
-    judged = loop.judged().judged["cuda:0"]
-    assert judged.detection_limit is not None and judged.detection_limit.bytes == 512
-    assert loop.leaks() == []
-
-
 # --- cost ---------------------------------------------------------------------------------------------------
 
 
@@ -303,18 +143,6 @@ def test_losses_kept_on_a_gpu_explain_a_block_each() -> None:
 def slow() -> Loop:
     """A program in which each census takes half a minute."""
     return Loop(Notes(seconds=30))
-
-
-def test_confirmed_leak_gets_no_more_censuses_than_it_is_worth(slow: Loop) -> None:
-    loop = slow.train(20, leaking)
-    begun = len(loop.notes.took)
-    loop.train(300, leaking)
-    assert len(loop.notes.took) == begun  # what they may take is spent
-    assert loop.proven() == {LOSSES: MIB}
-
-
-def test_slow_censuses_are_few(slow: Loop) -> None:
-    assert taken(slow.train(300, nothing)) == [3]
 
 
 def test_slow_censuses_settle_a_suspicion_all_the_same(slow: Loop) -> None:
@@ -332,17 +160,6 @@ def test_slow_censuses_leave_the_program_time(slow: Loop) -> None:
         loop.now_s += loop.notes.paused_s - before  # the program waited
     assert loop.proven() == {LOSSES: 2 * MIB}
     assert len(taken(loop)) <= 4  # of half a minute each, in 200 seconds of its own
-
-
-def test_slow_censuses_prove_the_leak_of_a_short_program() -> None:
-    notes = Notes(seconds=1.5)
-    loop = Loop(notes)
-    for mark in range(1, 41):  # four seconds of its own
-        loop.notes.held = leaking(mark)
-        before = loop.notes.paused_s
-        loop.time(0.1, cpu=(100 + mark) * MIB)
-        loop.now_s += loop.notes.paused_s - before
-    assert list(loop.proven()) == [LOSSES]
 
 
 def test_a_census_that_fails_is_not_tried_at_every_mark() -> None:
@@ -445,26 +262,7 @@ def test_out_of_memory_takes_the_first_census() -> None:
     assert taken(loop) == [2]
 
 
-def test_of_two_censuses_at_one_position_the_later_counts() -> None:
-    loop = Loop().train(3, nothing)
-    loop.scheduler.census(loop.position)
-    assert taken(loop) == [3, 3]
-    assert [len(series) for series in loop.evidence.main.series()] == [1]
-
-
 # --- over time ----------------------------------------------------------------------------------------------
-
-
-def test_seconds_are_the_programs_own_which_waits_for_each_census(slow: Loop) -> None:
-    for mark in range(1, 51):
-        slow.notes.held = leaking(mark)
-        before = slow.notes.paused_s
-        slow.time(0.1, cpu=(100 + mark) * MIB)
-        slow.now_s += slow.notes.paused_s - before
-    judgment = slow.judged()
-    growth = judgment.counters["cpu"].growth
-    assert (growth.state, growth.rate) == ("growing", pytest.approx(10 * MIB, rel=0.01))
-    assert judgment.judged["cpu"].reason is None
 
 
 @pytest.mark.parametrize("makes_up", [True, False])
@@ -481,39 +279,6 @@ def test_rates_are_those_without_pauses(makes_up: bool) -> None:
     loop.scheduler.end(loop.position, None)
     assert loop.notes.paused_s >= 4
     assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.1)}
-
-
-def test_what_is_freed_when_functions_return_is_no_doubt() -> None:
-    loop, served = Loop(), 0.0
-    for _ in range(400):
-        served += 0.5
-        loop.notes.held = leaking(round(served))
-        loop.time(0.05, cpu=round((100 + served) * MIB))
-    loop.time(1.4, cpu=100 * MIB)  # the mark that was due while all that was freed
-    loop.notes.held = nothing(0)
-    loop.scheduler.end(loop.position, None)
-    assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.1)}
-
-
-def test_native_growth_that_speeds_up_stays_native() -> None:
-    loop, native = Loop(Notes(seconds=5)), 0.0
-    for mark in range(1, 401):
-        loop.notes.held = nothing(0)
-        native += 0.8 if mark < 200 else 1.2  # MiB: something else leaves the machine
-        before = loop.notes.paused_s
-        loop.time(0.1, cpu=round((100 + native) * MIB), host=round((500 + native) * MIB))
-        loop.now_s += loop.notes.paused_s - before
-    (finding,) = loop.leaks()
-    assert (finding.certainty, finding.holder_path) == ("proven", None)
-
-
-def test_healthy_program_over_time_has_few_censuses() -> None:
-    loop = Loop()
-    for _ in range(400):
-        loop.notes.held = nothing(0)
-        loop.time(0.5, cpu=100 * MIB)
-    assert len(loop.notes.took) <= 7
-    assert loop.leaks() == []
 
 
 # --- before the program's work repeats ------------------------------------------------------------------
@@ -630,18 +395,6 @@ def test_recorders_are_told_the_period_of_what_grows() -> None:
     Loop(notes).train(120, nothing, malloc=lambda step: step // 10)
     assert {period for _, period, _ in notes.asked} >= {10}
     assert {period for _, period, _ in notes.asked} <= {0, 10}
-
-
-def test_resident_memory_that_surely_grows_alone_asks_for_censuses() -> None:
-    healthy, rising, explained = Loop(), Loop(), Loop()
-    for step in range(1, 101):
-        healthy.step(cpu=100 * MIB, host=500 * MIB)
-        rising.step(cpu=100 * MIB, host=(500 + step) * MIB)
-        explained.notes.held = leaking(step)
-        explained.step(cpu=(100 + step) * MIB, host=(500 + step) * MIB)
-    assert taken(healthy) == [3, 12, 48]
-    assert len(taken(rising)) > len(taken(healthy)) + 3
-    assert len(taken(explained)) < len(taken(rising))
 
 
 def test_a_late_leak_that_is_proven_ages_by_the_time_it_was_seen_to_grow() -> None:
