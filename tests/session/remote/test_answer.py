@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -20,7 +16,6 @@ from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote import answer
 from memtriage.session.remote.answer import Lock, Responder
 from memtriage.session.remote.listen import Deadline
-from memtriage.session.signals.own_work import held
 from memtriage.store.layout import RankIdentity
 
 LEDGER = Ledger(device="host", total=5, source="test", rows=[LedgerRow(row="libraries", bytes=5)])
@@ -137,26 +132,24 @@ def test_a_watch_that_has_ended_refuses(watched: Watched) -> None:
     assert asking(watched).refused == "its watch has ended"
 
 
-def test_the_process_takes_what_a_copy_failed_at(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failed:
-        def result(self, within_s: float) -> None:
-            return None
+class NoResult:
+    """A copy of the process that fails or is late."""
 
-    copies: list[Failed] = []
-    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: copies.append(Failed()) or copies[-1])
+    def result(self, within_s: float) -> None:
+        return None
+
+
+def test_the_process_takes_what_a_copy_failed_at(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[NoResult] = []
+    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: copies.append(NoResult()) or copies[-1])
     monkeypatch.setattr(answer, "take_answer", lambda *asked: Answer(pid=1))
     assert asking(watched).step == 12
     assert len(copies) == 1
 
 
 def test_a_copy_that_is_late_leaves_the_ledgers(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Late] = []
-
-    class Late:
-        def result(self, within_s: float) -> None:
-            return None
-
-    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: made.append(Late()) or made[-1])
+    made: list[NoResult] = []
+    monkeypatch.setattr(answer, "answer_in_copy", lambda *asked: made.append(NoResult()) or made[-1])
     monkeypatch.setattr(Deadline, "left_s", property(lambda self: 0.0 if made else 60.0))
     reply = asking(watched)
     assert reply.ledgers == [LEDGER] and reply.refused is None
@@ -189,52 +182,6 @@ def test_what_a_census_fails_at_is_told(watched: Watched, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(answer, "take_answer", fail)
     assert asking(watched).refused == "the census failed (ValueError: odd heap)"
-
-
-class InTime(Exception):
-    pass
-
-
-def test_a_timeout_by_signal_is_the_programs(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(signum: int, frame: object) -> None:
-        ended.append("handler")
-        raise InTime
-
-    def take(baselines: object, root: object, follow: object) -> Answer:
-        if not ended:  # the thread that asks tries again
-            os.kill(os.getpid(), signal.SIGUSR1)
-            ended.append("census")
-        return Answer(pid=1)
-
-    ended: list[str] = []
-    monkeypatch.setattr(answer, "take_answer", take)
-    before = signal.signal(signal.SIGUSR1, held(late))
-    try:
-        with pytest.raises(InTime):
-            asking(watched)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert ended == ["census", "handler"]
-
-
-def test_an_exception_of_another_thread_is_the_programs(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main = ctypes.c_ulong(threading.main_thread().ident or 0)
-    interrupt = partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, main, ctypes.py_object(InTime))
-    source = """
-def take(baselines, root, follow):
-    if interrupts:  # the thread that asks tries again
-        interrupts.pop()()
-    for _ in range(100):
-        pass
-    return answer
-"""
-    names: dict[str, Any] = {"interrupts": [interrupt], "answer": Answer(pid=1)}
-    exec(compile(source, answer.__file__, "exec"), names)  # as if it were the watch's own code
-    monkeypatch.setattr(answer, "take_answer", names["take"])
-    with pytest.raises(InTime):
-        asking(watched)
 
 
 def test_the_lock_is_given_back(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

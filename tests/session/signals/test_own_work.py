@@ -160,24 +160,6 @@ def test_the_programs_modules_are_out_of_the_way_until_the_outermost_work_ends(s
     assert sys.modules["colorsys"] is colorsys and sys.path[0] == same_name
 
 
-def test_what_the_watch_has_imported_is_not_what_the_program_gets(same_name: str) -> None:
-    sys.path.remove(same_name)
-    import colorsys as library
-
-    sys.path.insert(0, same_name)
-    begin_program(same_name)
-    import colorsys
-
-    assert colorsys is not library and colorsys.WHOSE == "program"  # type: ignore[attr-defined]
-
-
-def test_where_the_programs_folder_is_unknown_modules_stay(same_name: str) -> None:
-    begin_program(None)
-    import colorsys
-
-    assert do_own_work(lambda: sys.modules.get("colorsys")) is colorsys
-
-
 def test_what_the_work_raises_is_raised() -> None:
     raised = KeyError("of the work")
 
