@@ -209,46 +209,6 @@ def test_findings_so_far_are_replaced_by_the_last_word(session: Session) -> None
 # --- what the program is doing ------------------------------------------------------------------------------
 
 
-class PhaseSeen(torch.autograd.Function):
-    """Notes the session's phase inside a backward."""
-
-    session: Session
-    phases: list[str]
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, fail: bool) -> Any:
-        ctx.fail = fail
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        PhaseSeen.phases.append(PhaseSeen.session.position.phase)
-        if ctx.fail:
-            raise ValueError("in the backward")
-        return grad, None
-
-
-def test_the_phase_follows_the_program(session: Session) -> None:
-    model, optimizer = training()
-    PhaseSeen.session, PhaseSeen.phases = session, []
-    optimizer.register_step_pre_hook(lambda *args: PhaseSeen.phases.append(session.position.phase))
-    assert session.position.phase == "setup"
-    PhaseSeen.apply(model(torch.randn(2, 8)), False).sum().backward()
-    assert session.position.phase == "forward"
-    optimizer.step()
-    assert session.position.phase == "forward"
-    assert PhaseSeen.phases == ["backward", "optimizer"]
-
-
-def test_a_backward_that_failed_is_no_micro_batch_and_over(session: Session) -> None:
-    model, _ = training()
-    PhaseSeen.session, PhaseSeen.phases = session, []
-    with pytest.raises(ValueError, match="in the backward"):
-        PhaseSeen.apply(model(torch.randn(2, 8)), True).sum().backward()
-    assert (session.position.backwards, session.position.phase) == (0, "forward")
-    assert marks(session) == [("start", 0, 0)]
-
-
 def test_backwards_read_the_host_without_steps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     whole = CounterReader.read
@@ -309,39 +269,16 @@ def test_memory_of_the_watch_is_not_taken_for_a_steps(
     assert looked
 
 
-def backwards(session: Session, count: int, *, steps: bool) -> None:
-    model, optimizer = training()
-    for _ in range(count):
-        model(torch.randn(2, 8)).sum().backward()
-        if steps:
-            optimizer.step()
-
-
-def time_marks(session: Session, count: int) -> None:
-    """Marks half a second apart."""
-    with pytest.MonkeyPatch.context() as patch:
-        for number in range(count):
-            patch.setattr(TrainingProgress, "elapsed", lambda progress, number=number: 0.5 * (1 + number))
-            session.mark("time")
-
-
-@pytest.mark.parametrize(
-    ("train", "scale", "per", "points"),
-    [
-        (lambda session: backwards(session, 14, steps=True), "step", "step", 14),
-        (lambda session: backwards(session, 14, steps=False), "microbatch", "step", 14),
-        (lambda session: time_marks(session, 14), "time", "second", 13),  # not the last
-    ],
-)
-def test_flat_counter_is_judged_on_the_programs_scale(
-    session: Session, monkeypatch: pytest.MonkeyPatch, train: Any, scale: str, per: str, points: int
-) -> None:
+def test_a_flat_counter_makes_a_clean_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [Reading("cpu", 5 << 20, 9 << 20)]
     monkeypatch.setattr(CounterReader, "read", lambda reader, within_step: readings)
     monkeypatch.setattr(CounterReader, "in_malloc", lambda reader: readings[0].allocated)
-    train(session)
+    model, optimizer = training()
+    for _ in range(14):
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
     session.finish()
     (judged,) = session.conclusion.judged.values()
-    assert (judged.scale, judged.points, judged.reason) == (scale, points, None)
-    assert judged.detection_limit is not None and judged.detection_limit.per == per
+    assert (judged.scale, judged.points, judged.reason) == ("step", 14, None)
+    assert judged.detection_limit is not None and judged.detection_limit.per == "step"
     assert session.conclusion.verdict == lines(session, "end")[0]["verdict"] == "clean"

@@ -119,31 +119,32 @@ def test_a_counter_that_was_read_once_can_be_read(watch: GrowthWatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "step", "is_read"), [("step", 1, True), ("backward", 0, True), ("backward", 1, False)]
+    ("name", "step", "vary", "code", "on_gpu", "is_read"),
+    [
+        pytest.param("step", 1, True, 4096, False, True, id="shapes vary"),
+        pytest.param("backward", 0, True, 4096, False, True, id="without steps"),
+        pytest.param("backward", 1, True, 4096, False, False, id="within a step"),
+        pytest.param("step", 1, False, 4096, False, False, id="all batches of one size"),
+        pytest.param("step", 1, None, 4096, False, True, id="sizes unknown"),
+        pytest.param("step", 1, True, None, False, False, id="no counter"),
+        pytest.param("step", 1, True, 4096, True, False, id="on a GPU"),
+    ],
 )
-def test_generated_code_is_read_where_shapes_vary_but_not_within_steps(
-    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, name: str, step: int, is_read: bool
-) -> None:
+def test_generated_code_is_read_where_it_may_grow(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch,
+    name: str, step: int, vary: bool | None, code: int | None, on_gpu: bool, is_read: bool,
+) -> None:  # fmt: skip
     scheduler: Any = watch.scheduler
     scheduler.works = False
-    monkeypatch.setattr(growth_watch, "generated_code", lambda: 4096)
+    if step:
+        watch.evidence.run["step"].read(1, {"cpu": MIB})
+    monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
+    monkeypatch.setattr(growth_watch.cuda, "initialized", lambda: on_gpu)
+    monkeypatch.setattr(growth_watch, "generated_code", lambda: code)
     point = MarkPoint(name, TrainingPosition(step=step), mark(step).readings)
     for _ in range(2):  # the second time it is not due yet: that has taken nearly no time, but some
         watch.at_mark(point)
-    assert scheduler.values[0].get(CODE) == (4096 if is_read else None)
-
-
-@pytest.mark.parametrize(("vary", "is_read"), [(False, False), (True, True), (None, True)])
-def test_generated_code_is_not_read_where_all_batches_have_one_size(
-    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, vary: bool | None, is_read: bool
-) -> None:
-    scheduler: Any = watch.scheduler
-    scheduler.works = False
-    watch.evidence.run["step"].read(1, {"cpu": MIB})
-    monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
-    monkeypatch.setattr(growth_watch, "generated_code", lambda: 4096)
-    watch.at_mark(MarkPoint("step", TrainingPosition(step=1), mark(1).readings))
-    assert (CODE in scheduler.values[0]) == is_read
+    assert scheduler.values[0].get(CODE) == (code if is_read else None)
 
 
 @pytest.mark.parametrize("vary", [False, True, None])
@@ -189,18 +190,6 @@ def test_generated_code_is_read_as_often_as_its_share_of_the_time_allows(
         watch.at_mark(MarkPoint("time", TrainingPosition(), []))
         clock.now_s += 0.25
     assert clock.read_at == [0.0, 0.5, 1.0, 3.0, 5.0]
-
-
-@pytest.mark.parametrize(("code", "on_gpu"), [(None, False), (4096, True)])
-def test_generated_code_is_left_out_where_it_says_nothing(
-    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, code: int | None, on_gpu: bool
-) -> None:
-    scheduler: Any = watch.scheduler
-    scheduler.works = False
-    monkeypatch.setattr(growth_watch.cuda, "initialized", lambda: on_gpu)
-    monkeypatch.setattr(growth_watch, "generated_code", lambda: code)
-    watch.at_mark(MarkPoint("step", TrainingPosition(step=1), mark(1).readings))
-    assert CODE not in scheduler.values[0]
 
 
 def test_only_marks_at_the_same_place_of_the_loop_are_followed(watch: GrowthWatch) -> None:

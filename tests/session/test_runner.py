@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -179,11 +178,6 @@ def test_status_beyond_a_long(tmp_path: Path) -> None:
     unwatched = _run([sys.executable, "train.py"], tmp_path)
     watched = _run([sys.executable, "-c", DRIVER, "script", "train.py"], tmp_path)
     assert watched.returncode == unwatched.returncode == 255
-
-
-def test_interrupt_dies_of_sigint(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", "raise KeyboardInterrupt")
-    assert assert_same(tmp_path, "script", "train.py").returncode == -signal.SIGINT
 
 
 @pytest.mark.parametrize("end", ["1 / 0", "raise SystemExit('last')"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import torch
 from memtriage.session import time_marks
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote.answer import Lock
-from memtriage.session.signals.own_work import do_own_work, held
+from memtriage.session.signals.own_work import do_own_work
 from memtriage.session.time_marks import POLICY, TimeMarks
 from support.own_process import printed_by
 
@@ -221,33 +220,6 @@ def test_not_inside_the_import_system(program: Program, file: str, makes: int) -
 # --- what the program does not notice -----------------------------------------------------------------------
 
 
-class Timeout(Exception):
-    """What a program's signal handler raises."""
-
-
-def test_signal_handler_runs_after_the_mark(program: Program) -> None:
-    ended: list[str] = []
-
-    def raises(signum: int, frame: object) -> None:
-        ended.append("handler")
-        raise Timeout("in time")
-
-    def mark() -> None:
-        signal.raise_signal(signal.SIGUSR1)
-        ended.append("mark")
-
-    program.now = 1.0
-    program.while_marking = mark
-    before = signal.signal(signal.SIGUSR1, held(raises))
-    try:
-        with pytest.raises(Timeout, match="in time"):
-            program.wakes()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert ended == ["mark", "handler"]
-    assert program.lock.acquire(blocking=False)
-
-
 @pytest.mark.parametrize("error", [OSError("a file that vanished"), SystemExit("by an audit hook")])
 def test_a_mark_that_fails_or_that_an_audit_hook_ends_is_noted(
     program: Program, error: BaseException
@@ -261,29 +233,20 @@ def test_a_mark_that_fails_or_that_an_audit_hook_ends_is_noted(
     assert program.failed == [f"time mark: {error}"]
 
 
+@pytest.mark.parametrize("error", [TimeoutError("in time"), KeyboardInterrupt("in time")])
 def test_what_the_program_raises_in_a_mark_is_the_program_s(
-    program: Program, monkeypatch: pytest.MonkeyPatch
+    program: Program, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def ends() -> None:
-        raise TimeoutError("in time")
+        raise error
 
     monkeypatch.setattr(time_marks, "is_programs_exception", lambda error: str(error) == "in time")
     program.now = 1.0
     program.while_marking = ends
-    with pytest.raises(TimeoutError, match="in time"):
+    with pytest.raises(type(error), match="in time"):
         program.wakes()
     assert program.failed == []
     assert program.lock.acquire(blocking=False)
-
-
-def test_ctrl_c_in_a_mark_is_the_program_s(program: Program) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    program.now = 1.0
-    program.while_marking = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        program.wakes()
 
 
 def test_census_sees_variables_of_the_interrupted_function() -> None:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
-
 from memtriage.model.blocks import DeviceCounters
 from memtriage.observe.counters import Reading
-from memtriage.session.schedule import limits as limits_module
-from memtriage.session.schedule.limits import limits_and_use
 from memtriage.session.transient_peak import TransientPeak
-
-MIB = 1024**2
 
 
 def reading(allocated: int, peak: int, device: str = "cuda:0") -> list[Reading]:
@@ -63,12 +57,3 @@ def test_devices_by_themselves_and_hosts_not_at_all() -> None:
             ]
         )
     assert transient.most() == {"cuda:0": 30, "cuda:1": 80}
-
-
-def test_memory_is_full_when_the_step_no_longer_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fast-LLM PR 486 on an H200, in 24 GiB: 164 MiB per micro-batch, and 2.7 GiB pass; it died after 128."""
-    monkeypatch.setattr(limits_module, "device_limit", lambda index: 24_576 * MIB)
-    readings = reading(2_081 * MIB, 4_900 * MIB)
-    limits, used = limits_and_use(None, readings, {"cuda:0": 2_820 * MIB})
-    assert 8 + (limits["cuda:0"] - used["cuda:0"]) // (164 * MIB) == 127
-    assert limits_and_use(None, readings, {})[1] == {"cuda:0": 2_081 * MIB}

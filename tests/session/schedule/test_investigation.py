@@ -241,11 +241,6 @@ def test_growing_holders_are_known_with_their_sizes(told: Program) -> None:
         assert positions(rise) == list(CENSUSES)
 
 
-@pytest.mark.parametrize("name", ["train.batch", "train.outputs[*]"])
-def test_what_is_made_anew_at_each_step_does_not_grow(told: Program, name: str) -> None:
-    assert name in told.holders() and told.growing(name) == []
-
-
 def test_each_has_the_line_that_made_it(told: Program) -> None:
     seen = told.detail("train.seen[*]")
     assert (seen.holder_kind, seen.entries) == ("list", CENSUSES[-1])
@@ -263,17 +258,6 @@ def test_growing_containers_of_data_are_known_with_their_line(told: Program) -> 
     assert (latest.kind, latest.native) == ("list", None)
     assert latest.entry_bytes == pytest.approx(30_000, rel=0.02)
     assert latest.allocated_at == told.line_of("texts.append(") + " step"
-
-
-def test_data_that_comes_now_and_then_is_followed_over_pauses(program: Program) -> None:
-    program.module.runs = {}
-    for at, runs in ((3, 1), (13, 2), (23, 3), (30, 3), (43, 5)):
-        program.module.runs.update({run: [bytes(90_000)] for run in range(runs)})
-        program.census(at)
-    assert entries(program.data()["program.runs[*]"]) == [(3, 1), (13, 2), (23, 3), (30, 3), (43, 5)]
-    assert program.growing("program.runs[*]")
-    program.census(80)
-    assert not program.growing("program.runs[*]")
 
 
 def test_arrays_that_are_replaced_by_longer_ones_are_known_with_their_line(program: Program) -> None:
@@ -307,22 +291,6 @@ def test_it_says_what_takes_time_once(told: Program) -> None:
     ]
 
 
-# --- the same object ----------------------------------------------------------------------------------------
-
-
-def test_a_list_that_is_reached_by_another_path_is_the_same(program: Program) -> None:
-    module = program.module
-    module.kept = []
-    for at in (3, 5, 7):
-        if at == 7:
-            module.trainer.others = module.kept
-            del module.kept
-        program.keep(module.trainer.others if at == 7 else module.kept)
-        program.census(at)
-    (rise,) = program.growing("others[*]")
-    assert [nbytes // 200_000 for _, nbytes in rise.points] == [2, 4, 6]
-
-
 # --- the end, and memory that runs out ----------------------------------------------------------------------
 
 
@@ -345,25 +313,6 @@ def test_what_functions_kept_until_the_end_is_still_known(program: Program) -> N
     detail = last(rise).detail
     assert detail is not None and detail.bound == 100
     assert program.growing("program.texts[*]")
-
-
-def test_data_that_is_still_there_at_the_end_has_its_size_of_the_end(program: Program) -> None:
-    for at, ends in ((3, False), (5, False), (50, True)):
-        program.module.texts += [bytes(30_000) + str(number).encode() for number in range(at)]
-        program.census(at, between=not ends)
-    assert entries(program.data()["program.texts[*]"]) == [(3, 3), (5, 8), (50, 58)]
-
-
-def test_in_the_middle_of_a_run_what_a_function_kept_goes_with_it(program: Program) -> None:
-    def main() -> None:
-        local: list[Any] = []
-        for at in (3, 5):
-            program.keep(local)
-            program.census(at)
-
-    main()
-    program.census(7)
-    assert program.growing("local[*]") == []
 
 
 def test_out_of_memory_within_a_step_stops_nothing(program: Program) -> None:
