@@ -335,50 +335,32 @@ def frame(filename: str, line: int = 1, name: str = "f") -> dict[str, Any]:
     return {"filename": filename, "line": line, "name": name}
 
 
-@pytest.mark.parametrize(
-    ("filenames", "root", "expected"),
-    [
-        pytest.param(["/home/u/train.py"], "/home/u", "train.py:1 in f", id="script"),
-        pytest.param(
-            [f"{SITE}/torch/nn/linear.py", "/home/u/pkg/net.py"], "/home/u", "pkg/net.py:1 in f", id="below"
-        ),
-        pytest.param([f"{SITE}/torch/a.py", "/other/net.py"], "/home/u", "net.py:1 in f", id="elsewhere"),
-        pytest.param(
-            [f"{SITE}/torch/a.py", f"{SITE}/transformers/b.py", "/home/u/train.py"],
-            "/home/u",
-            "train.py:1 in f",
-            id="user before library",
-        ),
-        pytest.param([f"{SITE}/torch/a.py", f"{SITE}/transformers/b.py"], None, "b.py:1 in f", id="library"),
-        pytest.param([f"{SITE}/torch/a.py", f"{SITE}/torch/b.py"], None, "a.py:1 in f", id="torch alone"),
-        pytest.param(
-            [f"{SITE}/torch/a.py", "/usr/lib/python3.12/runpy.py"], None, "runpy.py:1 in f", id="stdlib"
-        ),
-        pytest.param(
-            ["/home/u/.venv/lib/python3.12/site-packages/x/a.py", "/home/u/train.py"],
-            "/home/u",
-            "train.py:1 in f",
-            id="virtual environment inside the script's folder",
-        ),
-        pytest.param(
-            [f"{SITE}/other/a.py", f"{SITE}/mypkg/train.py"],
-            f"{SITE}/mypkg",
-            "train.py:1 in f",
-            id="installed package run with -m",
-        ),
-        pytest.param(
-            ["/tmp/torchinductor_root/ab/cab.py", "<eval_with_key>.3", "/home/u/train.py"],
-            "/home/u",
-            "train.py:1 in f",
-            id="compiled code",
-        ),
-        pytest.param(["??", "/pytorch/c10/core.cpp", "<stdin>"], None, "<stdin>:1 in f", id="typed in"),
-        pytest.param([cuda.__file__, "/home/u/train.py"], "/home/u", "train.py:1 in f", id="memtriage"),
-        pytest.param([torch.__file__, f"{SITE}/lib/b.py"], None, "b.py:1 in f", id="this torch"),
-    ],
-)
+SITES = {
+    "script": (["/home/u/train.py"], "/home/u", "train.py"),
+    "below": ([f"{SITE}/torch/nn/linear.py", "/home/u/pkg/net.py"], "/home/u", "pkg/net.py"),
+    "elsewhere": ([f"{SITE}/torch/a.py", "/other/net.py"], "/home/u", "net.py"),
+    "user before library": ([f"{SITE}/transformers/b.py", "/home/u/train.py"], "/home/u", "train.py"),
+    "library": ([f"{SITE}/torch/a.py", f"{SITE}/transformers/b.py"], None, "b.py"),
+    "torch alone": ([f"{SITE}/torch/a.py", f"{SITE}/torch/b.py"], None, "a.py"),
+    "stdlib": ([f"{SITE}/torch/a.py", "/usr/lib/python3.12/runpy.py"], None, "runpy.py"),
+    "environment in the script's folder": (
+        ["/home/u/.venv/lib/python3.12/site-packages/x/a.py", "/home/u/train.py"], "/home/u", "train.py",
+    ),
+    "installed package run with -m": (
+        [f"{SITE}/other/a.py", f"{SITE}/mypkg/train.py"], f"{SITE}/mypkg", "train.py",
+    ),
+    "compiled code": (
+        ["/tmp/torchinductor_root/ab/cab.py", "<eval_with_key>.3", "/home/u/train.py"], "/home/u", "train.py",
+    ),
+    "typed in": (["??", "/pytorch/c10/core.cpp", "<stdin>"], None, "<stdin>"),
+    "memtriage": ([cuda.__file__, "/home/u/train.py"], "/home/u", "train.py"),
+    "this torch": ([torch.__file__, f"{SITE}/lib/b.py"], None, "b.py"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("filenames", "root", "expected"), SITES.values(), ids=SITES)
 def test_allocation_site(filenames: list[str], root: str | None, expected: str) -> None:
-    assert allocation_site([frame(name) for name in filenames], root) == expected
+    assert allocation_site([frame(name) for name in filenames], root) == f"{expected}:1 in f"
 
 
 def test_allocation_site_of_no_frames_is_unknown() -> None:

@@ -253,50 +253,6 @@ def test_a_closure_that_raises_leaves_later_backwards_counted(session: Session) 
     assert session.position.backwards == 1
 
 
-def test_optimizers_that_alternate_make_one_step(session: Session) -> None:
-    x, y = leaf(), leaf()
-    optimizers = [sgd(x), torch.optim.AdamW([y])]
-    for step in range(1, 4):
-        for optimizer in optimizers:
-            (x * y).sum().backward()
-            optimizer.step()
-        assert (session.position.step, session.position.backwards) == (step, 2 * step)
-
-
-def test_an_optimizer_that_is_made_for_each_epoch(session: Session) -> None:
-    x = leaf()
-    for epoch in range(3):
-        optimizer = sgd(x)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        for step in range(1, 3):
-            x.sum().backward()
-            optimizer.step()
-            scheduler.step()
-            assert session.position.step == 2 * epoch + step
-
-
-def test_steps_without_a_backward_of_the_hooks(session: Session) -> None:
-    x = leaf()
-    optimizer = sgd(x)
-    for step in range(1, 4):
-        (x.grad,) = torch.autograd.grad((x**2).sum(), x)
-        optimizer.step()
-        assert session.position.step == step
-
-
-def test_steps_are_coalesced_until_the_next_backward(session: Session) -> None:
-    x, y = leaf(), leaf()
-    optimizers = [sgd(x), sgd(y), torch.optim.AdamW([x])]
-    for step in range(1, 4):
-        for microbatch in range(1, 3):
-            (x * y).sum().backward()
-            assert session.position.microbatch == microbatch
-        for optimizer in optimizers:
-            optimizer.step()
-            assert session.position.step == step
-    assert session.position.backwards == 6
-
-
 def test_optimizers_inside_backward_make_one_step(session: Session) -> None:
     parameters = [leaf() for _ in range(3)]
     for parameter in parameters:

@@ -37,58 +37,16 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 
 
-def entry(header: str, rss_kib: int, anonymous_kib: int = 0) -> str:
-    return (
-        f"{header}\nSize: 999 kB\nRss:      {rss_kib} kB\nPss: 1 kB\n"
-        f"Anonymous:  {anonymous_kib} kB\nVmFlags: rd wr\n"
-    )
-
-
-SMAPS = "".join(
-    [
-        entry("00400000-00500000 r--p 00000000 fe:00 10   /usr/bin/python3.12", 1),
-        entry("00500000-00600000 r-xp 00000000 fe:00 10   /usr/bin/python3.12", 2),
-        entry("0a975000-131b0000 rw-p 00000000 00:00 0    [heap]", 4, 4),
-        # an arena of a thread: starts at a multiple of 64 MiB, open in front, reserved behind
-        entry("7f0000000000-7f0000100000 rw-p 00000000 00:00 0", 8, 8),
-        entry("7f0000100000-7f0004000000 ---p 00000000 00:00 0", 0),
-        entry("7f0005000000-7f0006000000 rw-p 00000000 00:00 0", 16, 16),
-        entry("7f0006000000-7f0007000000 rw-p 00000000 00:00 0    [anon:cpython:pymalloc]", 32, 32),
-        entry("7f0007000000-7f0008000000 r--s 00000000 fe:00 20   /data/train set.bin", 64),
-        entry("7f0008000000-7f0009000000 rw-p 00000000 fe:00 21   /data/weights.pt (deleted)", 128, 100),
-        entry("7f0009000000-7f000a000000 rw-s 00000000 00:19 30   /dev/shm/torch_12_34_0 (deleted)", 256),
-        entry("7f000a000000-7f000b000000 rw-s 00000000 00:01 31   /memfd:buffer (deleted)", 512),
-        entry("7f000b000000-7f000c000000 rw-s 00000000 00:01 32   /SYSV00000000 (deleted)", 1024),
-        entry("7f000c000000-7f000d000000 rw-s 00000000 00:1b 33   /scratch/in_memory.bin", 2048),
-        entry("7f000d000000-7f000e000000 rw-s 00000000 00:01 2053 /dev/zero (deleted)", 4096),
-        entry("7f000e000000-7f000f000000 rw-p 00000000 00:06 7    /dev/zero", 8192, 8192),
-        entry("7f000f000000-7f0010000000 rw-s 00000000 00:06 40   /dev/nvidiactl", 16384),
-        entry("7f0010000000-7f0011000000 rw-p 00000000 fe:00 50   /opt/lib/libc10.so (deleted)", 32768, 1),
-        entry("7f0011000000-7f0012000000 r--p 00000000 fe:00 51   /opt/lib/libm.so.6.1", 65536),
-        entry("7ffc08cda000-7ffc08cfb000 rw-p 00000000 00:00 0    [stack]", 131072, 131072),
-        entry("7ffc08cfb000-7ffc08cfc000 r-xp 00000000 00:00 0    [vdso]", 262144),
-    ]
-)
-BY_CLASS = {
-    "library": 1 + 2 + 32768 + 65536,
-    "heap": 4 + 8,
-    "anonymous": 16 + 32 + 8192,
-    "file": 64 + 128,
-    "shared": 256 + 512 + 1024 + 2048,
-    "shared anonymous": 4096,
-    "device": 16384,
-    "stack": 131072,
-    "other": 262144,
-}
-
-
 def test_a_file_on_tmpfs_is_recognized_by_its_mount(tmp_path: Path) -> None:
-    (tmp_path / "smaps").write_text(SMAPS)
+    (tmp_path / "smaps").write_text(
+        "7f000c000000-7f000d000000 rw-s 00000000 00:1b 33   /scratch/in_memory.bin\n"
+        "Size: 999 kB\nRss:      2048 kB\nAnonymous:  0 kB\nVmFlags: rd wr\n"
+    )
     (tmp_path / "mountinfo").write_text(
         "25 24 0:27 / /scratch rw,relatime - tmpfs tmpfs rw\n26 24 254:0 / / rw - ext4 /dev/vda rw\n"
     )
     classes = certain(memory_classes(tmp_path))
-    assert classes.resident("shared") == BY_CLASS["shared"] * KIB
+    assert classes.resident("shared") == 2 * MIB
 
 
 def test_no_smaps_is_unknown(tmp_path: Path) -> None:
@@ -182,17 +140,6 @@ class TestResident:
     def test_unknown_off_linux(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "platform", "darwin")
         assert resident(PAGE, PAGE) is None
-
-
-@linux
-def test_rss_follows_touched_memory() -> None:
-    before, after = printed_by(  # here malloc may hold free memory that was touched before
-        "from memtriage.observe.host import rss\n"
-        "print(rss())\n"
-        "block = bytearray(b'x') * (64 << 20)\n"
-        "print(rss())\n"
-    )
-    assert after - before > 48 * MIB
 
 
 @linux

@@ -19,8 +19,8 @@ CLOSURE = (
 DEFAULT = (PathSegment(SegmentKind.DEFAULT_ARGUMENT, "remember"), PathSegment(SegmentKind.VARIABLE, "store"))
 
 FAILED = PathSegment(SegmentKind.TRACEBACK, "__traceback__")
-STATE = (*SELF, *attribute("state"))
-H = of_module("train", "h")
+
+
 FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "attribute": (
         "class A:\n    def __init__(self):\n        self.seen = []\n    def f(self, x):\n"
@@ -143,33 +143,6 @@ def test_what_is_made_of_itself_is_known(tmp_path: Path) -> None:
     assert storing_line(of_module("train", "params"), [file]) == Store(
         file, 2, "step(params, g)", itself=True
     )
-
-
-MADE_OF_ITSELF: dict[str, tuple[str, HolderPath, bool]] = {
-    "an attribute by way of a variable": (
-        "class N:\n    def forward(self, x):\n        y, h = self.cell(x, self.state)\n"
-        "        self.state = h  # here\n        return y", STATE, True),
-    "an attribute of something else": (
-        "class N:\n    def forward(self, x):\n        y, h = self.cell(x)\n        self.state = h  # here",
-        STATE, False),
-    "an attribute beside another that is made of it": (
-        "class N:\n    def forward(self, x):\n        self.other = self.cell(x, self.state)\n"
-        "        self.state = self.cell(x, None)  # here", STATE, False),
-    "begun before the loop": ("h = zeros()\nfor x in xs:\n    h = net(x, h)  # here", H, True),
-    "begun in each epoch": (
-        "for epoch in range(9):\n    h = zeros()\n    for x in xs:\n        h = net(x, h)  # here", H, True),
-    "begun in each iteration": ("while True:\n    h = batch()\n    h = net(h)  # here", H, False),
-    "what a loop gives": ("for h in batches:\n    h = net(h)  # here", H, False),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("source", "anchor", "itself"), MADE_OF_ITSELF.values(), ids=MADE_OF_ITSELF)
-def test_a_carried_value_is_made_of_its_previous_one(
-    tmp_path: Path, source: str, anchor: HolderPath, itself: bool
-) -> None:
-    line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
-    store = storing_line(anchor, [place(tmp_path, source)], f"train.py:{line} in it")
-    assert store is not None and (store.line, store.itself) == (line, itself)
 
 
 def test_a_pack_hook_is_found(tmp_path: Path) -> None:
