@@ -370,36 +370,6 @@ def test_a_census_that_fails_leaves_no_recorder_on(program: Program, monkeypatch
 # --- recorders ----------------------------------------------------------------------------------------------
 
 
-def test_recorders_of_others_stay_on() -> None:
-    tracemalloc.start(1)
-    torch.set_anomaly_enabled(True, True)
-    try:
-        investigator = Investigator(None, lambda text: None)
-        investigator.record(2)
-        investigator.record(1)
-        investigator.sites.in_backward(True)
-        investigator.stop()
-        assert tracemalloc.is_tracing() and tracemalloc.get_traceback_limit() == 1
-        assert torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
-    finally:
-        tracemalloc.stop()
-        torch.set_anomaly_enabled(False)
-
-
-def test_while_nodes_are_traced_a_backward_is_not() -> None:
-    investigator = Investigator(None, lambda text: None)
-    try:
-        investigator.record(1)
-        assert torch._C.is_anomaly_enabled() and not torch._C.is_anomaly_check_nan_enabled()
-        investigator.sites.in_backward(True)
-        assert not torch._C.is_anomaly_enabled()
-        investigator.sites.in_backward(False)
-        assert torch._C.is_anomaly_enabled()
-    finally:
-        investigator.stop()
-    assert not torch._C.is_anomaly_enabled() and torch._C.is_anomaly_check_nan_enabled()
-
-
 @pytest.mark.parametrize(("period", "over"), [(0, 2), (1.0, 2), (4.0, 4), (8.0, 8), (9.0, 2)])
 @pytest.mark.parametrize("again", [False, True])
 def test_recorders_are_on_over_two_positions_or_a_short_period(
