@@ -142,10 +142,3 @@ def test_a_copy_on_the_device_takes_whole_segments(sizes: tuple[int, ...], page:
     copy.drop()
     assert world.device.use().allocated == 0
     assert not world.device._held
-
-
-def test_without_room_there_is_no_copy_on_the_device() -> None:
-    world = make_world(capacity=20 * MIB)
-    each = np.array([21 * MIB], np.int64)
-    with pytest.raises(MemoryError):
-        OnDevice(world.device, np.cumsum(each) - each, each, 0, 2 * MIB)

@@ -64,10 +64,17 @@ def assert_found(address: int) -> None:
     assert storage.data_ptr() == address
 
 
+def future_of(tensor: Tensor) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(tensor)
+    return future
+
+
 @pytest.mark.parametrize(
     "hold",
     [
         lambda tensor: tensor,
+        future_of,
         lambda tensor: tensor[100:200:3],
         lambda tensor: tensor[:0],
         lambda tensor: tensor.untyped_storage(),
@@ -77,7 +84,16 @@ def assert_found(address: int) -> None:
             torch.zeros(1, 1, dtype=torch.long), tensor[:1], (3,), check_invariants=False
         ),
     ],
-    ids=["tensor", "view", "empty view", "storage", "parameter", "container", "part of a sparse tensor"],
+    ids=[
+        "tensor",
+        "future",
+        "view",
+        "empty view",
+        "storage",
+        "parameter",
+        "container",
+        "part of a sparse tensor",
+    ],
 )
 def test_a_storage_is_found_by_what_holds_it(hold: Any) -> None:
     tensor = bytes_of()
@@ -113,24 +129,6 @@ def test_what_only_a_context_holds_is_found() -> None:
     assert_found(address_of(y.grad_fn.kept))
 
 
-def test_a_gradient_that_python_has_never_seen_is_found() -> None:
-    weight = torch.ones(SIZE // 4, requires_grad=True)
-    (weight * 3).sum().backward()
-    with StorageFinder() as find:
-        address = address_of(weight.grad)
-        (storage,) = find(layout_of(address), [0]).storages.values()
-    assert storage.data_ptr() == address
-
-
-def test_what_a_future_holds_is_found() -> None:
-    future: Any = torch.futures.Future()
-    value = bytes_of()
-    address = address_of(value)
-    future.set_result(value)
-    del value
-    assert_found(address)
-
-
 class Pair(Tensor):
     """A wrapper whose code must not run, but for telling its parts."""
 
@@ -153,18 +151,6 @@ class Pair(Tensor):
     @classmethod
     def __torch_function__(cls, *arguments: Any, **keywords: Any) -> Any:
         raise AssertionError("subclass code ran")
-
-
-def pair_and_addresses() -> tuple[Pair, list[int]]:
-    first, second = bytes_of(), bytes_of()
-    return Pair(first, second), [address_of(first), address_of(second)]
-
-
-def test_parts_of_a_wrapper_are_found_without_running_its_code() -> None:
-    pair, addresses = pair_and_addresses()
-    for address in addresses:
-        assert_found(address)
-    del pair
 
 
 def test_a_block_without_a_storage_is_cpp_only() -> None:
@@ -222,8 +208,11 @@ def test_what_is_kept_does_not_move() -> None:
     assert find(address, keep=(tensor.untyped_storage(),)).reasons == {0: KEPT}
 
 
-def test_a_wrapper_is_kept_by_its_parts() -> None:
-    pair, addresses = pair_and_addresses()
+def test_parts_of_a_wrapper_are_found_and_kept_without_running_its_code() -> None:
+    pair = Pair(bytes_of(), bytes_of())
+    addresses = [address_of(part) for part in (pair.first, pair.second)]
+    for address in addresses:
+        assert_found(address)
     assert find(*addresses, keep=(pair,)).reasons == {0: KEPT, 1: KEPT}
 
 

@@ -10,12 +10,7 @@ import pytest
 
 import memtriage
 from memtriage.treat.deepspeed.internals import ACCUMULATE, FINISH, UnknownDeepSpeed, find_internals
-from support.deepspeed_standins import Install, installing, make_accelerator, make_optimizer
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    return installing(monkeypatch)
+from support.deepspeed_standins import Install, make_accelerator, make_optimizer
 
 
 def lacking(name: str) -> Any:
@@ -33,6 +28,8 @@ def one_more_reader(self: Any) -> Any:
 
 
 STAGING = "param_buffer_of_bit16_for_cpu_offload_groups"
+NO_METHOD = "Accelerator has no method {}, through which memory would be pinned"
+NO_CLASS = "runtime.zero.stage_1_and_2 has no class DeepSpeedZeroOptimizer"
 MAY = "expected __init__, _unpin_offload_buffers, step"
 
 
@@ -53,14 +50,8 @@ def with_method(name: str, method: Any) -> Any:
 @pytest.mark.parametrize(
     ("accelerator", "optimizer", "said"),
     [
-        (
-            lacking("_torch_pin_memory"), None,
-            "Accelerator has no method _torch_pin_memory, through which memory would be pinned",
-        ),
-        (
-            lacking("_torch_empty_pinned"), None,
-            "Accelerator has no method _torch_empty_pinned, through which memory would be pinned",
-        ),
+        (lacking("_torch_pin_memory"), None, NO_METHOD.format("_torch_pin_memory")),
+        (lacking("_torch_empty_pinned"), None, NO_METHOD.format("_torch_empty_pinned")),
         (
             with_method("_torch_pin_memory", pin), None,
             "_torch_pin_memory(tensor: 'Any', more: 'Any') -> 'Any' was found, expected "
@@ -71,7 +62,7 @@ def with_method(name: str, method: Any) -> Any:
             "_torch_empty_pinned(tensor: 'Any') -> 'Any' was found, expected "
             "_torch_empty_pinned(tensor, shape)",
         ),
-        (None, "no class", "runtime.zero.stage_1_and_2 has no class DeepSpeedZeroOptimizer"),
+        (None, "no class", NO_CLASS),
         (
             None, changed_optimizer(step=lambda self: None),
             f"__init__, _unpin_offload_buffers of DeepSpeedZeroOptimizer uses {STAGING}, {MAY}",
@@ -90,8 +81,7 @@ def with_method(name: str, method: Any) -> Any:
         ),
         (
             lacking("_torch_pin_memory"), "no class",
-            "Accelerator has no method _torch_pin_memory, through which memory would be pinned; "
-            "runtime.zero.stage_1_and_2 has no class DeepSpeedZeroOptimizer",
+            f"{NO_METHOD.format('_torch_pin_memory')}; {NO_CLASS}",
         ),
     ],
 )  # fmt: skip

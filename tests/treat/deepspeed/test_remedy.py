@@ -12,14 +12,9 @@ import memtriage
 from memtriage.treat.deepspeed import remedy
 from memtriage.treat.deepspeed.staging import Streamed
 from memtriage.treat.offload.pinned import host_memory
-from support.deepspeed_standins import Install, installing, make_accelerator
+from support.deepspeed_standins import Install, make_accelerator
 
 LARGE = remedy.EXACT_FROM
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    return installing(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
