@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from memtriage.treat.parking.arena import Home
 from memtriage.treat.parking.device import Spot, Ways
+
+
+class Hollow(Tensor):
+    """A wrapper of two tensors, as TransformerEngine's quantized ones are."""
+
+    inner: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, scale: Tensor) -> Hollow:
+        made: Hollow = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        made.inner, made.scale = inner, scale
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*(arg.inner * arg.scale if isinstance(arg, Hollow) else arg for arg in args))
+
+
+class Declared(Hollow):
+    """The same with torch's own way of telling, as torchao's are."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner", "scale"], None
 
 
 class Script:

@@ -16,26 +16,6 @@ from memtriage.treat.device import copy_kernel
 from memtriage.treat.device.copy_kernel import THREADS, TILE, CopyKernel, compiled, ranges_of
 
 
-@pytest.mark.parametrize(
-    ("sizes", "first", "tiles"),
-    [
-        ([1], [0], 1),
-        ([TILE], [0], 1),
-        ([TILE + 1], [0], 2),
-        ([TILE, 1, 3 * TILE, 5], [0, 1, 2, 5], 6),
-    ],
-)
-def test_the_table_has_each_range_with_its_first_tile(sizes: list[int], first: list[int], tiles: int) -> None:
-    assert (TILE, THREADS) == (131_072, 256)
-    sources = 1000 * np.arange(len(sizes))
-    rows, count = ranges_of(sources + 7, sources, np.array(sizes))
-    assert rows.tolist() == [
-        [int(source) + 7, int(source), size, at]
-        for source, size, at in zip(sources, sizes, first, strict=True)
-    ]
-    assert count == tiles
-
-
 @given(st.lists(st.tuples(st.integers(1, 5 * TILE), st.integers(0, 1 << 40)), min_size=1, max_size=50))
 def test_every_byte_is_of_one_tile(ranges: list[tuple[int, int]]) -> None:
     sizes = np.array([size for size, _ in ranges])
@@ -99,6 +79,24 @@ def test_a_launch_that_is_refused_is_an_error() -> None:
         kernel.launch(0x7000, 3, 17, stream=9)
 
 
+def compiling(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, lacking: int = 0
+) -> tuple[CopyKernel | None, list[str]]:
+    """The kernel, and the libraries that were looked for; so many of the first are not there."""
+    loaded: list[str] = []
+
+    def library(name: str) -> Driver:
+        loaded.append(name.rpartition("/")[2])
+        if len(loaded) <= lacking:
+            raise OSError(name)
+        return driver
+
+    monkeypatch.setattr(copy_kernel, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": library}))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    return compiled.__wrapped__(0), loaded
+
+
 CALLS = [
     "nvrtcCreateProgram",
     "nvrtcCompileProgram",
@@ -114,16 +112,8 @@ CALLS = [
 def test_the_kernel_is_compiled_for_the_gpu_or_there_is_none(
     refuses: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver, loaded = Driver(refuses), []
-
-    def library(name: str) -> Driver:
-        loaded.append(name)
-        return driver
-
-    monkeypatch.setattr(copy_kernel, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": library}))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    made = compiled.__wrapped__(0)
+    driver = Driver(refuses)
+    made, loaded = compiling(driver, monkeypatch)
     assert (made is None) == bool(refuses)
     made_program = refuses != "nvrtcCreateProgram"
     until = CALLS.index(refuses) + 1 if refuses else len(CALLS)
@@ -134,18 +124,8 @@ def test_the_kernel_is_compiled_for_the_gpu_or_there_is_none(
 
 
 def test_a_compiler_in_a_wheel_of_its_own_is_found_by_way_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, loaded = Driver(), []
-
-    def library(name: str) -> Driver:
-        loaded.append(name.rpartition("/")[2])
-        if len(loaded) == 1:
-            raise OSError(name)
-        return driver
-
-    monkeypatch.setattr(copy_kernel, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": library}))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert compiled.__wrapped__(0) is not None
+    made, loaded = compiling(Driver(), monkeypatch, lacking=1)
+    assert made is not None
     assert loaded == ["libnvrtc.so.12", "libcaffe2_nvrtc.so", "libnvrtc.so.12", "libcuda.so.1"]
 
 

@@ -163,9 +163,17 @@ def test_how_torch_computed_it_is_not_taken_over() -> None:
     assert not optimizer.state
 
 
-def test_a_state_without_moments_begins_anew() -> None:
+@pytest.mark.parametrize(
+    "forget",
+    [
+        lambda optimizer: optimizer.load_state_dict(make(parameters()).state_dict()),
+        lambda optimizer: optimizer.state.clear(),
+    ],
+    ids=["loaded", "cleared by the user"],
+)
+def test_a_state_without_moments_begins_anew(forget: Any) -> None:
     weights, optimizer = trained(2)
-    optimizer.load_state_dict(make(parameters()).state_dict())
+    forget(optimizer)
     masters = masters_of(weights)
     expected = reference(masters)
     give_gradients(weights, masters, seed=8)

@@ -34,12 +34,15 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
     dtype=st.sampled_from(DTYPES),
     tile=st.sampled_from((64, 128, 320, 4096)),
     depth=st.integers(1, 4),
-    lr=st.floats(0, 1),
-    tensor_lr=st.booleans(),
-    betas=st.tuples(st.floats(0, 0.9999), st.floats(0, 0.9999)),
-    eps=st.floats(1e-12, 1e-3),
-    weight_decay=st.floats(0, 0.5),
-    maximize=st.booleans(),
+    both=st.fixed_dictionaries(
+        {
+            "lr": st.floats(0, 1) | st.floats(0, 1).map(torch.tensor),
+            "betas": st.tuples(st.floats(0, 0.9999), st.floats(0, 0.9999)),
+            "eps": st.floats(1e-12, 1e-3),
+            "weight_decay": st.floats(0, 0.5),
+            "maximize": st.booleans(),
+        }
+    ),
     steps=st.integers(1, 3),
     kernel=st.sampled_from(("auto", "torch")),
 )
@@ -48,22 +51,10 @@ def test_any_shapes_and_settings(
     dtype: torch.dtype,
     tile: int,
     depth: int,
-    lr: float,
-    tensor_lr: bool,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    maximize: bool,
+    both: dict[str, Any],
     steps: int,
     kernel: Kernel,
 ) -> None:
-    both: dict[str, Any] = {
-        "lr": torch.tensor(lr) if tensor_lr else lr,
-        "betas": betas,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "maximize": maximize,
-    }
     pair = Pair(parameters(shapes, dtype), both=both, tile_elements=tile, ring_depth=depth, kernel=kernel)
     pair.train(*range(steps))
     pair.assert_same()

@@ -13,7 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import memtriage
 from support.offload import (
     Pair,
-    assert_same_as_reference,
     give_gradients,
     make,
     masters_of,
@@ -21,13 +20,6 @@ from support.offload import (
     reference,
     same_bits,
 )
-
-
-def test_it_is_an_optimizer_for_everybody() -> None:
-    optimizer = make(parameters())
-    assert isinstance(optimizer, memtriage.OffloadedAdamW)
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    assert not optimizer.pinned
 
 
 def test_groups_and_a_schedule() -> None:
@@ -275,20 +267,6 @@ def test_weights_written_by_others_are_taken_over() -> None:
             of[0][1, 2:5] = 0.5
     pair.train(2)
     pair.assert_same()
-
-
-def test_state_cleared_by_the_user_begins_anew() -> None:
-    weights = parameters()
-    optimizer = make(weights)
-    give_gradients(weights, masters_of(weights), seed=0)
-    optimizer.step()
-    optimizer.state.clear()
-    masters = masters_of(weights)
-    expected = reference(masters)
-    give_gradients(weights, masters, seed=1)
-    optimizer.step()
-    expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
 
 
 def test_moments_put_into_state_by_the_user_count() -> None:

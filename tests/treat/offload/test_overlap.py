@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.nn import Parameter
 
 from support.offload import (
-    assert_same_as_reference,
+    Pair,
     make,
-    masters_of,
     parameters,
-    reference,
     same_bits,
 )
 
 
 def test_steps_behind_the_backward_pass() -> None:
-    weights = parameters()
-    masters = masters_of(weights)
-    optimizer, expected = make(weights, overlap_backward=True), reference(masters)
+    pair = Pair(overlap_backward=True)
+    weights = pair.weights
     for step in range(3):
         before = [weight.detach().clone() for weight in weights]
         factors = parameters(seed=step + 50)
         sum((w * f).sum() for w, f in zip(weights, factors, strict=True)).backward()
         assert all(weight.grad is None for weight in weights)
         assert all(same_bits(weight.detach(), old) for weight, old in zip(weights, before, strict=True))
-        for master, factor in zip(masters, factors, strict=True):
+        for master, factor in zip(pair.masters, factors, strict=True):
             master.grad = factor.detach().float()
-        optimizer.step()
-        expected.step()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+        pair.step()
+    pair.assert_same()
 
 
 def test_micro_batches_with_steps_behind_the_backward_pass() -> None:
-    weights = parameters(dtype=torch.float32)
-    masters = masters_of(weights)
-    optimizer, expected = make(weights, overlap_backward=True), reference(masters)
+    pair = Pair(parameters(dtype=torch.float32), overlap_backward=True)
     for step in range(2):
-        for of in (weights, masters):
+        for of in (pair.weights, pair.masters):
             for micro_batch in range(2):
                 factors = parameters(dtype=torch.float32, seed=10 * step + micro_batch)
                 loss = sum((w * f.detach()).sum() for w, f in zip(of, factors, strict=True))
-                if micro_batch == 0 and of is weights:
-                    with optimizer.accumulate():
-                        loss.backward()
-                else:
+                ours = micro_batch == 0 and of is pair.weights
+                with pair.optimizer.accumulate() if ours else nullcontext():
                     loss.backward()
-        optimizer.step()
-        expected.step()
-        expected.zero_grad()
-    assert_same_as_reference(optimizer, weights, expected, masters)
+        pair.step()
+        pair.expected.zero_grad()
+    pair.assert_same()
 
 
 def test_a_second_backward_behind_a_step_half_taken_is_refused() -> None:

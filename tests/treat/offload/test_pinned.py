@@ -18,6 +18,7 @@ class Driver:
     Attributes:
         calls: what was asked of it, in order.
         status: what a registration returns.
+        nbytes: of the last registration.
     """
 
     def __init__(self, status: int) -> None:
@@ -25,7 +26,9 @@ class Driver:
         self.status = status
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        assert flags == 1, "cudaHostRegisterPortable of cuda_runtime_api.h: for every device"
         self.calls.append(("register", address))
+        self.nbytes = nbytes
         return self.status
 
     def cudaHostUnregister(self, address: int) -> int:
@@ -61,11 +64,12 @@ def test_it_is_unlocked_once_with_its_last_view_and_after_copies(monkeypatch: py
 
 def test_a_forked_child_does_not_unlock_what_its_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = install(monkeypatch)
-    memory = locked_memory(4096)
+    memory, owned = locked_memory(4096), PinnedMemory(4096, pin=True)
     monkeypatch.setattr(pinned, "os", SimpleNamespace(getpid=lambda: 0))
+    owned.close()
     del memory
     gc.collect()
-    assert [name for name, _ in driver.calls] == ["register"]
+    assert not owned.pinned and [name for name, _ in driver.calls] == ["register", "register"]
 
 
 def test_refused_memory_is_none_and_nothing_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +107,7 @@ def test_memory_with_an_owner_is_unlocked_once_when_it_is_closed(monkeypatch: py
     memory.close()
     memory.close()
     assert not memory.pinned
+    assert driver.nbytes == 4096
     assert driver.calls == [("register", address), ("unregister", address)]
 
 
@@ -112,20 +117,3 @@ def test_memory_that_is_not_to_be_locked_never_asks_the_driver(monkeypatch: pyte
     assert not memory.pinned and memory.bytes.numel() == 4096
     memory.close()
     assert driver.calls == []
-
-
-def test_a_forked_child_does_not_unlock_its_parents_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = install(monkeypatch)
-    memory = PinnedMemory(4096, pin=True)
-    monkeypatch.setattr(pinned, "os", SimpleNamespace(getpid=lambda: 0))
-    memory.close()
-    assert not memory.pinned and [name for name, _ in driver.calls] == ["register"]
-
-
-def test_it_is_locked_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, asked = install(monkeypatch), []
-    register = driver.cudaHostRegister
-    monkeypatch.setattr(driver, "cudaHostRegister", lambda *given: asked.append(given) or register(*given))
-    memory = PinnedMemory(4096, pin=True)
-    portable = 1  # cudaHostRegisterPortable of cuda_runtime_api.h
-    assert asked == [(memory.bytes.data_ptr(), 4096, portable)]

@@ -150,6 +150,7 @@ def test_close_gives_everything_back() -> None:
     optimizer = make(weights, overlap_backward=True)
     sum(weight.sum() for weight in weights).backward()
     optimizer.step()
+    assert not optimizer.pinned
     kept = optimizer.state_dict()["state"][0]["exp_avg"]
     expected = kept.clone()
     optimizer.close()

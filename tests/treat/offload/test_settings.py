@@ -80,11 +80,9 @@ def test_settings_are_read_as_numbers() -> None:
     assert hyper_of(GROUP).maximize is False
 
 
-def test_a_plain_parameter_of_a_single_process_may_overlap_backward() -> None:
-    check_not_replicated(nn.Parameter(torch.ones(2)))
-
-
-def test_one_of_several_ranks_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_ranks_may_not_overlap_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
     check_not_replicated(nn.Parameter(torch.ones(2)))

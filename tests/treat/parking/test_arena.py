@@ -75,31 +75,18 @@ def test_more_than_the_machine_has_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "fits"),
+    ("figures", "fits"),
     [
         pytest.param(None, True, id="no group"),
-        pytest.param(
-            CgroupMemory(version=2, path="/g", limit=10 * PAGE, usage=6 * PAGE), True, id="just enough"
-        ),
-        pytest.param(
-            CgroupMemory(version=2, path="/g", limit=10 * PAGE, usage=6 * PAGE + 1), False, id="too little"
-        ),
-        pytest.param(
-            CgroupMemory(version=2, path="/g", limit=10 * PAGE, usage=8 * PAGE, file=3 * PAGE, shmem=PAGE),
-            True,
-            id="files can be reclaimed",
-        ),
-        pytest.param(
-            CgroupMemory(
-                version=2, path="/g", limit=10 * PAGE, usage=8 * PAGE, file=3 * PAGE, shmem=PAGE + 1
-            ),
-            False,
-            id="shared memory cannot",
-        ),
-        pytest.param(CgroupMemory(version=2, path="/g", limit=None, usage=PAGE), True, id="no limit"),
+        pytest.param({"usage": 6 * PAGE}, True, id="just enough"),
+        pytest.param({"usage": 6 * PAGE + 1}, False, id="too little"),
+        pytest.param({"usage": 8 * PAGE, "file": 3 * PAGE, "shmem": PAGE}, True, id="files are reclaimed"),
+        pytest.param({"usage": 8 * PAGE, "file": 3 * PAGE, "shmem": PAGE + 1}, False, id="shared are not"),
+        pytest.param({"usage": PAGE, "limit": None}, True, id="no limit"),
     ],
 )
-def test_what_the_control_group_leaves(group: Any, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_control_group_leaves(figures: Any, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = figures and CgroupMemory(**{"version": 2, "path": "/g", "limit": 10 * PAGE} | figures)
     monkeypatch.setattr("memtriage.treat.parking.arena.cgroup_memory", lambda: group)
     arena = HostArena(pin=False)
     if fits:

@@ -10,31 +10,11 @@ from torch import Tensor, nn
 
 from memtriage.treat.parking.choose import choose, inner_tensors, is_optimizer
 from memtriage.treat.parking.handle import ParkError
+from support.parking import Declared, Hollow
 
 
 class Tagged(Tensor):
     """A subclass with bytes of its own, which has another tensor as an attribute."""
-
-
-class Hollow(Tensor):
-    """A wrapper without bytes of its own and without `__tensor_flatten__`, as TransformerEngine has them."""
-
-    data_part: Tensor
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Hollow:
-        made: Hollow = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        made.data_part = inner
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError
-
-
-class Flat(Hollow):
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["data_part"], None
 
 
 def same(found: list[Tensor], *expected: Tensor) -> bool:
@@ -52,10 +32,10 @@ def test_a_tensor_with_bytes_of_its_own_stands_for_itself() -> None:
 
 
 def test_a_wrapper_stands_for_the_tensors_inside() -> None:
-    part = torch.ones(3)
-    assert same(inner_tensors(Hollow(part)), part)
-    assert same(inner_tensors(Flat(part)), part)
-    assert same(inner_tensors(Flat(Hollow(part))), part)
+    part, scale, other = torch.ones(3), torch.ones(1), torch.ones(1)
+    assert same(inner_tensors(Hollow(part, scale)), part, scale)
+    assert same(inner_tensors(Declared(part, scale)), part, scale)
+    assert same(inner_tensors(Declared(Hollow(part, scale), other)), part, scale, other)
 
 
 def test_storages_come_once_with_their_owner() -> None:

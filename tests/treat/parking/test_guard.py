@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import memtriage
-from memtriage.treat.parking.api import is_parked
 from memtriage.treat.parking.handle import ParkedError
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_parked() -> Iterator[None]:
-    yield
-    if is_parked():
-        memtriage.unpark()
-
+from support.offload import group_of_one
+from support.parking import Declared, Hollow
 
 USES: dict[str, Callable[[Tensor], object]] = {
     "arithmetic": lambda t: t + 1,
@@ -185,30 +177,6 @@ def test_a_compiled_model_is_not_compiled_again() -> None:
     assert counters["frames"]["ok"] == 0
 
 
-class Hollow(Tensor):
-    """A wrapper of two tensors, as TransformerEngine's quantized ones are."""
-
-    inner: Tensor
-    scale: Tensor
-
-    @staticmethod
-    def __new__(cls, inner: Tensor, scale: Tensor) -> Hollow:
-        made: Hollow = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
-        made.inner, made.scale = inner, scale
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*(arg.inner * arg.scale if isinstance(arg, Hollow) else arg for arg in args))
-
-
-class Declared(Hollow):
-    """The same with torch's own way of telling, as torchao's are."""
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner", "scale"], None
-
-
 @pytest.mark.parametrize("kind", [Hollow, Declared])
 def test_the_tensors_inside_a_subclass_are_parked(kind: type[Hollow]) -> None:
     tensor = kind(torch.full((4,), 3.0), torch.full((1,), 2.0))
@@ -225,16 +193,7 @@ def test_the_tensors_inside_a_subclass_are_parked(kind: type[Hollow]) -> None:
     assert torch.equal(tensor + 1, torch.full((4,), 7.0))
 
 
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
-@pytest.mark.usefixtures("one_rank")
 def test_fsdp_goes_on_with_the_same_bits() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -262,4 +221,5 @@ def test_fsdp_goes_on_with_the_same_bits() -> None:
                         model[0].weight.full_tensor()
         return found
 
-    assert losses(parking=True) == losses(parking=False)
+    with group_of_one():
+        assert losses(parking=True) == losses(parking=False)

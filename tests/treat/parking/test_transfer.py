@@ -46,28 +46,15 @@ def whole(tensors: list[Tensor]) -> None:
     assert [type(tensor) for tensor in tensors] == [Tensor] * len(tensors)
 
 
-def operations_of_parking() -> list[str]:
-    script = Script()
-    tensors = some()
-    park_choice(choose(tensors), find_ways=script.ways)
-    whole(tensors)
-    return script.done
-
-
-def operations_of_bringing_back() -> list[str]:
-    tensors = some()
-    park_choice(choose(tensors))
-    script = Script()
-    unpark_entries(list(PARKED.values()), script.ways)
-    whole(tensors)
-    return script.done
-
-
 def test_the_order_of_operations() -> None:
-    down = operations_of_parking()
-    assert down == ["look", "synchronize", *["down"] * 7, "synchronize", *["resize"] * 7, "release"]
+    down, up = Script(), Script()
+    tensors = some()
+    park_choice(choose(tensors), find_ways=down.ways)
+    assert down.done == ["look", "synchronize", *["down"] * 7, "synchronize", *["resize"] * 7, "release"]
+    unpark_entries(list(PARKED.values()), up.ways)
     two = ["resize", "resize", "up", "up"]
-    assert operations_of_bringing_back() == ["synchronize", *two * 3, "resize", "up", "synchronize"]
+    assert up.done == ["synchronize", *two * 3, "resize", "up", "synchronize"]
+    whole(tensors)
 
 
 def test_the_host_works_while_copies_are_under_way() -> None:

@@ -124,11 +124,6 @@ def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_pa
         choice.proven()
 
 
-def test_an_unknown_kernel_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"kernel must be one of .*not 'fast'"):
-        OffloadedAdamW(parameters([(70,)]), kernel="fast")  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module")
 def proven() -> library.Library:
     try:

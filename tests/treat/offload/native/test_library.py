@@ -119,8 +119,3 @@ def test_threads_are_sent_home_once_and_by_their_own_process(
     crew.close()
     crew.close()
     assert left == ([] if forked else [77])
-
-
-def test_a_library_that_is_not_there_cannot_be_loaded(tmp_path: Any) -> None:
-    with pytest.raises(OSError):
-        Library(tmp_path / "nothing.so")
