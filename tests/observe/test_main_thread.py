@@ -45,14 +45,19 @@ class Queue:
         return self.status
 
 
-def test_a_call_that_timed_out_is_not_made_later(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "give_up",
+    [lambda call: call.result(0.01) == (False, None), lambda call: call.ask() and call.cancel()],
+    ids=["not in time", "no longer wanted"],
+)
+def test_a_call_that_is_given_up_is_not_made_later(
+    give_up: Callable[[MainThreadCall], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(0)
     monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue)
     calls: list[int] = []
     call = MainThreadCall(lambda: calls.append(1))
-    assert call.result(0.01) == (False, None)
+    assert give_up(call)
     assert call.queued  # the interpreter still has it
     assert bool(queue.calls[0]) is False
     assert calls == [] and not call.queued
@@ -149,16 +154,6 @@ def test_a_call_need_not_be_waited_for() -> None:
         sum(range(100))
     assert calls == [1]
     assert not call.cancel()
-
-
-def test_a_call_that_is_no_longer_wanted_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue(0)
-    monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue)
-    calls: list[int] = []
-    call = MainThreadCall(lambda: calls.append(1))
-    assert call.ask() and call.cancel() and call.queued
-    assert bool(queue.calls[0]) is False
-    assert calls == [] and not call.queued
 
 
 def test_one_call_at_a_time() -> None:

@@ -131,12 +131,9 @@ ENDS = {
     "text without stderr": "import sys; sys.stderr = None; sys.exit('nowhere')",
     "raise SystemExit": "raise SystemExit",
     "exception": "print('out', end='')\ndef f(n):\n    return 1 / n\nf(0)",
-    "cause": "try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('b') from e",
     "context": "try:\n    {}['a']\nfinally:\n    open('missing')",
     "group": "raise ExceptionGroup('g', [ValueError(1), TypeError(2)])",
-    "note": "e = ValueError('x'); e.add_note('hint'); raise e",
     "syntax error": "def f(:\n",
-    "import error": "import no_such_module_at_all",
     "own hook": "import sys; sys.excepthook = lambda *a: print('hook', a[0], a[2].tb_lineno)\n1 / 0",
     "hook that fails": "import sys\ndef hook(*a): raise KeyError('h')\nsys.excepthook = hook\n1 / 0",
     "hook that exits": "import sys; sys.excepthook = lambda *a: sys.exit(9)\n1 / 0",
@@ -262,12 +259,19 @@ def test_future_imports_of_the_runner_do_not_leak(tmp_path: Path) -> None:
     assert assert_same(tmp_path, "script", "train.py").stdout == "{'a': 2}\n"
 
 
+def executed(then: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Runs `then` with the `outcome` of train.py."""
+    program = """
+        from memtriage.session.runner import ScriptTarget, execute
+        outcome = execute(ScriptTarget("script", "train.py"))
+    """
+    return _run([sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(then)], directory)
+
+
 def test_outcome_keeps_the_namespace_until_release(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "kept = object()\nraise ValueError('boom')")
     program = """
         import sys, traceback
-        from memtriage.session.runner import ScriptTarget, execute
-        outcome = execute(ScriptTarget("script", "train.py"))
         frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(outcome.exception.__traceback__)]
         print(outcome.exit_code, repr(outcome.exception), "kept" in outcome.namespace, len(frames))
         print(outcome.namespace is sys.modules["__main__"].__dict__, outcome.exception is sys.last_value)
@@ -275,13 +279,8 @@ def test_outcome_keeps_the_namespace_until_release(tmp_path: Path) -> None:
         outcome.release()
         print(outcome.exception, outcome.namespace)
     """
-    done = _run([sys.executable, "-c", textwrap.dedent(program)], tmp_path)
-    assert done.stdout.splitlines() == [
-        "1 ValueError('boom') True 1",
-        "True True",
-        "False",
-        "None {}",
-    ]
+    done = executed(program, tmp_path)
+    assert done.stdout.splitlines() == ["1 ValueError('boom') True 1", "True True", "False", "None {}"]
 
 
 def test_nothing_of_the_runner_holds_what_the_script_let_go(tmp_path: Path) -> None:
@@ -299,8 +298,6 @@ def test_nothing_of_the_runner_holds_what_the_script_let_go(tmp_path: Path) -> N
     )
     program = """
         import sys
-        from memtriage.session.runner import ScriptTarget, execute
-        outcome = execute(ScriptTarget("script", "train.py"))
         gone = outcome.namespace["gone"]
         outcome.namespace.clear()
         print(gone() is not None)
@@ -310,7 +307,7 @@ def test_nothing_of_the_runner_holds_what_the_script_let_go(tmp_path: Path) -> N
             del sys.last_exc
         print(gone())
     """
-    done = _run([sys.executable, "-c", textwrap.dedent(program)], tmp_path)
+    done = executed(program, tmp_path)
     assert done.stdout.splitlines() == ["True", "None"]
 
 
@@ -318,9 +315,7 @@ def test_forked_child_that_reaches_the_end_is_told(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "import os\nif (child := os.fork()): os.waitpid(child, 0)")
     program = """
         import os
-        from memtriage.session.runner import ScriptTarget, execute
-        outcome = execute(ScriptTarget("script", "train.py"))
         os.write(1, b"child " if outcome.in_forked_child else b"parent")
     """
-    done = _run([sys.executable, "-c", textwrap.dedent(program)], tmp_path)
+    done = executed(program, tmp_path)
     assert done.stdout == "child parent"

@@ -1,7 +1,5 @@
 """What `torch.compile` does in a trace."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

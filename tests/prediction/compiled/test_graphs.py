@@ -1,7 +1,5 @@
 """Trees of CUDA graphs: programs are warmed up, recorded and replayed as on a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

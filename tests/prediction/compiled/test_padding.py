@@ -1,7 +1,5 @@
 """Whether a matrix product is assumed to be padded."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

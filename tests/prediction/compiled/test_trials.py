@@ -1,7 +1,5 @@
 """What trials of kernels allocate."""
 
-from __future__ import annotations
-
 import struct
 from types import SimpleNamespace
 

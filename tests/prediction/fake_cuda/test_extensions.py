@@ -1,7 +1,5 @@
 """Packages whose compiled part is not installed."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

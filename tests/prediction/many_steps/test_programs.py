@@ -1,7 +1,5 @@
 """Programs that get one batch of each shape: build functions and scripts with a DataLoader."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
