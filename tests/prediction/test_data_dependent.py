@@ -32,6 +32,8 @@ def shaped(*tensors):
     return [(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors]
 
 
+ALL_TRUE = ["every element of an unknown mask is taken as true"]
+DIFFERENT = ["unknown elements are taken as all different"]
 LOOKS = {
     "a number": (lambda d: known(d, 7)[0].item(), (7, "_to_copy 8", [])),
     "an unknown number": (
@@ -57,7 +59,7 @@ LOOKS = {
     ),
     "nonzero of unknown": (
         lambda d: shaped(unknown(d, 3, 2).nonzero()),
-        ([((6, 2), "int64")], "empty 24, nonzero 96", ["every element of an unknown mask is taken as true"]),
+        ([((6, 2), "int64")], "empty 24, nonzero 96", ALL_TRUE),
     ),
     "selected": (
         lambda d: shaped(unknown(d, 2, 3).masked_select(known(d, True, False, True))),
@@ -65,11 +67,7 @@ LOOKS = {
     ),
     "selected by unknown": (
         lambda d: shaped(unknown(d, 3).masked_select(unknown(d, 2, 1, dtype=torch.bool))),
-        (
-            [((6,), "float32")],
-            "empty 12, empty 2, masked_select 24",
-            ["every element of an unknown mask is taken as true"],
-        ),
+        ([((6,), "float32")], "empty 12, empty 2, masked_select 24", ALL_TRUE),
     ),
     "rows": (
         lambda d: shaped(unknown(d, 3, 5)[known(d, True, False, True)]),
@@ -81,11 +79,7 @@ LOOKS = {
     ),
     "columns": (
         lambda d: shaped(unknown(d, 3, 5)[:, unknown(d, 5, dtype=torch.bool)]),
-        (
-            [((3, 5), "float32")],
-            "empty 60, empty 5, nonzero 40, index 60",
-            ["every element of an unknown mask is taken as true"],
-        ),
+        ([((3, 5), "float32")], "empty 60, empty 5, nonzero 40, index 60", ALL_TRUE),
     ),
     "by position": (
         lambda d: shaped(unknown(d, 3, 5)[known(d, 2, 0, 0, 1)]),
@@ -100,7 +94,7 @@ LOOKS = {
         (
             [((6,), "float32"), ((2, 3), "int64"), ((6,), "int64")],
             "empty 24, _unique2 24, _unique2 48, _unique2 48",
-            ["unknown elements are taken as all different"],
+            DIFFERENT,
         ),
     ),
     "runs": (
@@ -113,11 +107,7 @@ LOOKS = {
     ),
     "unique unknown rows": (
         lambda d: shaped(unknown(d, 3, 2).unique(dim=0)),
-        (
-            [((3, 2), "float32")],
-            "empty 24, unique_dim 24, unique_dim 24, unique_dim 24",
-            ["unknown elements are taken as all different"],
-        ),
+        ([((3, 2), "float32")], "empty 24, unique_dim 24, unique_dim 24, unique_dim 24", DIFFERENT),
     ),
     "repeats": (
         lambda d: seen(torch.repeat_interleave(known(d, 0, 2, 1))),

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memtriage
 from memtriage.prediction.compiled import inductor, trials
+from support.training import training
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Inductor needs Triton to compile for GPUs"
@@ -25,17 +26,11 @@ def of_function(function, *, compiled, shape=(1,)):
     """A build function whose step runs `function` on new values and a weight, goes backward and steps."""
 
     def build(device):
-        weight = torch.nn.Parameter(torch.randn(shape, device=device))
-        optimizer = torch.optim.SGD([weight])
+        model = torch.nn.ParameterList([torch.randn(shape, device=device)])
         called = torch.compile(function, dynamic=False) if compiled else function
-
-        def step():
-            values = torch.randn(ROWS, WIDTH, device=device, requires_grad=True)
-            called(values, weight).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return torch.nn.ParameterList([weight]), optimizer, step
+        return training(
+            model, lambda: called(torch.randn(ROWS, WIDTH, device=device, requires_grad=True), model[0])
+        )
 
     return build
 
@@ -101,15 +96,12 @@ def build_convolution(device):
         memory_format=torch.channels_last
     )
     compiled = torch.compile(lambda images: F.gelu(model(images)).sum())
-    optimizer = torch.optim.SGD(model.parameters())
 
-    def step():
+    def loss():
         images = torch.randn(8, 64, 32, 32, device=device).to(memory_format=torch.channels_last)
-        compiled(images).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return compiled(images)
 
-    return model, optimizer, step
+    return training(model, loss)
 
 
 def test_convolutions_keep_their_layout():
@@ -250,13 +242,11 @@ def attention_with_a_mask(device, compiled):
     attend = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 1024, 1024, device=device)
 
-    def step():
-        parts = (
-            project(torch.randn(2, 1024, 64, device=device)).view(2, 1024, 3, 4, 16).permute(2, 0, 3, 1, 4)
-        )
-        attend(*parts, block_mask=mask).sum().backward()
+    def loss():
+        parts = project(torch.randn(2, 1024, 64, device=device)).view(2, 1024, 3, 4, 16)
+        return attend(*parts.permute(2, 0, 3, 1, 4), block_mask=mask).sum()
 
-    return project, torch.optim.SGD(project.parameters()), step
+    return training(project, loss)
 
 
 def test_flex_attention_makes_scores_in_eager_code_alone():
@@ -310,14 +300,14 @@ def test_methods_that_a_trace_replaces_are_traced_by_dynamo():
     from torch.nn.attention.flex_attention import create_block_mask, noop_mask
 
     def build(device):
-        weight = torch.nn.Parameter(torch.randn(64, device=device))
+        model = torch.nn.ParameterList([torch.randn(64, device=device)])
         masked = torch.compile(create_block_mask, dynamic=False, fullgraph=True)
 
-        def step():
+        def loss():
             mask = masked(noop_mask, None, None, 256, 256, device=device)
-            (weight * mask.kv_num_blocks.sum()).sum().backward()
+            return (model[0] * mask.kv_num_blocks.sum()).sum()
 
-        return torch.nn.ParameterList([weight]), torch.optim.SGD([weight]), step
+        return training(model, loss)
 
     assert memtriage.predict(build).peak_allocated
 
@@ -332,11 +322,7 @@ def test_shards_get_their_shapes_while_something_is_compiled():
         mesh = init_device_mesh("cuda", (2,))
         whole = distribute_tensor(torch.empty(64, 32, device=device), mesh, [Shard(0)])
         torch.nn.init.trunc_normal_(whole)
-        weight = torch.nn.Parameter(whole.to_local())
-        return (
-            torch.nn.ParameterList([weight]),
-            torch.optim.SGD([weight]),
-            lambda: doubled(weight).sum().backward(),
-        )
+        model = torch.nn.ParameterList([whole.to_local()])
+        return training(model, lambda: doubled(model[0]).sum())
 
     assert memtriage.predict(build, world_size=2).peak_allocated

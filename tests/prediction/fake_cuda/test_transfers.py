@@ -9,6 +9,7 @@ from torch.nn.parallel import comm
 
 import memtriage
 from support.traced import traced
+from support.training import training
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,7 @@ def test_data_parallel_on_one_device():
     def build(device):
         model = nn.DataParallel(nn.Linear(64, 64)).cuda()
         assert model.device_ids == [0]
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            optimizer.zero_grad()
-            model(torch.randn(8, 64)).sum().backward()
-            optimizer.step()
-
-        return model, optimizer, step
+        return training(model, lambda: model(torch.randn(8, 64)).sum())
 
     prediction = memtriage.predict(build)
     assert prediction.by_owner["parameter"] == (64 * 64 + 64) * 4

@@ -16,6 +16,7 @@ from memtriage.prediction.many_steps.step_trace import cut
 from memtriage.prediction.routing import Routing
 from memtriage.prediction.trace import trace
 from support.experts import EXPERTS, RECORDED, WAYS, WIDTH, mixture
+from support.training import training
 
 TRACED = 16
 
@@ -102,15 +103,12 @@ def test_what_cannot_be_drawn_again_is_said_and_taken_from_one_step():
 def test_draws_on_which_no_size_depends_change_nothing():
     def build(device):
         model = nn.Linear(WIDTH, WIDTH).to(device)
-        optimizer = torch.optim.SGD(model.parameters())
 
-        def step():
+        def loss():
             time = torch.randint(1, 1000, (1,), device=device).item()
-            (model(torch.ones(4, WIDTH, device=device)) / time).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            return (model(torch.ones(4, WIDTH, device=device)) / time).sum()
 
-        return model, optimizer, step
+        return training(model, loss)
 
     found = horizon(build, 40)
     assert not any("at random" in note or "random numbers" in note for note in found.notes)
