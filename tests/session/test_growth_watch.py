@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -54,26 +54,36 @@ class WorkingScheduler:
             self.investigator.stop()
 
 
+def watch_of(
+    now: Callable[[], TrainingPosition],
+    report: Callable[[list[Finding]], None] = lambda leaks: None,
+    write: Callable[[Any], None] = lambda line: None,
+    rank: int | None = None,
+) -> GrowthWatch:
+    progress: Any = SimpleNamespace(works=True, now=now)
+    ledgers: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False)
+    return GrowthWatch(
+        CounterReader(), progress, ledgers, script_root=None, say=lambda text: None,
+        report=report, write=write, rank=rank, batches_vary=lambda: False,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrowthWatch]:
     monkeypatch.setattr(growth_watch, "CensusScheduler", WorkingScheduler)
     monkeypatch.setattr(growth_watch, "READING", ReadingPolicy(work_s=0.0))
-    unused: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False)
-    made = GrowthWatch(
-        CounterReader(),
-        cast(Any, SimpleNamespace(works=True, now=TrainingPosition)),
-        unused,
-        script_root=None,
-        say=lambda text: None,
-        report=lambda leaks: None,
-        write=lambda line: None,
-        rank=None,
-        batches_vary=lambda: False,
-    )
+    made = watch_of(TrainingPosition)
     made.install()
     gc.collect()  # what earlier tests left must not be freed between two marks
     yield made
     made.remove()
+
+
+def idle(watch: GrowthWatch) -> Any:
+    """Its scheduler, which does no work at marks."""
+    scheduler: Any = watch.scheduler
+    scheduler.works = False
+    return scheduler
 
 
 def mark(step: int) -> MarkPoint:
@@ -98,8 +108,7 @@ def test_memory_that_the_watch_keeps_is_subtracted_while_recorders_run(watch: Gr
 
 
 def test_garbage_that_is_collected_during_a_census_is_no_growth(watch: GrowthWatch) -> None:
-    scheduler: Any = watch.scheduler
-    scheduler.works = False
+    scheduler = idle(watch)
     for step in range(1, 6):
         scheduler.garbage.append(bytearray(8 * MIB))
         watch.at_mark(mark(step))
@@ -134,8 +143,7 @@ def test_generated_code_is_read_where_it_may_grow(
     watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch,
     name: str, step: int, vary: bool | None, code: int | None, on_gpu: bool, is_read: bool,
 ) -> None:  # fmt: skip
-    scheduler: Any = watch.scheduler
-    scheduler.works = False
+    scheduler = idle(watch)
     if step:
         watch.evidence.run["step"].read(1, {"cpu": MIB})
     monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
@@ -180,8 +188,7 @@ def test_generated_code_is_read_as_often_as_its_share_of_the_time_allows(
     watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    scheduler: Any = watch.scheduler
-    scheduler.works = False
+    idle(watch)
     monkeypatch.setattr(growth_watch, "time", clock)
     monkeypatch.setattr(growth_watch, "generated_code", clock.generated_code)
     policy = ReadingPolicy(first=2, first_share=0.02, later_share=0.005)
@@ -193,8 +200,7 @@ def test_generated_code_is_read_as_often_as_its_share_of_the_time_allows(
 
 
 def test_only_marks_at_the_same_place_of_the_loop_are_followed(watch: GrowthWatch) -> None:
-    scheduler: Any = watch.scheduler
-    scheduler.works = False
+    scheduler = idle(watch)
     watch.evidence.run["step"].read(1, {"cpu": MIB})
     for name in ("start", "own", "step", "backward", "time", "end"):
         watch.at_mark(MarkPoint(name, TrainingPosition(), mark(1).readings))
@@ -203,8 +209,7 @@ def test_only_marks_at_the_same_place_of_the_loop_are_followed(watch: GrowthWatc
 
 @pytest.mark.parametrize(("due", "censuses"), [(False, 0), (True, 1)])
 def test_a_ledger_that_is_due_has_a_census(watch: GrowthWatch, due: bool, censuses: int) -> None:
-    scheduler: Any = watch.scheduler
-    scheduler.works = False
+    scheduler = idle(watch)
     watch.evidence.run["step"].read(1, {"cpu": MIB})
     ledgers: Any = watch._ledgers
     ledgers.is_due, taken = lambda: due, []
@@ -259,12 +264,7 @@ class Recorded:
         self.lines: list[Any] = []
         self.reported: list[list[Finding]] = []
         self.censuses = censuses.leave_out(monkeypatch)
-        progress: Any = SimpleNamespace(works=True, now=lambda: self.position)
-        ledgers: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False)
-        self.watch = GrowthWatch(
-            CounterReader(), progress, ledgers, script_root=None, say=lambda text: None,
-            report=self.reported.append, write=self.lines.append, rank=rank, batches_vary=lambda: False,
-        )  # fmt: skip
+        self.watch = watch_of(lambda: self.position, self.reported.append, self.lines.append, rank)
 
     def mark(self, name: str, grown: int = 0, **position: Any) -> None:
         self.position = TrainingPosition(**position)

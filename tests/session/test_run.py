@@ -50,10 +50,10 @@ def other_rank(directory: Path, rank: int, *, end: bool, world_size: int = 2) ->
 class Clock:
     """Stands in for `time`: sleeping passes at once, and may let something happen."""
 
-    def __init__(self, at_sleep: Callable[[int], None] = lambda count: None) -> None:
+    def __init__(self) -> None:
         self.now = 100.0
         self.sleeps = 0
-        self._at_sleep = at_sleep
+        self.at_sleep: Callable[[int], None] = lambda count: None
 
     def monotonic(self) -> float:
         return self.now
@@ -61,59 +61,44 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         self.sleeps += 1
-        self._at_sleep(self.sleeps)
+        self.at_sleep(self.sleeps)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(run, "time", made)
+    return made
 
 
 # --- waiting ------------------------------------------------------------------------------------------------
 
 
-def test_a_single_process_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(run, "time", clock)
+def test_a_single_process_waits_for_nobody(tmp_path: Path, clock: Clock) -> None:
     session = finished(tmp_path)
     run.wait_for_ranks(session.path.parent, 1, 20.0)
     assert clock.sleeps == 0
 
 
-def test_the_wait_ends_when_the_last_rank_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = finished(tmp_path, identity(0, 2))
-    late = other_rank(tmp_path, 1, end=False)
-
-    def end_of_the_other(sleeps: int) -> None:
-        if sleeps == 7:
-            late.write("end", End(verdict="clean"))
-
-    clock = Clock(end_of_the_other)
-    monkeypatch.setattr(run, "time", clock)
-    run.wait_for_ranks(session.path.parent, 2, 20.0)
-    assert clock.sleeps == 7
-
-
 @pytest.mark.parametrize("started", [False, True])
-def test_the_wait_for_a_rank_that_died_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool
-) -> None:
+def test_the_wait_for_a_rank_that_died_is_bounded(tmp_path: Path, started: bool, clock: Clock) -> None:
     session = finished(tmp_path, identity(0, 2))
     if started:
         other_rank(tmp_path, 1, end=False)
-    clock = Clock()
-    monkeypatch.setattr(run, "time", clock)
     run.wait_for_ranks(session.path.parent, 2, 3.0)
     assert clock.now == pytest.approx(103.0 if started else 102.0, abs=0.1)
 
 
-def test_a_cut_last_line_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_last_line_is_no_end(tmp_path: Path, clock: Clock) -> None:
     session = finished(tmp_path)
     with session.path.open("rb+") as file:
         file.truncate(session.path.read_bytes().rindex(b'"t":"end"'))
-    clock = Clock()
-    monkeypatch.setattr(run, "time", clock)
     run.wait_for_ranks(session.path.parent, 1, 1.0)
     assert clock.sleeps > 0
 
 
 def test_of_many_ranks_each_end_is_looked_for_until_it_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     session = finished(tmp_path, identity(0, 64))
     for rank in range(1, 63):
@@ -127,8 +112,7 @@ def test_of_many_ranks_each_end_is_looked_for_until_it_is_found(
         return open_record(path)
 
     monkeypatch.setattr(run, "open_record", counted)
-    clock = Clock(lambda sleeps: last.write("end", End(verdict="clean")) if sleeps == 9 else None)
-    monkeypatch.setattr(run, "time", clock)
+    clock.at_sleep = lambda sleeps: last.write("end", End(verdict="clean")) if sleeps == 9 else None
     run.wait_for_ranks(session.path.parent, 64, 20.0)
     assert clock.sleeps == 9
     assert looked.pop("rank-00063.jsonl") == 10
@@ -136,13 +120,11 @@ def test_of_many_ranks_each_end_is_looked_for_until_it_is_found(
 
 
 def test_the_time_is_over_in_the_middle_of_a_look_at_many_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     session = finished(tmp_path, identity(0, 64))
     for rank in range(1, 64):
         other_rank(tmp_path, rank, end=False, world_size=64).close()
-    clock = Clock()
-    monkeypatch.setattr(run, "time", clock)
 
     open_record = run.open_record
 
@@ -155,11 +137,7 @@ def test_the_time_is_over_in_the_middle_of_a_look_at_many_ranks(
     assert clock.now == 105.0
 
 
-def test_a_folder_that_is_not_there_ends_with_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(run, "time", clock)
+def test_a_folder_that_is_not_there_ends_with_the_time(tmp_path: Path, clock: Clock) -> None:
     run.wait_for_ranks(tmp_path / "none", 1, 1.0)
     assert clock.now == pytest.approx(101.0, abs=0.1)
 
@@ -267,11 +245,9 @@ def test_a_quiet_report_is_written_but_not_printed(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("ended", [True, False])
-def test_the_ranks_that_were_seen_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
-) -> None:
-    monkeypatch.setattr(run, "time", Clock())
+def test_the_ranks_that_were_seen_are_counted(tmp_path: Path, ended: bool) -> None:
     session = finished(tmp_path, identity(0, 3))
     other_rank(tmp_path, 1, end=ended, world_size=3)
     report = certain(run.report_run(session, None, 3.0))
@@ -293,10 +269,8 @@ def test_a_quiet_report_that_cannot_be_made_is_none(tmp_path: Path) -> None:
 
 
 def test_without_a_record_the_rank_s_own_findings_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(run, "time", clock)
     session = finished(Path("/proc/no/such"), identity(0, 2))
     for _ in range(5):
         session.user_step()
