@@ -313,15 +313,13 @@ def test_a_recording_switched_off_in_between_is_not_touched(install: Callable[..
     assert len(fake.recorded) == 1
 
 
-def test_nothing_is_switched_where_torch_does_not_tell(install: Callable[..., FakeCuda]) -> None:
-    fake = install()
-    del fake.torch._C._cuda_isHistoryEnabled
-    assert not AllocationHistory().start()
-    assert fake.recorded == []
-
-
-def test_a_backend_that_cannot_record_is_left_alone(install: Callable[..., FakeCuda]) -> None:
-    fake = install(backend="cudaMallocAsync")
+@pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])
+def test_nothing_is_switched_where_torch_does_not_tell_or_cannot(
+    install: Callable[..., FakeCuda], backend: str
+) -> None:
+    fake = install(backend=backend)
+    if backend == "native":
+        del fake.torch._C._cuda_isHistoryEnabled
     assert not AllocationHistory().start()
     assert fake.recorded == []
 

@@ -133,14 +133,9 @@ def test_without_a_process_list_the_totals_still_stand(nvml: FakeNvml) -> None:
     assert "NVML lists no processes" in usage.source
 
 
-def test_a_device_is_found_by_its_pci_address(nvml: FakeNvml) -> None:
-    nvml.known = "00000000:1b:00.0"
-    nvml.compute = [(os.getpid(), 300)]
-    assert use().own == 300
-
-
-def test_a_mig_instance_is_found_by_its_own_identifier(nvml: FakeNvml) -> None:
-    nvml.known = f"MIG-{UUID}"
+@pytest.mark.parametrize("known", ["00000000:1b:00.0", f"MIG-{UUID}"], ids=["PCI address", "MIG instance"])
+def test_a_device_is_found_by_other_identifiers(nvml: FakeNvml, known: str) -> None:
+    nvml.known = known
     nvml.compute = [(os.getpid(), 300)]
     assert use().own == 300
 
