@@ -249,28 +249,10 @@ def test_script_without_a_loader_must_repeat_itself(tmp_path):
 
 
 def test_command_prints_the_horizon(tmp_path, capfd):
-    file = tmp_path / "train.py"
-    file.write_text(BUILD)
     lengths = tmp_path / "lengths.json"
     lengths.write_text("[16, 16, 64, 32, 16]")
-    command = ["predict", f"{file}:build", "--horizon", "20", "--lengths", str(lengths), "--limit", "100MiB"]
-    assert app.main([*command, "--json"]) == 0
+    options = ["--horizon", "20", "--lengths", str(lengths), "--limit", "100MiB", "--json"]
+    assert app.main(["predict", f"{__file__}:build", *options]) == 0
     horizon = json.loads(capfd.readouterr().out)["horizon"]
     assert (horizon["steps"], horizon["shapes"], horizon["memory"]) == (20, 3, 100 * MIB)
     assert {"peak_reserved", "peak_step", "full_at", "error"} <= set(horizon)
-
-
-BUILD = """
-import torch
-
-def build(device):
-    model = torch.nn.Linear(256, 256).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(length):
-        model(torch.randn(length, 256, device=device)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, optimizer, step
-"""
