@@ -125,6 +125,10 @@ LOOKS = {
         lambda d: seen(known(d, 0, 3, 3).bincount()),
         ([[1, 0, 0, 2]], "_to_copy 24, bincount 32", []),
     ),
+    "counts of at least": (
+        lambda d: seen(known(d, 0, 1).bincount(minlength=4), known(d, 0).bincount(None, 2)),
+        ([[1, 1, 0, 0], [1, 0]], "_to_copy 16, bincount 32, _to_copy 8, bincount 16", []),
+    ),
     "weighed counts": (
         lambda d: shaped(known(d, 0, 3).bincount(unknown(d, 2))),
         ([((4,), "float32")], "_to_copy 16, empty 8, bincount 16", []),
