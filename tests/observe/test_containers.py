@@ -15,7 +15,6 @@ import torch
 
 from memtriage.observe.containers import (
     ContainerLengths,
-    GrownContainer,
     bound_of,
     deep_size,
     grown_containers,
@@ -64,18 +63,6 @@ def grow():
 """
 
 
-@pytest.fixture
-def grown(program: Any) -> dict[str, GrownContainer]:
-    program.run(SOURCE)
-    names = {id(value): name for name, value in vars(program.module).items()}
-    with HeapWalk() as graph:
-        before = ContainerLengths(graph.objects)
-    program["grow"]()
-    with HeapWalk() as graph:
-        growing = grown_containers(graph, before.by_address(), most=1000)
-        return {names.get(id(graph.objects[each.position]), "?"): each for each in growing}
-
-
 class _Batches:
     """As the iterator of a loader: only the loop that runs over it keeps it alive."""
 
@@ -106,7 +93,15 @@ def test_what_only_a_running_loop_leads_to_is_followed() -> None:
     assert sizes == [(1, 1)]
 
 
-def test_growth_of_every_kind_of_container(grown: dict[str, GrownContainer]) -> None:
+def test_growth_of_every_kind_of_container(program: Any) -> None:
+    program.run(SOURCE)
+    names = {id(value): name for name, value in vars(program.module).items()}
+    with HeapWalk() as graph:
+        before = ContainerLengths(graph.objects)
+    program["grow"]()
+    with HeapWalk() as graph:
+        growing = grown_containers(graph, before.by_address(), most=1000)
+        grown = {names.get(id(graph.objects[each.position]), "?"): each for each in growing}
     more = {name: (each.more, each.kind) for name, each in grown.items() if name != "?"}
     assert more == {
         "listed": (4, "list"),

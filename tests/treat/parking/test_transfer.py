@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -173,7 +174,9 @@ def test_the_host_refuses_a_chunk_in_the_middle(monkeypatch: pytest.MonkeyPatch)
 # --- what is refused, and what is told ----------------------------------------------------------------------
 
 
-def test_what_was_moved_is_told_by_owner_with_its_times(clock: list[float]) -> None:
+def test_what_was_moved_is_told_by_owner_with_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(transfer.time, "perf_counter", lambda: float(next(seconds)))
     model = torch.nn.Linear(3, 2)
     theirs = torch.frombuffer(bytearray(8), dtype=torch.uint8)
     parked = park_choice(choose([model, theirs]))
@@ -203,19 +206,6 @@ def test_each_call_brings_back_once_what_is_still_parked_of_it() -> None:
     assert not PARKED
     with park_choice(choose([first])) as parked:
         parked.unpark()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that is a second later each time it is read."""
-    read: list[float] = []
-
-    def seconds() -> float:
-        read.append(float(len(read)))
-        return read[-1]
-
-    monkeypatch.setattr(transfer.time, "perf_counter", seconds)
-    return read
 
 
 @pytest.mark.parametrize(
