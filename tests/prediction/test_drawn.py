@@ -40,8 +40,8 @@ def near(counted, trials, chance):
     return abs(counted - trials * chance) <= 5 * (trials * chance * (1 - chance)) ** 0.5
 
 
-def chosen_of(chances, count, experts=EXPERTS, rows=20_000):
-    drawn = scores((rows, experts), chances, torch.Generator().manual_seed(7))
+def chosen_of(chances, count, experts=EXPERTS):
+    drawn = scores((20_000, experts), chances, torch.Generator().manual_seed(7))
     assert drawn.min() >= 0 and drawn.max() <= 1
     return drawn.topk(count, -1).indices
 

@@ -11,16 +11,16 @@ from memtriage.prediction.script import Script
 from memtriage.prediction.trace import trace
 
 
-def traced(build, steps=1, gpu="h200", version=(2, 13), **options):
-    return trace(build, machine(gpu), version, steps, **options)
+def traced(build, steps=1, **options):
+    return trace(build, machine("h200"), (2, 13), steps, **options)
 
 
-def program(act=lambda device: None, optimizer=torch.optim.SGD, model=lambda: nn.Linear(8, 8), **options):
+def program(act=lambda device: None, optimizer=torch.optim.SGD):
     """A build function whose steps train a model of 72 numbers, and do something more at their end."""
 
     def build(device):
-        made = model().to(device)
-        taken = optimizer(made.parameters(), **options)
+        made = nn.Linear(8, 8).to(device)
+        taken = optimizer(made.parameters())
 
         def step():
             made(torch.ones(2, 8, device=device)).sum().backward()

@@ -212,10 +212,10 @@ OOM = (
 )
 
 
-def failed(device: str = "cuda:0", phase: Any = "optimizer") -> FailedAllocation:
+def failed(device: str = "cuda:0") -> FailedAllocation:
     return FailedAllocation(
         device, 2 << 30, 140 << 30, 1 << 30,
-        replace(at(0, 1), phase=phase, grad_enabled=True),
+        replace(at(0, 1), phase="optimizer", grad_enabled=True),
         DeviceCounters(),
         owners=[("parameter", 100 << 30), ("gradient", 37 << 30)],
     )  # fmt: skip

@@ -27,13 +27,11 @@ def backward(progress: TrainingProgress, in_closure: bool = False) -> bool:
     return progress.backward_completes(in_closure)
 
 
-def optimizer(
-    progress: TrainingProgress, inside: bool = False, which: Optimizer = ADAM, closures: int = 0
-) -> bool:
+def optimizer(progress: TrainingProgress, which: Optimizer = ADAM, closures: int = 0) -> bool:
     progress.optimizer_begins()
     for _ in range(closures):
         assert not backward(progress, in_closure=True)
-    completes = progress.optimizer_ends(which, inside)
+    completes = progress.optimizer_ends(which, False)
     if completes:
         progress.step_completes()
     return completes

@@ -4,9 +4,9 @@ from memtriage.model.prediction import HostCourse
 from memtriage.prediction.host.replay import node
 
 
-def course(*parts, shared=10):
+def course(*parts):
     return HostCourse(
-        stretches=[{**part, "peak": sum(part.values())} for part in parts], shared=shared, launcher=5
+        stretches=[{**part, "peak": sum(part.values())} for part in parts], shared=10, launcher=5
     )
 
 

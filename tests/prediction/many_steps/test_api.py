@@ -59,11 +59,6 @@ def build(device):
     return parts, optimizer, step
 
 
-def drawn(count, seed=0, lengths=LENGTHS):
-    chance = random.Random(seed)
-    return [chance.choice(lengths) for _ in range(count)]
-
-
 class EveryStep(BuildFunction):
     """The same program with every step traced."""
 
@@ -77,7 +72,7 @@ class EveryStep(BuildFunction):
 
 @pytest.fixture(scope="module")
 def whole():
-    lengths = drawn(30)
+    lengths = random.Random(0).choices(LENGTHS, k=30)
     return lengths, trace(EveryStep(lengths), machine("h200"), VERSION, len(lengths), allocator_conf="")
 
 

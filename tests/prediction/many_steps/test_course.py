@@ -27,8 +27,8 @@ FREES = StepTrace([30 * MIB, Other("free", block=(1, LOSS)), 20 * MIB, -1], {LOS
 EMPTIES = replace(FREES, operations=[*FREES.operations, Other("empty")])
 
 
-def course(capacity: int | None = None, oldest: int = 1, most_blocks: int = MOST_BLOCKS) -> RunCourse:
-    return RunCourse(lambda: Simulator(parse_conf("", "2.11"), capacity=capacity), oldest, most_blocks)
+def course(capacity: int | None = None, most_blocks: int = MOST_BLOCKS) -> RunCourse:
+    return RunCourse(lambda: Simulator(parse_conf("", "2.11"), capacity=capacity), 1, most_blocks)
 
 
 def outcomes(*steps: StepTrace, most_blocks: int = MOST_BLOCKS) -> list[StepOutcome]:

@@ -9,7 +9,7 @@ from memtriage.prediction.many_steps.programs import ShapedScript
 from memtriage.prediction.many_steps.shapes import FIRST_STEPS, ROUTED
 
 
-def looping(body, batches="[torch.zeros(2, 3)] * 6", loader="batch_size=None"):
+def looping(body, batches="[torch.zeros(2, 3)] * 6"):
     """A script whose steps have a body, and whose loader reads a list."""
     return f"""
 import torch
@@ -22,7 +22,7 @@ class Rows(torch.utils.data.IterableDataset):
 device = "cuda"
 model = torch.nn.Linear(3, 3).to(device)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-loader, other = DataLoader(Rows(), {loader}), DataLoader([torch.zeros(5, 3)] * 4, batch_size=None)
+loader, other = DataLoader(Rows(), batch_size=None), DataLoader([torch.zeros(5, 3)] * 4, batch_size=None)
 def learn(batch):
     model(batch.to(device)).sum().backward()
     optimizer.step()

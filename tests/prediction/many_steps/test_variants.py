@@ -22,7 +22,7 @@ def step(mib: int) -> StepTrace:
     return StepTrace([mib * MIB, -1], names=["mul"])
 
 
-def run(*lengths: int, first: int = 1, forms: bool = False) -> LongRun:
+def run(*lengths: int, forms: bool = False) -> LongRun:
     """A run whose first steps have the shape 1, and each later one takes as many times 20 MiB as its length.
 
     Args:
@@ -30,7 +30,7 @@ def run(*lengths: int, first: int = 1, forms: bool = False) -> LongRun:
     """
     shapes = [shape(each, forms and each % 2 == 1) for each in lengths]
     steps = {each: step(20 * number) for each, number in zip(shapes, lengths, strict=True)}
-    return LongRun([StepTrace(), *[step(20)] * first], steps, [shape(1)] * first + shapes)
+    return LongRun([StepTrace(), step(20)], steps, [shape(1), *shapes])
 
 
 def found(

@@ -76,13 +76,9 @@ def forward(source: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, gr
 
 
 def backward(
-    gradient: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    wanted: tuple[bool, bool, bool],
-    groups: int = 1,
+    gradient: torch.Tensor, source: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
 ) -> Any:
-    args = (gradient, source, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups, wanted)
+    args = (gradient, source, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)
     return RULES[aten.convolution_backward.default](args, {}, [], HOPPER)
 
 

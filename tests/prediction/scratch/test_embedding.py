@@ -18,10 +18,8 @@ def buffers(func: Any, *args: Any, **kwargs: Any) -> list[int]:
     return RULES[func](args, kwargs, [], HOPPER)
 
 
-def of_embedding(
-    tokens: int, rows: int, *more: int, width: int = 16, dtype: torch.dtype = torch.int64
-) -> list[int]:
-    gradient = torch.empty(tokens, width, device="meta")
+def of_embedding(tokens: int, rows: int, *more: int, dtype: torch.dtype = torch.int64) -> list[int]:
+    gradient = torch.empty(tokens, 16, device="meta")
     indices = torch.empty(tokens, dtype=dtype, device="meta")
     return buffers(aten.embedding_dense_backward.default, gradient, indices, rows, *more)
 

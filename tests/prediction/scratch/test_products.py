@@ -11,9 +11,9 @@ aten = torch.ops.aten
 MIB = 1 << 20
 
 
-def workspaces(gpu="h200", version=(2, 11)):
+def workspaces(version=(2, 11)):
     lifetimes = Lifetimes(lambda: False)
-    return lifetimes, Workspaces(machine(gpu), version, lifetimes)
+    return lifetimes, Workspaces(machine("h200"), version, lifetimes)
 
 
 def kept(lifetimes):

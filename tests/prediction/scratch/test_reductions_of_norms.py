@@ -9,9 +9,9 @@ from memtriage.prediction.scratch.reductions import RULES
 aten = torch.ops.aten
 
 
-def buffers(rows, width, dtype=torch.float32):
-    source = torch.empty(rows, width, dtype=dtype, device="meta")
-    weight = torch.empty(width, dtype=dtype, device="meta")
+def buffers(rows, width):
+    source = torch.empty(rows, width, device="meta")
+    weight = torch.empty(width, device="meta")
     rule = RULES[aten.native_layer_norm_backward.default]
     return rule((source, source, [width]), {}, [torch.empty_like(source), weight, weight], machine("h200"))
 

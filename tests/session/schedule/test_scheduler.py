@@ -284,10 +284,10 @@ def test_rates_are_those_without_pauses(makes_up: bool) -> None:
 # --- before the program's work repeats ------------------------------------------------------------------
 
 
-def loaded(notes: Notes, marks: int = 40) -> Loop:
+def loaded(notes: Notes) -> Loop:
     """A program that has grown by 20 MiB per second, and was not seen to repeat anything."""
     loop = Loop(notes)
-    for mark in range(1, 1 + marks):
+    for mark in range(1, 41):
         notes.held = leaking(mark)
         loop.time(0.05, works=False, cpu=(100 + mark) * MIB)
     return loop

@@ -36,9 +36,9 @@ def test_the_largest_request_is_that_which_is_not_rounded_above_the_block(
     assert settings.round_size(asked + 1) > size or asked == size
 
 
-def with_holes(*sizes: int, conf: str = "") -> tuple[World, list[int]]:
+def with_holes(*sizes: int) -> tuple[World, list[int]]:
     """A device with free blocks of these MiB between blocks in use, and the addresses of the free ones."""
-    world = make_world(conf)
+    world = make_world()
     world.free([world.allocate(200 * MIB)])
     made = [world.allocate(size * MIB) for hole in sizes for size in (hole, 2)]
     addresses = [storage.data_ptr() for storage in made[::2]]
@@ -53,8 +53,8 @@ def free_blocks(world: World) -> list[int]:
     )  # fmt: skip
 
 
-def holds(world: World, stream: int = 0) -> Holds:
-    return Holds(world.device, stream, world.device.simulator.settings)
+def holds(world: World) -> Holds:
+    return Holds(world.device, 0, world.device.simulator.settings)
 
 
 def test_what_is_held_is_not_handed_out_until_the_end() -> None:

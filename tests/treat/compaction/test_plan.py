@@ -20,12 +20,10 @@ from support.compaction import World, fragmented, make_world
 LARGE = [MIB + 70_000 * (index * 7 % 101) for index in range(200)]
 
 
-def plan_of(
-    world: World, movable: set[int] | None = None, **options: int
-) -> tuple[DeviceLayout, CompactionPlan]:
+def plan_of(world: World, **options: int) -> tuple[DeviceLayout, CompactionPlan]:
     world.device.empty_cache()
     layout = world.device.layout()
-    return layout, make_plan(layout, islands_of(layout), movable, world.device.use().allocated, **options)
+    return layout, make_plan(layout, islands_of(layout), None, world.device.use().allocated, **options)
 
 
 @given(st.data())
