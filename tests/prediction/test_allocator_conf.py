@@ -7,6 +7,7 @@ from torch import nn
 import memtriage
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import BuildError
+from support.training import training
 
 EXPANDABLE = "expandable_segments:True"
 NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -18,15 +19,9 @@ def no_settings(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def training(device):
+def program(device):
     model = nn.Linear(1500, 1500).to(device)
-    optimizer = torch.optim.SGD(model.parameters())
-
-    def step():
-        model(torch.randn(800, 1500, device=device)).sum().backward()
-        optimizer.step()
-
-    return model, optimizer, step
+    return training(model, lambda: model(torch.randn(800, 1500, device=device)).sum())
 
 
 def said(prediction):
@@ -35,14 +30,14 @@ def said(prediction):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_the_environment_are_followed(name, monkeypatch):
-    expected = predict_program(training, allocator_conf=EXPANDABLE)
-    plain = predict_program(training)
+    expected = predict_program(program, allocator_conf=EXPANDABLE)
+    plain = predict_program(program)
     assert expected.peak_reserved < plain.peak_reserved
     monkeypatch.setenv(name, EXPANDABLE)
-    prediction = predict_program(training, allocator_conf=None)
+    prediction = predict_program(program, allocator_conf=None)
     assert prediction.peak_reserved == expected.peak_reserved
     assert said(prediction) == [f"allocator settings of the environment: {EXPANDABLE}"]
-    given = predict_program(training)
+    given = predict_program(program)
     assert given.peak_reserved == plain.peak_reserved and not said(given)
 
 
@@ -58,15 +53,15 @@ def test_settings_of_the_environment_are_followed(name, monkeypatch):
 def test_the_program_sets_them_before_it_uses_the_device(sets, monkeypatch):
     def build(device):
         sets(monkeypatch)
-        return training(device)
+        return program(device)
 
     def too_late(device):
-        made = training(device)
+        made = program(device)
         sets(monkeypatch)
         return made
 
-    expected = predict_program(training, allocator_conf=EXPANDABLE).peak_reserved
-    plain = predict_program(training).peak_reserved
+    expected = predict_program(program, allocator_conf=EXPANDABLE).peak_reserved
+    plain = predict_program(program).peak_reserved
     assert predict_program(too_late, allocator_conf=None).peak_reserved == plain
     monkeypatch.delenv(NAMES[0], raising=False)
     assert predict_program(build, allocator_conf=None).peak_reserved == expected
@@ -78,7 +73,7 @@ def test_the_program_sets_them_before_it_uses_the_device(sets, monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*_set_allocator_settings is deprecated")
 def test_settings_that_come_too_late_are_named_where_none_are_given():
     def too_late(device):
-        made = training(device)
+        made = program(device)
         torch.cuda.memory._set_allocator_settings(EXPANDABLE)
         return made
 
@@ -90,11 +85,11 @@ def test_settings_that_come_too_late_are_named_where_none_are_given():
 def test_settings_that_torch_refuses_are_named(monkeypatch):
     monkeypatch.setenv(NAMES[0], "nonsense:1")
     with pytest.raises(BuildError, match=r"of the environment.*nonsense.*--allocator-conf"):
-        predict_program(training, allocator_conf=None)
+        predict_program(program, allocator_conf=None)
 
 
 def test_a_plan_starts_from_them(monkeypatch):
     monkeypatch.setenv(NAMES[0], EXPANDABLE)
-    plan = memtriage.plan(training, "8GiB", allocator_conf=None)
-    assert plan.before.reserved == memtriage.plan(training, "8GiB", allocator_conf=EXPANDABLE).before.reserved
+    plan = memtriage.plan(program, "8GiB", allocator_conf=None)
+    assert plan.before.reserved == memtriage.plan(program, "8GiB", allocator_conf=EXPANDABLE).before.reserved
     assert any(EXPANDABLE in note for note in plan.notes)

@@ -10,6 +10,7 @@ import torch
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.scratch.cudnn import Convolution, Operation, workspace
 from memtriage.prediction.trace import trace
+from support.training import training
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "conv_h200.json").read_text())
 ELEMENT = {"fp32": 4, "fp32-last": 4, "fp32-ieee": 4, "bf16": 2, "bf16-last": 2, "fp16": 2}
@@ -83,25 +84,19 @@ def test_images_under_small_kernels_are_read_as_they_lie():
     assert compared >= 15
 
 
+OF_NINE, OF_ONE = (64, 64, 56, 64, 3, 1, 1, 1, 1, 2, False), (64, 64, 56, 256, 1, 1, 0, 1, 1, 2, False)
+"""Layers whose kernels have so many pixels."""
+
+
 @pytest.mark.parametrize(
     ("layer", "mode", "operation", "size"),
     [
-        (
-            (64, 64, 56, 64, 3, 1, 1, 1, 1, 2, False),
-            "fp32",
-            "forward",
-            2 * 64 * 64 * 56 * 56 * 4 + 64 * 64 * 9 * 4,
-        ),
-        ((64, 64, 56, 64, 3, 1, 1, 1, 1, 2, False), "bf16-last", "forward", 0),
-        ((64, 64, 56, 256, 1, 1, 0, 1, 1, 2, False), "fp32", "forward", 0),
-        ((64, 64, 56, 256, 1, 1, 0, 1, 1, 2, False), "fp32", "weight", 64 * 64 * 256 * 4),
+        (OF_NINE, "fp32", "forward", 2 * 64 * 64 * 56 * 56 * 4 + 64 * 64 * 9 * 4),
+        (OF_NINE, "bf16-last", "forward", 0),
+        (OF_ONE, "fp32", "forward", 0),
+        (OF_ONE, "fp32", "weight", 64 * 64 * 256 * 4),
         ((64, 512, 7, 2048, 1, 1, 0, 1, 1, 2, False), "bf16", "forward", 64 * 49 * 2560 * 2),
-        (
-            (64, 64, 56, 64, 3, 1, 1, 1, 1, 2, False),
-            "fp32-ieee",
-            "weight",
-            (64 * 14 * 14 * 128 + 64 * 64) * 36 * 4,
-        ),
+        (OF_NINE, "fp32-ieee", "weight", (64 * 14 * 14 * 128 + 64 * 64) * 36 * 4),
     ],
 )
 def test_by_arithmetic(layer, mode, operation, size):
@@ -118,13 +113,7 @@ def test_a_weight_with_few_tiles_is_summed_by_all_multiprocessors():
 
 def convolved(device):
     model = torch.nn.Conv2d(64, 64, 3, padding=1).to(device)
-    optimizer = torch.optim.SGD(model.parameters())
-
-    def step():
-        model(torch.randn(8, 64, 56, 56, device=device)).sum().backward()
-        optimizer.step()
-
-    return model, optimizer, step
+    return training(model, lambda: model(torch.randn(8, 64, 56, 56, device=device)).sum())
 
 
 def copied_forward():
