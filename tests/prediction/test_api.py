@@ -47,14 +47,8 @@ def test_model_without_products_is_what_arithmetic_says():
 def test_a_build_is_predicted_in_its_last_step(steps):
     def build(device):
         model = nn.Linear(512, 512, device=device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         rows = iter((1000, 9000, 4000))
-
-        def step():
-            model(torch.randn(next(rows), 512, device=device)).sum().backward()
-            optimizer.step()
-
-        return model, optimizer, step
+        return training(model, lambda: model(torch.randn(next(rows), 512, device=device)).sum())
 
     prediction = memtriage.predict(build, steps=steps)
     peaks = [step.peak_allocated for step in prediction.steps]

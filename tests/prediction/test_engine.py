@@ -6,6 +6,7 @@ from torch import nn
 
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.trace import trace
+from support.training import training
 
 WIDTH = 512
 
@@ -15,15 +16,7 @@ def additions(forward):
 
     def build(device):
         layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)).to(device)
-        optimizer = torch.optim.SGD(layers.parameters())
-
-        def step():
-            rows = torch.randn(2 * WIDTH, WIDTH, device=device)
-            forward(layers, rows).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return layers, optimizer, step
+        return training(layers, lambda: forward(layers, torch.randn(2 * WIDTH, WIDTH, device=device)))
 
     blocks = trace(build, machine("h200"), (2, 13), 1).recording.blocks
     size = 2 * WIDTH * WIDTH * 4

@@ -7,7 +7,7 @@ import torch
 
 import memtriage
 from memtriage.prediction.compiled import inductor
-from support.training import training
+from support.training import build_with, training
 
 
 def build_compiled(device):
@@ -46,13 +46,8 @@ def test_other_graphs_and_unknown_code_are_refused_when_called(monkeypatch, aske
         model = torch.nn.Linear(64, 64).to(device)
         given = model if kind == "module" else lambda values: model(values)
         compiled = torch.compile(**asked)(given) if kind == "decorated" else torch.compile(given, **asked)
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            (compiled if called else model)(torch.randn(8, 64, device=device)).sum().backward()
-            optimizer.step()
-
-        return model, optimizer, step
+        runs = compiled if called else model
+        return training(model, lambda: runs(torch.randn(8, 64, device=device)).sum())
 
     if called:
         with pytest.raises(ValueError, match="cannot be predicted") as refused:
@@ -74,21 +69,18 @@ def test_other_graphs_and_unknown_code_are_refused_when_called(monkeypatch, aske
 )
 def test_kernels_chosen_by_trial_are_those_of_the_default_mode(asked, same):
     def build(device, **asked):
-        weight = torch.nn.Parameter(torch.randn(1 << 20, device=device))
+        model = torch.nn.ParameterList([torch.randn(1 << 20, device=device)])
         compiled = torch.compile(lambda values: (values.sin().sin().sin() * values).sum(), **asked)
-        optimizer = torch.optim.SGD([weight])
-
-        def step():
-            compiled(weight).backward()
-            optimizer.zero_grad()
-
-        return torch.nn.ParameterList([weight]), optimizer, step
+        return training(model, lambda: compiled(model[0]))
 
     tuned = memtriage.predict(functools.partial(build, **asked))
     default = memtriage.predict(functools.partial(build, **same))
     assert tuned.steps == default.steps
     assert any("max" in note and "by timing them on the GPU" in note for note in tuned.notes)
     assert not any("by timing them" in note for note in default.notes)
+
+
+calling = functools.partial(build_with, count=1 << 20)
 
 
 @torch.compile
@@ -106,22 +98,10 @@ def tuned_before(values):
     return values.sum()
 
 
-def build_calling(function):
-    def build(device):
-        weight = torch.nn.Parameter(torch.randn(1 << 20, device=device))
-        return (
-            torch.nn.ParameterList([weight]),
-            torch.optim.SGD([weight]),
-            lambda: function(weight).backward(),
-        )
-
-    return build
-
-
 @pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
 def test_what_was_compiled_before_the_trace_is_compiled():
-    fused = memtriage.predict(build_calling(compiled_before))
-    plain = memtriage.predict(build_calling(compiled_before._torchdynamo_orig_callable))
+    fused = memtriage.predict(calling(compiled_before))
+    plain = memtriage.predict(calling(compiled_before._torchdynamo_orig_callable))
     assert fused.peak_allocated < plain.peak_allocated / 2
     assert not any("compiled nothing" in note for note in [*fused.notes, *plain.notes])
 
@@ -156,4 +136,4 @@ def test_nothing_is_said_of_what_is_compiled_and_never_called():
 )
 def test_options_given_before_the_trace_are_checked(function, said):
     with pytest.raises(ValueError, match=said):
-        memtriage.predict(build_calling(function))
+        memtriage.predict(calling(function))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memtriage
 from support.traced import traced
+from support.training import training
 
 PLACES = [
     torch,
@@ -197,13 +198,7 @@ def test_a_job_sees_a_device_for_each_rank():
         assert model.weight.device == torch.device("cuda", local)
         assert model.weight.get_device() == 3
         model = nn.parallel.DistributedDataParallel(model, device_ids=[local])
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            model(torch.randn(8, 64, device=local)).sum().backward()
-            optimizer.step()
-
-        return model, optimizer, step
+        return training(model, lambda: model(torch.randn(8, 64, device=local)).sum())
 
     memtriage.predict(build, world_size=4, rank=3)
 
@@ -211,11 +206,7 @@ def test_a_job_sees_a_device_for_each_rank():
 def test_trials_of_cudnn_are_bounded_beside_the_peak():
     def build(device):
         model = nn.Conv2d(16, 16, 3).to(device)
-        return (
-            model,
-            torch.optim.SGD(model.parameters()),
-            lambda: model(torch.randn(4, 16, 32, 32, device=device)).sum().backward(),
-        )
+        return training(model, lambda: model(torch.randn(4, 16, 32, 32, device=device)).sum())
 
     plain = memtriage.predict(build)
     assert plain.cudnn_trials_bound is msgspec.UNSET
