@@ -32,6 +32,7 @@ from memtriage.prediction.distributed.buffers import COMMUNICATION, UNSHARDED
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.lifetimes import DEFAULT_STREAM
 from memtriage.prediction.trace import trace
+from support.training import training
 
 WIDTH = 512
 LAYERS = 4
@@ -143,11 +144,7 @@ def test_a_norm_by_sequence_keeps_its_own_rows_and_a_gathered_result_is_one_bloc
         model = nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)).to(device)
         split = ColwiseParallel(input_layouts=Shard(0))
         parallelize_module(model, mesh, {"0": SequenceParallel(sequence_dim=0), "1": split})
-
-        def step():
-            model(torch.randn(rows // RANKS, WIDTH, device=device)).sum().backward()
-
-        return model, torch.optim.SGD(model.parameters()), step
+        return training(model, lambda: model(torch.randn(rows // RANKS, WIDTH, device=device)).sum())
 
     blocks = traced(build, steps=1).recording.blocks
     statistics = [block.size for block in blocks if block.op == "aten::_fused_rms_norm"]
