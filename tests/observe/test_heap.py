@@ -229,3 +229,14 @@ def test_a_walk_beyond_its_budget_is_partial_and_says_so() -> None:
     with HeapWalk(budget=CensusBudget(seconds=0.0)) as graph:
         assert graph.cut is not None and "the longest time" in graph.cut
     del many
+
+
+def test_very_many_entries_do_not_hide_what_else_there_is() -> None:
+    many = [[number] for number in range(60_000)]
+    deep = {"one": {"two": {"three": [torch.ones(8)]}}}
+    budget = CensusBudget(objects=len(gc.get_objects()), wide=50_000, wide_seconds=0.0)
+    with HeapWalk(budget=budget) as graph:
+        assert graph.cut is not None
+        position = graph.index[id(deep["one"]["two"]["three"][0])]
+        assert graph.parents[position] >= 0  # reached through its holders, not entered as a remainder
+    del many
