@@ -1,11 +1,14 @@
-"""What `test_faults.py` runs in a process of its own, which is killed.
+"""What `test_faults.py` runs in processes of their own: one is killed, one may not have more memory.
 
-python fault_program.py CHECKPOINT
+python fault_program.py killed CHECKPOINT
+python fault_program.py limited DIRECTORY
 """
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import sys
 from itertools import count
@@ -14,12 +17,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import psutil
 import torch
+from torch.nn import Parameter
 
 from memtriage import OffloadedAdamW
 from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.pipeline import Job
 from support.offload import give_gradients, masters_of, parameters
+
+SPARE = 64 << 20  # address space left to the limited process, bytes: less than the masters take
 
 
 def killed(checkpoint: str) -> None:
@@ -44,5 +51,26 @@ def killed(checkpoint: str) -> None:
     optimizer.step()
 
 
+def limited(_: str) -> None:
+    weight = Parameter(torch.ones(20_000_000, dtype=torch.bfloat16))
+    small = Parameter(torch.ones(1000))
+    OffloadedAdamW([small], tile_elements=128).close()
+    limit = psutil.Process().memory_info().vms + SPARE
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        OffloadedAdamW([weight], tile_elements=128)
+    except MemoryError as error:
+        said = str(error)
+    small.grad = torch.ones(1000)
+    optimizer = OffloadedAdamW([small], tile_elements=128)
+    optimizer.step()
+    told = {
+        "error": said,
+        "weights_untouched": bool((weight[::1000] == 1).all()),
+        "smaller_one_works": float(small[0]) < 1.0,
+    }
+    print(json.dumps(told))
+
+
 if __name__ == "__main__":
-    killed(sys.argv[1])
+    {"killed": killed, "limited": limited}[sys.argv[1]](sys.argv[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import signal
 import subprocess
@@ -69,7 +70,7 @@ def test_host_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_killed_in_the_middle_of_a_step_and_resumed(tmp_path: Path) -> None:
     """The checkpoint of the step before leads to the same bits as never having been killed."""
     killed = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path / "checkpoint")],
+        [sys.executable, str(PROGRAM), "killed", str(tmp_path / "checkpoint")],
         capture_output=True,
         timeout=TIME_LIMIT_S,
     )
@@ -91,3 +92,18 @@ def test_killed_in_the_middle_of_a_step_and_resumed(tmp_path: Path) -> None:
     for weight, two in zip(weights, resumed, strict=True):
         assert same_bits(weight.detach(), two.detach())
         assert same_bits(optimizer.state[weight]["master"], again.state[two]["master"])
+
+
+def test_a_limit_on_address_space(tmp_path: Path) -> None:
+    """The system refuses in earnest: the error names the size, model and process go on."""
+    run = subprocess.run(
+        [sys.executable, str(PROGRAM), "limited", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert run.returncode == 0, run.stderr
+    told = json.loads(run.stdout)
+    assert told["error"].startswith("the system refused 76.3 MiB of host memory")
+    assert told["weights_untouched"]
+    assert told["smaller_one_works"]
