@@ -64,12 +64,13 @@ const report = (() => {
   }
 
   // The banner that says it in a line: {level, word, text}.
-  const verdict = ({ level, word, text }) =>
+  const verdict = ({ level, word, text }, ...more) =>
     element(
       "div",
       { class: `verdict level-${level}`, role: "status" },
       element("span", { class: "word" }, word),
       element("span", {}, text),
+      ...more,
     );
 
   // The values of a fact: paths as code, several one below the other.

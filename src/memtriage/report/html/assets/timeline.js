@@ -2,7 +2,7 @@
 // Stacked areas and lines over time or over a count, with zoom (drag, buttons, keys), marks and a legend that reads
 // values.
 //   options: {label, axes: [{key, label, values, format, read}], layers: [{name, color, hatched, values}],
-//             lines: [{name, color, values, fill, width}], marks: [{at: {axis key: value}, label, strong,
+//             lines: [{name, color, values, fill, width, dash}], marks: [{at: {axis key: value}, label, strong,
 //             color}], legendRow, crest: one of the lines, crowded: what to say of that}
 //   and where wanted: fit: whether the vertical axis starts above 0 (the reader can choose then), bounds: values in
 //             whose sight it ends, [{value, label}], bands: [{high, low: lines, fill}], describe: row -> words
@@ -156,6 +156,7 @@ function timeline(place, options) {
         ...plain,
         label: line.name,
         width: line.width || 1.5,
+        dash: line.dash,
         show: !hidden.has(line),
         stroke: () =>
           view.crowded && line === options.crest && options.layers.length
