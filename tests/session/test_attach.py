@@ -101,7 +101,7 @@ def _followed(job: Job, rank: int | None = None, censuses: int = _CENSUSES) -> t
             _train(job)
             now += _SECONDS / _READINGS
             attached.read_counters(now)
-        attached.add(take_census(job.pid, twice=False, within_s=600), now)
+        attached.add(take_census(job.pid, within_s=600), now)
     return attached, now
 
 

@@ -11,7 +11,6 @@ from memtriage.cli import app
 from memtriage.prediction.distributed.broadcasts import LIMIT, Broadcasts
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.trace import trace
-from support.training import training
 
 RANKS = 4
 
@@ -72,18 +71,32 @@ def test_unknown_large_and_other_ranks_numbers_are_left_alone():
     assert seen[4:] == [3, 3]
 
 
-def program(device):
+PROGRAM = """
+import torch
+import torch.distributed as dist
+
+def build(device):
     rank = dist.get_rank()
     agreed = [2048 if rank == 0 else None]
     dist.broadcast_object_list(agreed, src=0)
     rows = torch.tensor([4 if rank == 0 else -1], device=device)
     dist.broadcast(rows, src=0)
-    model = nn.Linear(agreed[0], agreed[0], device=device)
-    return training(model, lambda: model(torch.ones(rows.item(), agreed[0], device=device)).sum())
+    model = torch.nn.Linear(agreed[0], agreed[0], device=device)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        model(torch.ones(rows.item(), agreed[0], device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+"""
 
 
 @pytest.mark.parametrize("choice", ["2 --rank 1", "2 --all-ranks", "1"])
-def test_the_command_traces_rank_0_where_another_needs_it(choice, capsys):
-    assert app.main(["predict", f"{__file__}:program", "--json", "--world-size", *choice.split()]) == 0
+def test_the_command_traces_rank_0_where_another_needs_it(choice, tmp_path, capsys):
+    file = tmp_path / "train.py"
+    file.write_text(PROGRAM)
+    assert app.main(["predict", f"{file}:build", "--json", "--world-size", *choice.split()]) == 0
     prediction = json.loads(capsys.readouterr().out)
     assert prediction["by_owner"]["parameter"] == 4 * (2048 * 2048 + 2048)
