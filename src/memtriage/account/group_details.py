@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Final
 
 from memtriage.account.cuts import CutMeter
@@ -28,7 +30,7 @@ from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind, in_words, i
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap_graph import HeapGraph
-from memtriage.observe.host import is_mapped
+from memtriage.observe.host import mapped_ranges
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.store_statements import Store
 from memtriage.observe.stores import forget_sources, pack_hook, registering_line, storing_line
@@ -66,6 +68,7 @@ class GroupDetails:
     site_of: SiteOf
     named: LineNamer | None = None
     _bounds: dict[int, int] = field(default_factory=dict)
+    _mapped: list[range] = field(default_factory=list)
 
     def of(
         self,
@@ -194,7 +197,7 @@ class GroupDetails:
         )
         if sample.facts.device == "cpu":
             detail.shared = is_shared(graph.objects[sample.position])
-            detail.mapped = detail.shared or is_mapped(sample.facts.address)
+            detail.mapped = detail.shared or self._is_mapped(sample.facts.address)
         elements = {self.holders.holder_of(held.position)[1] for held in group}
         detail.elsewhere = retained is not None and not retained.elsewhere.isdisjoint(elements)
         if retained is not None and not detail.elsewhere:
@@ -211,6 +214,11 @@ class GroupDetails:
             if detail.allocated_at is not None:
                 break
         return detail
+
+    def _is_mapped(self, address: int) -> bool:
+        self._mapped = self._mapped or mapped_ranges()  # once for all groups: there may be thousands
+        at = bisect_right(self._mapped, address, key=attrgetter("start"))
+        return at > 0 and address in self._mapped[at - 1]
 
     def _others(self, element: int, retained: RetainedSizes) -> list[HolderPath]:
         """Return other paths to an element than by its holder, without those below the element."""

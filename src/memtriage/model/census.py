@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, in_words
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, has, in_words
 
 Owner = Literal[
     "parameter",
@@ -326,7 +326,7 @@ class Census(msgspec.Struct, kw_only=True):
         """Bytes that wait for the cyclic collector, by device and class."""
         waiting: dict[str, Counter[str]] = {}
         for group in self.groups:
-            if group.anchor[0].kind is SegmentKind.GARBAGE_CYCLE:
+            if has(group.anchor, SegmentKind.GARBAGE_CYCLE):
                 waiting.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
                 waiting.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
         return {device: dict(classes) for device, classes in waiting.items()}

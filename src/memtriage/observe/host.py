@@ -126,14 +126,14 @@ def shared() -> int | None:
     return _STATM.column(2) if sys.platform == "linux" else None
 
 
-def is_mapped(address: int) -> bool:
-    """Whether memory of this process is counted by `shared`: it is shared, or mapped from a file."""
+def mapped_ranges() -> list[range]:
+    """Addresses of this process, in order, that `shared` counts: what is shared, or mapped from a file."""
+    ranges = []
     for line in (text_of(SELF / "maps") or "").splitlines():
         span, permissions, _, _, inode, *_ = line.split(maxsplit=5)
-        start, end = (int(each, 16) for each in span.split("-"))
-        if start <= address < end:
-            return permissions.endswith("s") or inode != "0"
-    return False
+        if permissions.endswith("s") or inode != "0":
+            ranges.append(range(*(int(each, 16) for each in span.split("-"))))
+    return ranges
 
 
 def host_sample(proc: Path = SELF) -> HostSample:

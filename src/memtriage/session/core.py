@@ -44,7 +44,7 @@ from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.live_state import LiveState
-from memtriage.session.marks import MarkPoint, StoredMarks
+from memtriage.session.marks import MarkPoint, StoredMarks, is_within_step
 from memtriage.session.microbatch_log import MicrobatchLog
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.record import SessionRecord, never_raises
@@ -311,8 +311,7 @@ class Session:
             return
         with self._lock:
             position = self._progress.now()
-            within_step = name == "backward" and position.step > 0
-            readings = self._reader.read(within_step)
+            readings = self._reader.read(is_within_step(name, position))
             mark = self._last_mark = MarkPoint(name, position, readings)
             for at_mark in self._at_mark:
                 try:
@@ -327,8 +326,8 @@ class Session:
             self._log.add(mark.position.step, mark.position.microbatch, mark.readings)
 
     def _read_host(self, mark: MarkPoint) -> None:
-        within_step = mark.name == "backward" and mark.position.step > 0
-        if mark.name != "end" and not within_step:  # while the program still has what it needs
+        # At the end the program has no longer what it needed.
+        if mark.name != "end" and not is_within_step(mark.name, mark.position):
             self._host.at_mark(mark.readings, self._reader.rss(), mark.position.step)
 
     def _within_step(self) -> None:

@@ -21,7 +21,7 @@ from memtriage.process.stdlib import time
 from memtriage.report.growth_words import findings_of
 from memtriage.session.job_watch import JobWatch
 from memtriage.session.ledgers import LedgerKeeper
-from memtriage.session.marks import MarkPoint
+from memtriage.session.marks import MarkPoint, is_within_step
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.limits import limits_and_use
@@ -175,8 +175,9 @@ class GrowthWatch:
         values = dict(readings)
         if self.recording:
             values.pop("cpu", None)  # malloc's counter includes the recorders of allocation sites
-        within_step = mark.name == "backward" and mark.position.step > 0
-        return values if within_step else values | self._generated_code() | self.events.now()
+        if is_within_step(mark.name, mark.position):
+            return values
+        return values | self._generated_code() | self.events.now()
 
     def _subtract_own(self, before: Mapping[str, int], recorders: int) -> None:
         """Subtract from later readings what remains of the memory that a census, or the first estimate, took.

@@ -39,6 +39,11 @@ STORING: Final = StoringPolicy()
 _GOLDEN: Final = (5**0.5 - 1) / 2
 
 
+def is_within_step(name: str, position: TrainingPosition) -> bool:
+    """Whether a mark is a backward's, and the program makes steps."""
+    return name == "backward" and position.step > 0
+
+
 class MarkPoint(msgspec.Struct, frozen=True):
     """One instant of a run: its name, where training stood, and the counters of every device.
 
