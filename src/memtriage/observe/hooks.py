@@ -54,6 +54,7 @@ class TrainingHooks:
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _finder: TorchImport | None = None
     _pid: int = field(default_factory=os.getpid)
+    _compiling: Callable[[], bool] = lambda: False
 
     def install(self) -> None:
         """Install now if torch is imported, else right after its import.
@@ -80,6 +81,7 @@ class TrainingHooks:
         import torch
         from torch.optim import optimizer
 
+        self._compiling = torch.compiler.is_compiling
         original = torch.autograd.backward
         wrapper = self._wrapped(original)
         torch.autograd.backward = wrapper
@@ -159,15 +161,11 @@ class TrainingHooks:
     # `is_compiling()` to True. Steps compiled that way make no marks.
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        from torch.compiler import is_compiling
-
-        if not is_compiling() and os.getpid() == self._pid:
+        if not self._compiling() and os.getpid() == self._pid:
             self.events.optimizer_begins(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        from torch.compiler import is_compiling
-
-        if not is_compiling() and os.getpid() == self._pid:
+        if not self._compiling() and os.getpid() == self._pid:
             self.events.optimizer_ends(optimizer, inside_backward())
 
 

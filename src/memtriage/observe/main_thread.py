@@ -31,7 +31,8 @@ class MainThreadCall(Generic[T]):
     def __init__(self, function: Callable[[], T], then: Iterable[Callable[[], object]] = ()) -> None:
         self._function = function
         self._claim = threading.Lock()  # taken by the call or by `cancel`, whichever comes first
-        self._done = threading.Event()
+        self._running = threading.Lock()  # C code: signal handlers run between instructions of Python
+        self._running.acquire()
         self._result: T | None = None
         run = untraced(self._run, then)
         self._pending = _Pending([run])
@@ -79,18 +80,19 @@ class MainThreadCall(Generic[T]):
             if not _queue or time.monotonic() > give_up_s:
                 return False, None
             time.sleep(_TURN_S)
-        if not self._done.wait(within_s) and self.cancel():
+        if self._running.acquire(timeout=within_s):
+            return True, self._result
+        if self.cancel():
             return False, None
-        if not self._done.wait(done_within_s):
-            return True, None
-        return True, self._result
+        done = self._running.acquire(timeout=-1 if done_within_s is None else done_within_s)
+        return True, self._result if done else None
 
     def _run(self) -> None:
         if self._claim.acquire(blocking=False):
             try:
                 self._result = self._function()
             finally:
-                self._done.set()
+                self._running.release()
 
 
 class _Pending(list[Callable[[], bool]]):

@@ -36,8 +36,10 @@ class StateMaking:
 
     def install(self) -> None:
         """Follow each optimizer of this process, but of no fork of it."""
+        from torch.compiler import is_compiling
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        self._compiling = is_compiling
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def remove(self) -> None:
@@ -47,10 +49,8 @@ class StateMaking:
             self._handle = None
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        from torch.compiler import is_compiling
-
         # As in `TrainingHooks`, torch.compile must be able to trace through this.
-        if not is_compiling() and os.getpid() == self._pid:
+        if not self._compiling() and os.getpid() == self._pid:
             self._follow(optimizer)
 
     def _follow(self, optimizer: Any) -> None:
