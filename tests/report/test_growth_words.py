@@ -81,10 +81,15 @@ def test_segments_of_a_queue_are_not_blamed_on_native_code() -> None:
 
 
 def test_growth_of_native_code_names_the_calls_that_are_known_to_grow() -> None:
-    (finding,) = findings_of([a_leak(rate=300_000)])
-    assert finding.fix is not None
+    (finding,) = findings_of([a_leak(rate=300_000, device="host")])
+    assert finding.fix is not None and "GPU" not in finding.mechanism
     assert all(f"Where {calls}: {part.why}; {part.fix}." in finding.fix for calls, part in NATIVE)
     assert "csr @ csr" in finding.fix and "ONEDNN_PRIMITIVE_CACHE_CAPACITY" in finding.fix
+
+
+def test_growth_of_native_code_on_a_gpu_names_no_calls_of_the_host() -> None:
+    (finding,) = findings_of([a_leak(rate=300_000, device="cuda:0")])
+    assert "GPU memory" in finding.mechanism and "csr @ csr" not in str(finding.fix)
 
 
 def test_native_memory_of_entries_adds_its_evidence() -> None:

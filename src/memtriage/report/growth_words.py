@@ -101,7 +101,7 @@ def _mechanism(leak: Leak) -> MechanismText:
         return _objects(cause)
     if cause == "profiler":
         return MechanismText(PROFILER.why, PROFILER.fix)
-    if cause == "native code" and leak.device != "cpu":
+    if cause == "native code" and leak.device.startswith("cuda:"):
         return MECHANISMS["native code on a GPU"]
     if cause == "native code":
         known = " ".join(f"Where {calls}: {part.why}; {part.fix}." for calls, part in NATIVE)
