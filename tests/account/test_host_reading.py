@@ -107,3 +107,29 @@ def test_a_reading_has_every_counter_or_there_is_none(smaps: bool, monkeypatch: 
     python = malloc.python_arenas()
     assert (now.python_arenas is None) == (python is None)
     assert now.malloc is None or len(now.arenas) > 0
+
+
+@needs_smaps
+@needs_glibc
+def test_memory_that_neither_malloc_nor_python_gives_out_is_known_within_what_was_never_written() -> None:
+    """A buffer of malloc moves the least alone while it fills, and never beyond the most of before."""
+
+    def other() -> tuple[int, int]:
+        now = certain(read_host())
+        return now.other_memory(now.ledger(None).rows)["host"]
+
+    least, most = other()
+    buffer = np.zeros(40 * MIB, np.uint8)
+    of_buffer = other()
+    buffer[:] = 1
+    filled = other()
+    by_hand = mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    by_hand.write(bytes(16 * MIB))
+    mapped_by_hand = other()
+    by_hand.close()
+    assert of_buffer == (pytest.approx(least - 40 * MIB, abs=MIB), pytest.approx(most, abs=MIB))
+    assert filled == (pytest.approx(least, abs=MIB), pytest.approx(most + 40 * MIB, abs=MIB))
+    assert [after - before for before, after in zip(filled, mapped_by_hand, strict=True)] == (
+        pytest.approx([16 * MIB] * 2, abs=MIB)
+    )
+    assert reading(mapped(0, MIB, "anonymous")).other_memory() == {}

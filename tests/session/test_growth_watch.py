@@ -61,7 +61,7 @@ def watch_of(
     rank: int | None = None,
 ) -> GrowthWatch:
     progress: Any = SimpleNamespace(works=True, now=now)
-    ledgers: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False)
+    ledgers: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False, other_memory={})
     return GrowthWatch(
         CounterReader(), progress, ledgers, script_root=None, say=lambda text: None,
         report=report, write=write, rank=rank, batches_vary=lambda: False,

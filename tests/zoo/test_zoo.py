@@ -37,7 +37,7 @@ FIELDS = {
     "bytes_per_microbatch",
 }
 FIELDS |= {"where", "process", "event", "bytes_per_event"}
-FIELDS |= {"cures", "tolerance", "allocated_at", "corpus", "exit", "prints", "not_judged_in"}
+FIELDS |= {"cures", "tolerance", "allocated_at", "corpus", "exit", "prints", "not_judged_in", "private_pages"}
 TIMEOUT_S = 600  # of a script that hangs; they take seconds, on a busy machine some more
 RUNS = 3
 RATES = ("bytes_per_step", "bytes_per_microbatch", "bytes_per_event")

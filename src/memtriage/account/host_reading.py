@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from memtriage.account.host_ledger import TensorPlace, host_ledger, tensor_places
 from memtriage.model.census import StorageRecord
-from memtriage.model.ledger import Ledger
+from memtriage.model.ledger import CPU_TENSORS, SHARED_ROWS, Ledger, LedgerRow
 from memtriage.observe import host, malloc
 from memtriage.observe.host import PinnedStats
 from memtriage.observe.malloc import MallocInfo
 from memtriage.observe.malloc_arenas import MallocArena, malloc_arenas
-from memtriage.observe.smaps import MemoryClasses
+from memtriage.observe.smaps import MappingClass, MemoryClasses
 
 
 class HostReading(msgspec.Struct, frozen=True):
@@ -39,6 +41,31 @@ class HostReading(msgspec.Struct, frozen=True):
         if self.malloc is None:
             return None
         return next((row.bytes for row in self.ledger(None).rows if row.row == "malloc retained"), 0)
+
+    def other_memory(self, rows: Sequence[LedgerRow] = ()) -> dict[str, tuple[int, int]]:
+        """Least and most bytes of memory that no census lists, by the counter that sees it.
+
+        `host`: private memory that neither malloc nor Python gives out. Nothing says how much of malloc's
+        memory was ever written: for the least it is all of it, for the most only the tensors. `shared`:
+        shared memory without tensors, what is written and what is mapped. So a buffer that fills moves the
+        least alone, up to what the most was before. The least may be below 0.
+
+        Args:
+            rows: of the ledger of this instant. Without any, there is no `shared`.
+        """
+        found = {}
+        if self.malloc is not None and self.python_arenas is not None:
+            given = self.classes.resident("anonymous") - self.python_arenas
+            of_malloc = max(0, self.malloc.from_kernel - self.classes.mapped("heap"))
+            tensors = sum(row.bytes for row in rows if row.row == CPU_TENSORS)
+            written = max(0, tensors - self.classes.resident("heap"))
+            found["host"] = given - of_malloc, given - written
+        if rows:
+            shared = sum(row.bytes for row in rows if row.row in SHARED_ROWS)
+            kinds: tuple[MappingClass, ...] = ("shared", "shared anonymous")
+            unwritten = sum(self.classes.mapped(kind) - self.classes.resident(kind) for kind in kinds)
+            found["shared"] = shared, shared + unwritten
+        return found
 
     def in_driver_memory(self, storage: StorageRecord) -> bool:
         """Whether a page-locked storage is from torch's allocator, not memory that others locked.

@@ -140,6 +140,8 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         gone: ids of holders that are no longer there.
         data: containers of ordinary data that grow, or did.
         totals: bytes of everything that has a holder, by device, as its counter counts them.
+        other_memory: least and most bytes of memory that no census lists, just before it, by the counter that
+            sees it: `host` for private memory that neither malloc nor Python gives out, and `shared`.
         waiting: bytes that wait for the cyclic collector, by device, and by the class they belong to.
         collector_off: Python's cyclic collector was off.
         profiled: torch's profiler was on.
@@ -157,6 +159,7 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     gone: list[Whole] = []
     data: list[DataSeen] = []
     totals: dict[str, Whole] = {}
+    other_memory: dict[str, tuple[Whole, Whole]] = {}
     waiting: dict[str, dict[str, Whole]] = {}
     collector_off: bool = False
     profiled: bool = False

@@ -12,6 +12,8 @@ CPU_TENSORS: Final = "CPU tensors"
 MALLOC_IN_USE: Final = "malloc in use"
 PYTHON_OBJECTS: Final = "Python objects"
 """Rows of the host's ledger whose bytes have holders."""
+SHARED_ROWS: Final = ("shared memory", "shared anonymous memory")
+"""Those of shared memory without tensors."""
 
 
 class LedgerRow(msgspec.Struct, kw_only=True):

@@ -66,6 +66,10 @@ class MemoryClasses(msgspec.Struct, frozen=True):
         """Resident bytes of one class."""
         return sum(mapping.rss for mapping in self.mappings if mapping.kind == kind)
 
+    def mapped(self, kind: MappingClass) -> int:
+        """Bytes of address space of one class."""
+        return sum(mapping.end - mapping.start for mapping in self.mappings if mapping.kind == kind)
+
     def copied(self, kind: MappingClass) -> int:
         """Resident bytes of one class that are private copies, which cannot be reclaimed without swap."""
         return sum(mapping.anonymous for mapping in self.mappings if mapping.kind == kind)

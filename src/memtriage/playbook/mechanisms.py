@@ -129,6 +129,12 @@ MECHANISMS: Final[Mapping[str, MechanismText]] = {
         "look at extensions that are called in the loop: the ledger of `memtriage report --full` names the "
         "lines that allocate what only C++ holds",
     ),
+    "other anonymous memory": MechanismText(
+        "a library maps memory itself and keeps it: neither malloc nor Python gives it out, as the pools of "
+        "pyarrow, polars or duckdb, and what `mmap` returns",
+        "look at such libraries that are called in the loop; many have a counter of their own, such as "
+        "pyarrow.total_allocated_bytes()",
+    ),
     "not named": MechanismText(
         "no census was taken while memory grew, or only one, so nothing is known of what keeps it",
         "if the program's loop makes no optimizer step, call memtriage.step() once per iteration: then "
@@ -144,6 +150,11 @@ MECHANISMS: Final[Mapping[str, MechanismText]] = {
         "segments that processes of this job have open stay in /dev/shm, and no process maps them: tensors "
         "that were put into a queue and not taken out",
         "bound the queue (`Queue(maxsize=...)`), take out all that is put in, or end the process that sends",
+    ),
+    "mapped shared memory": MechanismText(
+        "shared memory stays mapped: `multiprocessing.shared_memory`, `mmap` or a library maps more and more",
+        "close what maps it once it has been used (`close()`, and `unlink()` by the process that made it), "
+        "or use a few of these again",
     ),
     "not read": MechanismText(
         "what its objects hold is not known: {why}",

@@ -239,6 +239,7 @@ class GrowthWatch:
     def _add_census(self, census: CensusSeen) -> None:
         self.write_readings()
         self._write(self._situation())
+        census.other_memory = self._ledgers.other_memory
         self.evidence.add(census)
         self._write(census)
 

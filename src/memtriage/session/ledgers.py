@@ -44,6 +44,7 @@ class LedgerKeeper:
     Attributes:
         baselines: bytes in use outside this process's allocator at the first mark, by CUDA device.
         last: the latest ledgers; none before the first census.
+        other_memory: as the latest census has it.
 
     Args:
         script_root: folder of the user's script, for allocation sites.
@@ -60,6 +61,7 @@ class LedgerKeeper:
     residue: Callable[[Sequence[Finding]], None]
     baselines: dict[int, int] = field(default_factory=dict)
     last: Sequence[Ledger] = ()
+    other_memory: dict[str, tuple[int, int]] = field(default_factory=dict)
     _host_reading: HostReading | None = None
     _due_s: float | None = None
     _tensors: int = 0
@@ -102,9 +104,11 @@ class LedgerKeeper:
 
     def before_census(self) -> None:
         """Read the host's classes of memory, which a census would disturb."""
-        self._host_reading = None  # if reading fails, an old one must not be used
+        self._host_reading, self.other_memory = None, {}  # if reading fails, an old one must not be used
         try:
             self._host_reading = read_host()
+            if self._host_reading is not None:
+                self.other_memory = self._host_reading.other_memory()
         except Exception as error:
             if is_programs_exception(error):
                 raise
@@ -146,6 +150,8 @@ class LedgerKeeper:
             census.parameters,
         )
         self.last = ledgers
+        if self._host_reading is not None:
+            self.other_memory = self._host_reading.other_memory(ledgers[-1].rows)
         self.live.ledgers(ledgers, self.progress.elapsed())
         job = [take_job_ledger()] if descendants() else []
         for ledger in [*ledgers, *job]:

@@ -169,6 +169,64 @@ def test_the_resident_set_alone_shows_no_leak() -> None:
     assert judge(observed({"host": rising(MIB)}, censuses=CENSUSES)).findings == []
 
 
+def other_memory(
+    least: Callable[[int], float],
+    most: Callable[[int], float],
+    censuses: Sequence[int] = CENSUSES,
+    counter: str = "host",
+    values: Sequence[float] = rising(MIB),
+) -> Evidence:
+    """A run whose resident set rises, with what there was at each census that no census lists."""
+    evidence = observed({"cpu": rising(0), counter: values}, censuses=censuses)
+    for census in evidence.main.censuses:
+        at = census.position.step
+        census.other_memory = {counter: (int(least(at)), int(most(at)))}
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("counter", "mechanism"), [("host", "other anonymous memory"), ("shared", "mapped shared memory")]
+)
+def test_memory_that_no_census_lists_leaks(counter: str, mechanism: str) -> None:
+    finding = the(other_memory(lambda at: MIB * at, lambda at: MIB * (at + 8), counter=counter))
+    assert (finding.device, finding.certainty, finding.bytes) == ("host", "proven", 45 * MIB)
+    assert finding.bytes_per_step == pytest.approx(MIB, rel=1e-3)
+    assert finding.mechanism == MECHANISMS[mechanism].mechanism
+
+
+@pytest.mark.parametrize(("until", "leaks"), [(STEPS, True), (20, False)])
+def test_other_memory_grows_on_while_its_counter_does(until: int, leaks: bool) -> None:
+    resident = [BASE + MIB * min(at, until) for at in range(1, STEPS + 1)]
+    evidence = other_memory(
+        lambda at: 2 * MIB * at, lambda at: 2 * MIB * at, (5, 10, 15, 20), values=resident
+    )
+    assert bool(judge(evidence).findings) is leaks
+
+
+def test_other_memory_that_is_released_at_the_end_has_leaked() -> None:
+    evidence = other_memory(lambda at: MIB * at, lambda at: MIB * at, (15, 30, 45, 58))
+    position = TrainingPosition(step=STEPS)
+    evidence.add(CensusSeen(position=position, between=False, other_memory={"host": (0, 0)}))
+    assert the(evidence).bytes_per_step == pytest.approx(MIB)
+
+
+@pytest.mark.parametrize("counter", ["host", "shared"])
+@pytest.mark.parametrize(
+    ("least", "most", "censuses"),
+    [
+        pytest.param(lambda at: MIB * (at - 60), lambda at: MIB * at, CENSUSES, id="60 MiB fill"),
+        pytest.param(lambda at: MIB * min(at, 45), lambda at: MIB * min(at, 45), CENSUSES, id="it ended"),
+        pytest.param(lambda at: MIB * at, lambda at: MIB * at, CENSUSES[1:], id="two intervals"),
+        pytest.param(lambda at: KIB * at, lambda at: KIB * at, CENSUSES, id="too little"),
+        pytest.param(lambda at: MIB * max(0, at - 40), lambda at: MIB * at, CENSUSES, id="once"),
+    ],
+)
+def test_other_memory_that_may_end_is_no_leak(
+    least: Callable[[int], float], most: Callable[[int], float], censuses: Sequence[int], counter: str
+) -> None:
+    assert judge(other_memory(least, most, censuses, counter)).findings == []
+
+
 def test_what_awaits_the_collector_is_no_native_growth() -> None:
     waiting = {"cpu": {"Node": 20 * MIB}}
     evidence = observed({"cpu": rising(MIB)}, censuses=CENSUSES, last={"waiting": waiting})

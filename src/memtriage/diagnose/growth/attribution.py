@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal
 
+import numpy as np
+
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
-from memtriage.diagnose.growth.estimate import grow
+from memtriage.diagnose.growth.estimate import Growth, grow, policy_of
 from memtriage.diagnose.growth.evidence import Comparison, Counter, Seen, Sighting
 from memtriage.model.evidence import DataSeen, HolderSeen
 from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind
@@ -222,6 +224,34 @@ def _pauses(before: Seen, after: Seen) -> bool:
     if isinstance(before, DataSeen) or isinstance(after, DataSeen):
         return after.entries == before.entries
     return after.size == before.size and not after.replaced
+
+
+def other_growth(comparison: Comparison, intervals: int = INTERVALS) -> dict[str, Growth]:
+    """Return the growth of memory that no census lists, by the counter that sees it, where it is certain.
+
+    It grew in each of so many intervals up to the last census, at much the same pace, and beyond what there
+    may have been before them.
+    """
+    found = {}
+    for name in ("host", "shared"):
+        seen: dict[float, tuple[int, int]] = {}
+        for census in comparison.censuses:
+            latest, now = max(seen.values(), default=(0, 0)), census.other_memory.get(name)
+            if now is not None and (
+                census.between or now >= latest
+            ):  # at the end the program may have closed it
+                seen[census.at(comparison.scale)] = now
+        at, (least, most) = np.array([*seen]), np.array([*seen.values()]).reshape(-1, 2).T
+        policy = policy_of(name)
+        for first in range(len(at) - intervals):
+            grown, span = float(least[-1] - least[first]), float(at[-1] - at[first])
+            even = (np.diff(least[first:]) / np.diff(at[first:])).min() >= OPEN * grown / span
+            enough = grown >= policy.settles and grown >= policy.least * span
+            if even and enough and least[-1] > most[first]:
+                rate = grown / span
+                found[name] = Growth("growing", rate, rate, rate, rate, float(at[first]), float(at[-1]))
+                break
+    return found
 
 
 # --- what it is worth ---------------------------------------------------------------------------------------

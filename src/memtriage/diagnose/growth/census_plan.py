@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memtriage.diagnose.growth.attribution import ACCOUNTS, INTERVALS, Rise
+from memtriage.diagnose.growth.attribution import ACCOUNTS, INTERVALS, Rise, other_growth
 from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
 from memtriage.model.position import Scale
 
@@ -63,7 +63,10 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
     counters, known = comparison.counters, defaultdict[str, float](float)
     for rise in proven:
         known["cpu" if rise.counter == "host" else rise.counter] += rise.rate
+    begin, other = other_growth(comparison, INTERVALS - 1), other_growth(comparison)
     known["host"] = max(known["cpu"], counters["cpu"].growth.rate if "cpu" in counters else 0.0)
+    for name, growth in other.items():
+        known[name] += growth.rate
     suspects = []
     for name, counter in counters.items():
         certain = name == "host" and counter.growth.state == "growing"
@@ -73,12 +76,13 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
             suspects.append(counter)
     few = [rise for rise in rises if rise.reasons in (("few",), ("aged",))]
     begun = [counter.growth.onset or 0.0 for counter in suspects] + [rise.since for rise in few]
+    begun += [growth.onset or 0.0 for growth in begin.values()]
     since = min(begun or [rise.since for rise in proven] or [0.0])
     after = [at for at in comparison.positions if at >= since]
     return Suspicion(
-        open=bool(suspects or few),
-        grows=bool(suspects or few or proven),
-        unseen=any(not rise.share for rise in proven),
+        open=bool(suspects or few or begin.keys() - other.keys()),
+        grows=bool(suspects or few or proven or begin),
+        unseen=any(not rise.share for rise in proven) or bool(other),
         since=since,
         period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),
         named_nothing=0 if rises or all(c.growth.state != "growing" for c in suspects) else len(after),

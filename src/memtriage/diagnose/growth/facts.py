@@ -17,7 +17,14 @@ from memtriage.model.position import Scale
 
 Per = Literal["step", "micro-batch", "second"]
 Unexplained = Literal[
-    "not named", "not listed from outside", "not read", "profiler", "native code", "shared memory"
+    "not named",
+    "not listed from outside",
+    "not read",
+    "profiler",
+    "native code",
+    "other anonymous memory",
+    "shared memory",
+    "mapped shared memory",
 ]
 """Why nothing is known to hold what grows: no census covers it, or it is memory of C++ alone."""
 Obstacle = Literal["no counter", "few", "may end", "unread", "restless", "small", "lived"]

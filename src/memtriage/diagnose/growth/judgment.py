@@ -15,7 +15,16 @@ from itertools import chain, takewhile
 from memtriage.diagnose.causes import memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
-from memtriage.diagnose.growth.attribution import DATA_LEAST, MINOR, OPEN, Open, Rise, attribute, contradicts
+from memtriage.diagnose.growth.attribution import (
+    DATA_LEAST,
+    MINOR,
+    OPEN,
+    Open,
+    Rise,
+    attribute,
+    contradicts,
+    other_growth,
+)
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit, policy_of
 from memtriage.diagnose.growth.events import event_of
@@ -64,6 +73,7 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
         if name not in CONFIRMING and not _ends_by_itself(main, name):
             unnamed = _unnamed(evidence, name, main_rises, leaks)
             leaks = leaks if unnamed is None else one_a_cause([*leaks, unnamed])
+    leaks = one_a_cause([*leaks, *_other_memory(evidence)])
     judgment = Judgment(worth_reporting(leaks), _judged(evidence) if limits else {})
     _add_roles(judgment, evidence, limits=limits)
     judgment.leaks = list(_projected(judgment.leaks, evidence))
@@ -364,6 +374,22 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     return _leak(evidence, comparison, counted, device, nbytes, cause)
 
 
+def _other_memory(evidence: Evidence) -> Iterator[Leak]:
+    """Yield the leaks of memory that no census lists and that still grows."""
+    comparison = evidence.main
+    for name, growth in other_growth(comparison).items():
+        counter = comparison.counters.get(name)
+        if counter is None or _ends_by_itself(comparison, name):
+            continue
+        onset, last, now = growth.onset or 0.0, growth.until or 0.0, comparison.now
+        risen, error = counter.rise(last, now)
+        aged = now - last > ESTIMATE.share * (last - onset)
+        if not aged or risen + 2 * error >= growth.rate * (now - last) / 2:
+            cause: Unexplained = "mapped shared memory" if name == "shared" else "other anonymous memory"
+            nbytes = round(growth.rate * (now - onset))
+            yield _leak(evidence, comparison, Counted(name, growth, 0.0), DEVICE_HOST, nbytes, cause)
+
+
 def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
     """Return the rate of everything that has a holder, and whether censuses cover the counter's growth.
 
@@ -384,8 +410,8 @@ def _ends_by_itself(comparison: Comparison, name: str) -> bool:
     counter, code = comparison.counters[name], comparison.counters.get(CODE)
     if comparison.awaits_collector(name, counter.grown):
         return True
-    since = counter.growth.onset or 0.0
-    return name == "cpu" and code is not None and fills_with_code(counter.points, code.points, since)
+    since, of_host = counter.growth.onset or 0.0, name in ("cpu", DEVICE_HOST)
+    return of_host and code is not None and fills_with_code(counter.points, code.points, since)
 
 
 # --- how small a leak would have been found -----------------------------------------------------------------
