@@ -118,7 +118,18 @@ def test_growth_of_every_kind_of_container(program: Any) -> None:
     for name in ("listed", "mapped", "recent", "counted", "ordered", "several", "arrays", "records"):
         assert ENTRY <= grown[name].entry_bytes < ENTRY + 2_000, name
         assert grown[name].native is None
-    assert 1 <= grown["raw"].entry_bytes < 100
+    assert grown["raw"].entry_bytes == 1
+
+
+def test_an_entry_takes_its_place_in_the_container() -> None:
+    kept = [0]
+    with HeapWalk() as graph:
+        before = ContainerLengths(graph.objects)
+    kept.extend(range(10**6, 10**6 + 50_000))
+    with HeapWalk() as graph:
+        grown = grown_containers(graph, before.by_address(), most=1000)
+        (entry,) = [each.entry_bytes for each in grown if graph.objects[each.position] is kept]
+    assert sys.getsizeof(kept[-1]) + 8 <= entry <= 32 + 9  # a number, in units of 16 bytes, and a pointer
 
 
 def test_what_entries_have_in_common_is_no_part_of_an_entry() -> None:

@@ -120,6 +120,17 @@ def test_workers_have_a_role_that_the_next_epochs_workers_take_over(job: Job) ->
     assert role.run["step"].tracks["cpu"].readings == 2
 
 
+def test_a_process_that_ended_before_its_size_was_read_is_not_read(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = job.child()
+    as_workers(job, worker)
+    monkeypatch.setattr(job_watch, "sizes_of", lambda pid: None)
+    for second in (1, 10):
+        job.wakes(second, second)
+    assert list(job.evidence.roles) == ["worker 0 of loader"] and not job.reader.requests
+
+
 def test_a_process_is_named_once_it_has_become_what_it_will_be(job: Job) -> None:
     process = job.child()
     job.wakes(1, 1)

@@ -42,7 +42,8 @@ class GrownContainer:
     Attributes:
         position: its place in the later walk's graph.
         more: additional entries since the earlier walk.
-        entry_bytes: size of a recent entry with what only it seems to hold, without tensors.
+        entry_bytes: size of a recent entry with what only it seems to hold, without tensors, and its place in
+            the container.
         native: type of a recent entry that is an object of a C++ library, whose memory only it knows.
         kind: its type's name.
     """
@@ -318,7 +319,8 @@ def recent_entries(kinds: KindTable, container: Any) -> tuple[int, str | None]:
     """Return what `GrownContainer` says of a growable container's recent entries: their size and type."""
     newest = _newest(container)
     native = next((name for item in newest if (name := _native_type(item)) is not None), None)
-    return _added_by_each(kinds, container, newest), native
+    place = size_of(container) // max(1, len(container))
+    return place + _added_by_each(kinds, container, newest), native
 
 
 def _newest(container: Any) -> list[Any]:
@@ -328,7 +330,7 @@ def _newest(container: Any) -> list[Any]:
     if isinstance(container, set):
         return list(islice(container, 4))
     if isinstance(container, bytearray):
-        return [b"\0"]
+        return []
     return [container[-offset] for offset in range(1, min(4, len(container)) + 1)]
 
 

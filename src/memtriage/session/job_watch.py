@@ -220,10 +220,10 @@ class JobWatch:
             evidence, reading = self.evidence.roles[role], self._readings.setdefault(role, _RoleReading())
             if evidence.role is None or evidence.role.unread is not None:
                 continue
-            seconds = evidence.run["second"]
-            if seconds.marks >= reading.estimate_at:
-                reading.estimate_at = seconds.marks * POLICY.again
-                reading.risen = _risen_lately(seconds.tracks["cpu"].points().floors)
+            track = evidence.run["second"].tracks.get("cpu")
+            if track is not None and track.readings >= reading.estimate_at:
+                reading.estimate_at = track.readings * POLICY.again
+                reading.risen = _risen_lately(track.points().floors)
                 if reading.risen and not reading.pid:
                     reading.pid = -1
             if reading.pid:

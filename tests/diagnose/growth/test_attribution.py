@@ -460,6 +460,15 @@ def test_a_rising_resident_set_proves_data_by_two_censuses() -> None:
     assert (rise.counter, certainty_of(rise), rise.share > 0) == ("host", "proven", True)
 
 
+@pytest.mark.parametrize("rises_seen", [3, 4])
+def test_a_counter_that_sees_a_small_part_of_data_makes_it_no_less_certain(rises_seen: int) -> None:
+    """The table of a dict is from malloc, and its small entries are not."""
+    when = (12, 25, 44, 58)[:rises_seen]
+    tables = [BASE + 400 * KIB * sum(at >= each for each in when) for at in range(1, 61)]
+    rise = the(observed({"cpu": tables}, lambda at: [data(100 * at, 700)], (6, 18, 30, 45, 60)))
+    assert (certainty_of(rise), rise.rate) == ("proven", pytest.approx(70_000))
+
+
 def test_the_fastest_is_first() -> None:
     def found(at: int) -> Found:
         return [held(rate * MIB * at, at, name=f"n{rate}", number=rate) for rate in (2, 7, 4)]

@@ -295,10 +295,11 @@ def _by_counter(rise: Rise, counter: Counter, rises: Sequence[Rise]) -> Rise | N
     seen = [each for each in rises if each.counter == rise.counter]
     # Each tensor of a list of state dicts is only a small part of what the list gets.
     of_container = sum(each.own_rate for each in seen if each.container == rise.container)
-    sees_all = counter.name == rise.counter  # malloc's does not see small entries of ordinary data
     most = (2 - ACCOUNTS) * risen + error
-    if own * of_container / rise.own_rate < MINOR * risen or (sees_all and own > most):
-        return None  # too small for this counter, or more than it saw
+    # Of ordinary data malloc's counter sees no small entries: what it is not certain of, pages may show.
+    unseen = own > most and (counter.name == rise.counter or growth.state != "growing")
+    if unseen or own * of_container / rise.own_rate < MINOR * risen:
+        return None  # more than it saw, or too small for it
     if not _keeps_up(points, counter, own / risen):
         return None
     if len(points) == 2:
