@@ -302,15 +302,14 @@ def _by_counter(rise: Rise, counter: Counter, rises: Sequence[Rise]) -> Rise | N
         return None  # more than it saw, or too small for it
     if not _keeps_up(points, counter, own / risen):
         return None
-    if len(points) == 2:
-        # One interval. What else came in it must be known, and the holder must have what it got before it: a
-        # list that is emptied now and then grows, too.
-        begun = growth.onset or float(counter.points.at[0])
-        others = sum(each.own_rate for each in seen if each is not rise)
-        known = own + others * apart >= ACCOUNTS * risen
-        # Not its own rate: it grows in rises, of which this interval may have one more than its share.
-        if not known or points[-1][1] < ACCOUNTS * min(1.0, own / risen) * counter.rise(begun, end)[0]:
-            return None
+    # It must have what it got before these censuses: a list that is emptied now and then grows, too. Not at its
+    # own rate: it grows in rises, of which an interval may have one more than its share.
+    begun = growth.onset or float(counter.points.at[0])
+    if points[-1][1] < ACCOUNTS * min(1.0, own / risen) * counter.rise(begun, end)[0]:
+        return None
+    others = sum(each.own_rate for each in seen if each is not rise)
+    if len(points) == 2 and own + others * apart < ACCOUNTS * risen:
+        return None  # what else came in one interval is not known
     slows = growth.state == "growing" and not growth.by_rises and _slows(_since(points, growth.onset))
     rate = own / apart
     return replace(
