@@ -150,6 +150,16 @@ def test_a_suspicion_is_settled_at_any_cost_and_then_no_more() -> None:
     assert not affordable(comparison, growing(99), 60, 70)
 
 
+def test_what_is_proven_is_confirmed_once_later_at_any_cost() -> None:
+    comparison = taken([3, 6, 9, 12])
+    for step, confirms in [(47, False), (48, True)]:
+        comparison.now = step
+        assert affordable(comparison, proven(3), 60, 70) is confirms
+    comparison.censuses += taken([48]).censuses
+    comparison.now = 4 * 48
+    assert not affordable(comparison, proven(3), 60, 70)
+
+
 @given(st.floats(0, 30), st.floats(0.01, 2), st.integers(20, 600), st.sampled_from([NOTHING, growing()]))
 def test_censuses_stay_within_their_budget(
     census_s: float, step_s: float, steps: int, suspicion: Suspicion

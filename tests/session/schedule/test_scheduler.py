@@ -269,7 +269,7 @@ def test_out_of_memory_takes_the_first_census() -> None:
 def test_rates_are_those_without_pauses(makes_up: bool) -> None:
     """A server does after a pause what it missed; a loop that computes does not."""
     loop, served = Loop(Notes(seconds=2)), 0.0
-    for _ in range(400):
+    for _ in range(800):
         due = 10 * (loop.now_s + 0.05)
         served = min(due, served + 5) if makes_up else served + 0.5
         loop.notes.held = leaking(round(served))
