@@ -302,8 +302,8 @@ def _by_counter(rise: Rise, counter: Counter, rises: Sequence[Rise]) -> Rise | N
         return None  # more than it saw, or too small for it
     if not _keeps_up(points, counter, own / risen):
         return None
-    # It must have what it got before these censuses: a list that is emptied now and then grows, too. Not at its
-    # own rate: it grows in rises, of which an interval may have one more than its share.
+    # It must have what it got before these censuses: a list that is emptied now and then grows, too. Not at
+    # its own rate: it grows in rises, of which an interval may have one more than its share.
     begun = growth.onset or float(counter.points.at[0])
     if points[-1][1] < ACCOUNTS * min(1.0, own / risen) * counter.rise(begun, end)[0]:
         return None
