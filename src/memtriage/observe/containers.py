@@ -31,6 +31,7 @@ _LONG = 64 * 1024
 _MOST_ARRAYS = 20
 _UNIT = 16
 _ATOMS = (str, bytes, bytearray, int, float, complex)
+_EXACT_ATOMS = addresses(*_ATOMS)
 _UNSHARED_REFERENCES = 6
 """References to an entry's own atom: from the entry, the walk's graph or queue, and the counting itself."""
 
@@ -365,12 +366,19 @@ def own_bytes(graph: HeapGraph, obj: Any) -> int | None:
     return _allocated(obj) + atom_bytes(gc.get_referents(obj))
 
 
-def atom_bytes(objects: Iterable[Any]) -> int:
+def atom_bytes(objects: Sequence[Any]) -> int:
     """Return the bytes of the texts and numbers among some objects that nobody else seems to have."""
-    return sum(
+    exact = [obj for obj in objects if id(type(obj)) in _EXACT_ATOMS]  # there may be millions
+    measured = zip(map(sys.getsizeof, exact), map(sys.getrefcount, exact), strict=True)
+    nbytes = sum(-(-size // _UNIT) * _UNIT for size, count in measured if count <= _UNSHARED_REFERENCES)
+    if len(exact) == len(objects):
+        return nbytes
+    return nbytes + sum(
         _allocated(obj)
         for obj in objects
-        if issubclass(type(obj), _ATOMS) and sys.getrefcount(obj) <= _UNSHARED_REFERENCES
+        if id(type(obj)) not in _EXACT_ATOMS
+        and issubclass(type(obj), _ATOMS)
+        and sys.getrefcount(obj) <= _UNSHARED_REFERENCES
     )
 
 
