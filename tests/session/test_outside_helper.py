@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from memtriage.outside.census import JobReader
 from memtriage.session.outside_helper import ReadProcess, _between, _LoopCounter
 from memtriage.session.outside_reader import ReadRequest
 from support.outside_parts import known_python
@@ -57,6 +61,27 @@ def test_a_reading_after_its_function_has_returned_proves_nothing(tmp_path: Path
     assert runs is not None and returned is not None
     assert runs.between and [seen.storages for seen in runs.holders] == [5]
     assert not returned.between and not returned.holders
+
+
+@known_python
+@pytest.mark.parametrize(
+    ("script", "place"),
+    [
+        pytest.param("for step in [41, 42]:\n    at(step)\n", "<module>", id="module"),
+        pytest.param("def main():\n    step = 42\n    at(step)\nmain()\n", "main", id="function"),
+    ],
+)
+def test_numbers_of_what_runs_are_read(tmp_path: Path, script: str, place: str) -> None:
+    waits = "import sys\ndef at(step):\n    if step == 42: print(flush=True), sys.stdin.readline()\n"
+    (tmp_path / "loop.py").write_text(f"import torch\n{waits}{script}")
+    command = [sys.executable, tmp_path / "loop.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        with closing(JobReader(job.pid)) as reader:
+            numbers = dict(reader.numbers())
+        job.kill()
+    assert numbers[place, "step"] == 42
 
 
 def counted(values: list[int]) -> _LoopCounter:

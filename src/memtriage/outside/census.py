@@ -361,10 +361,10 @@ class JobReader:
         )
 
     def numbers(self) -> Iterator[tuple[tuple[str, str], int]]:
-        """Yield whole numbers in variables of the program's running functions, by function and variable."""
+        """Yield whole numbers in variables of what runs, by the function (or module) and the variable."""
         for heap, modules, frame in self._running_now():
             if modules.is_user_file(frame.file):
-                for name, address in frame.variables:
+                for name, address in frame.variables or heap.variables_of_module(frame):
                     if (number := heap.number(address)) is not None:
                         yield (frame.name, name), number
 

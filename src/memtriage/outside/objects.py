@@ -492,6 +492,12 @@ class RemoteHeap(RemoteValues):
                 frame.variables.append((text, value))
         return frame
 
+    def variables_of_module(self, frame: Frame) -> list[tuple[str, int]]:
+        """Return (name, address of the value) of what the code of a module has set so far."""
+        variables = self.memory.word(frame.address + self.layout.frame_locals)
+        named = [(self.text(key), value) for key, value in self.dict_items(variables)] if variables else []
+        return [(name, value) for name, value in named if name is not None]
+
     @functools.cached_property
     def _code_type(self) -> int:
         return self._address_of(types.CodeType)
