@@ -8,7 +8,7 @@ import pytest
 from memtriage.account.followed import Contents, FollowedHolders, changed
 from memtriage.model.census import GroupKey, HolderGroup
 from memtriage.model.evidence import HolderSeen
-from memtriage.model.paths import PathSegment, SegmentKind
+from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from support.censuses import census, group
 from support.paths import named
 
@@ -186,6 +186,20 @@ def test_at_the_end_a_holder_keeps_the_path_it_had_while_functions_ran() -> None
     )
     (before,), (after,) = first.values(), last.values()
     assert (after.id, after.anchor, after.nbytes) == (before.id, before.anchor, 5 * MIB)
+
+
+def test_at_the_end_a_holder_of_one_entry_may_have_more() -> None:
+    """Of the results of one evaluation the path has its name, of several it has none."""
+    kept = PathSegment(SegmentKind.ATTRIBUTE, "kept")
+    one = (*named("results"), PathSegment(SegmentKind.ITEM, "'first'"), kept)
+    any_one = (*named("results"), ANY_ITEM, kept)
+    first, last = followed(
+        [msgspec.structs.replace(group("results", MIB, token=1), anchor=one, path=one)],
+        [msgspec.structs.replace(group("results", 3 * MIB, 3, token=1), anchor=any_one, path=any_one)],
+        between=False,
+    )
+    (before,), (after,) = first.values(), last.values()
+    assert (before.anchor, after.anchor, after.id) == (one, any_one, before.id)
 
 
 @pytest.mark.parametrize("kind", [{"between": False}, {"partial": True}])

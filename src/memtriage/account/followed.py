@@ -10,7 +10,7 @@ import msgspec
 
 from memtriage.model.census import Census, GroupKey, HolderGroup
 from memtriage.model.evidence import HolderSeen
-from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, has
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, has, of_any_item
 
 _SURVIVES: Final = 0.5
 """Unless this part of a holder's witnesses is still there, its storages count as replaced."""
@@ -87,7 +87,10 @@ class FollowedHolders:
             self._numbers += 1
         anchor, path = group.anchor, group.path
         if before is not None:
-            anchor = group.anchor if named else before.seen.anchor
+            named = named or of_any_item(before.seen.anchor) == of_any_item(
+                anchor
+            )  # it has more entries than one now
+            anchor = anchor if named else before.seen.anchor
             path = grew_most(before.group, group) if named else before.seen.path
         return HolderSeen(
             id=self._numbers if before is None else before.seen.id,

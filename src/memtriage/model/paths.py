@@ -195,6 +195,11 @@ def is_hook_of_node(path: HolderPath) -> bool:
     )
 
 
+def of_any_item(path: HolderPath) -> HolderPath:
+    """Return the path that all entries of the same containers have."""
+    return tuple(ANY_ITEM if segment.kind is SegmentKind.ITEM else segment for segment in path)
+
+
 def is_entry(segment: PathSegment) -> bool:
     """Whether a segment is any item of a container, or any whose keys begin or end alike."""
     return segment.kind is SegmentKind.ITEM and "*" in segment.name

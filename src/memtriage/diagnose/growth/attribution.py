@@ -21,7 +21,7 @@ from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import Growth, grow, policy_of
 from memtriage.diagnose.growth.evidence import Comparison, Counter, Seen, Sighting
 from memtriage.model.evidence import DataSeen, HolderSeen
-from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind
+from memtriage.model.paths import HolderPath, of_any_item
 
 Open = Literal[
     "few", "once", "slows", "fills", "aged", "replaced", "not resident", "new shapes", "not covered"
@@ -161,7 +161,7 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
         return None
     sizes = [nbytes[each.at] for each in series if each.between]
     fell_from = max((before for before, after in pairwise(sizes) if after < before), default=0)
-    container = tuple(ANY_ITEM if segment.kind is SegmentKind.ITEM else segment for segment in path)
+    container = of_any_item(path)
     rise = Rise(series=series, points=tuple(points), fell_from=fell_from, counter=name, container=container)
     log = isinstance(last, DataSeen) and last.native is None and rise.own_rate < DATA_LEAST
     return None if log else rise
