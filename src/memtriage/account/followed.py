@@ -87,9 +87,8 @@ class FollowedHolders:
             self._numbers += 1
         anchor, path = group.anchor, group.path
         if before is not None:
-            named = named or of_any_item(before.seen.anchor) == of_any_item(
-                anchor
-            )  # it has more entries than one now
+            # Of one entry the path has its key, of several it has none.
+            named = named or of_any_item(before.seen.anchor) == of_any_item(anchor)
             anchor = anchor if named else before.seen.anchor
             path = grew_most(before.group, group) if named else before.seen.path
         return HolderSeen(
