@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from memtriage.diagnose.causes import summed
-from memtriage.diagnose.growth.attribution import INTERVALS, MINOR
+from memtriage.diagnose.growth.attribution import INTERVALS, MINOR, Rise
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.facts import Leak
+from memtriage.diagnose.growth.facts import Counted, Leak
 from memtriage.model.evidence import Role
 from memtriage.model.findings import DEVICE_HOST
 
@@ -40,7 +40,7 @@ def ended(role: Evidence) -> bool:
 def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
     """Join what processes that do the same work have in common: the same holder, their rates together.
 
-    The objects of one of them are read. What grows in the others has the same holder.
+    The objects of one of them are read. What grows in the others has the same holder, as a part as large.
     """
     joined: list[list[tuple[Role, Leak]]] = []
     for role, leak in sorted(found, key=lambda each: (each[1].path is None, -each[1].rate)):
@@ -49,7 +49,11 @@ def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
             other, named = members[0]
             alike = key == (other.group, named.kind, named.rates.keys())
             if alike and leak.path in (None, named.path) and role not in [each for each, _ in members]:
-                members.append((role, leak))
+                part = 1.0
+                if isinstance(named.shown_by, Rise) and isinstance(leak.shown_by, Counted):
+                    part = min(1.0, named.shown_by.share or 1.0)
+                rates = {per: round(part * rate) for per, rate in leak.rates.items()}
+                members.append((role, replace(leak, rates=rates, recent=part * leak.recent)))
                 break
         else:
             joined.append([(role, leak)])
