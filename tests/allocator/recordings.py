@@ -16,9 +16,9 @@ from memtriage.allocator.events import AllocatorEvent, OutOfMemory
 from memtriage.allocator.replay import ReplayedTrace, replay
 from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.allocator.simulator import Simulator
-from memtriage.allocator.trace_columns import StackTable, TraceColumns, last_events, trace_columns
+from memtriage.allocator.trace_columns import StackTable, last_events, trace_columns
 from memtriage.model.blocks import DEFAULT_POOL, Block, BlockState, Segment
-from memtriage.model.recording import EVENT_KINDS, Action
+from memtriage.model.recording import EVENT_KINDS, Action, Events
 from memtriage.observe.cuda import parse_segments
 from memtriage.snapshots.file import loaded
 
@@ -31,21 +31,21 @@ UNDER_SETTINGS: Final = sorted((DATA / "allocator_traces").glob("*.pickle.gz"))
 MIB: Final = 1 << 20
 
 
-def read(path: Path) -> tuple[TraceColumns, list[Segment]]:
+def read(path: Path) -> tuple[Events, list[Segment]]:
     """The first device's trace, and its segments at the end."""
     with loaded(path) as raw:
         return trace_columns(raw["device_traces"][0], StackTable()), parse_segments(raw["segments"], 0)
 
 
-def part(trace: TraceColumns, first: int) -> TraceColumns:
+def part(trace: Events, first: int) -> Events:
     """A trace without its oldest events, as a ring buffer keeps it."""
     return last_events(trace, len(trace) - first)
 
 
-def columns(events: list[AllocatorEvent]) -> TraceColumns:
+def columns(events: list[AllocatorEvent]) -> Events:
     """Events as a recording has them, with pools."""
     count = len(events)
-    return TraceColumns(
+    return Events(
         time_us=np.arange(count, dtype=np.int64),
         kind=np.array([EVENT_KINDS.index(event.action) for event in events], np.uint8),
         address=np.array([event.address for event in events], np.int64),
@@ -70,7 +70,7 @@ def simulated(
     streams: tuple[int, ...] = (0,),
     pools: tuple[tuple[int, int], ...] = (DEFAULT_POOL,),
     flush_every: int = 0,
-) -> tuple[TraceColumns, list[Segment], Simulator]:
+) -> tuple[Events, list[Segment], Simulator]:
     """A recording of a made-up program: it allocates, shares and frees; some sizes come again and again."""
     chance = random.Random(seed)
     events: list[AllocatorEvent] = []
@@ -162,7 +162,7 @@ class Taped:
                 simulator.releasable,
             )
 
-    def columns(self, first: int = 0) -> TraceColumns:
+    def columns(self, first: int = 0) -> Events:
         return replace(columns(self.events[first:]), pool={})
 
     def segments(self) -> tuple[Segment, ...]:
@@ -212,11 +212,9 @@ def segment_at(
     )  # fmt: skip
 
 
-def trace_of(
-    *events: tuple[Action, float, float], pools: dict[int, tuple[int, int]] | None = None
-) -> TraceColumns:
+def trace_of(*events: tuple[Action, float, float], pools: dict[int, tuple[int, int]] | None = None) -> Events:
     """Events so many MiB behind `BASE`, of so many MiB, on stream 7, with stacks 1, 2, 3…"""
-    return TraceColumns(
+    return Events(
         time_us=np.arange(len(events), dtype=np.int64),
         kind=np.array([EVENT_KINDS.index(kind) for kind, _, _ in events], np.uint8),
         address=np.array([BASE + int(at * MIB) for _, at, _ in events], np.int64),

@@ -16,7 +16,6 @@ from memtriage.allocator.what_if import (
     UNLIMITED,
     Memory,
     alternatives,
-    columns_of,
     known_memory,
     prime_recording,
     settings_of,
@@ -106,19 +105,15 @@ class TestMemory:
         assert known_memory(self.tape(device_free).end()) == Memory(limit=64 * MIB)
 
 
-def test_the_columns_of_a_replayed_recording_keep_its_pools() -> None:
+def test_allocations_come_from_the_pools_that_the_events_have() -> None:
     tape = Tape([stack("train.py:1 in main")])
     ordinary, private = tape.segment(20 * MIB), tape.segment(20 * MIB, pool=(0, 3))
     tape.alloc(ordinary, 4 * MIB, "variable")
     tape.alloc(private, 4 * MIB, "variable")
     device = tape.end()
-    columns = columns_of(device)
-    (born,) = columns.pool
-    assert columns.pool == {born: (0, 3)}
-    assert columns.address[born] == device.lives.address[1]
-    again = what_if(columns, device.segments, DEFAULTS, DEFAULTS).simulator
+    again = what_if(device.events, device.segments, DEFAULTS, DEFAULTS).simulator
     assert (again.reserved, again.allocated) == (40 * MIB, 8 * MIB)
-    assert what_if(replace(columns, pool={}), (), DEFAULTS, DEFAULTS).simulator.reserved == 20 * MIB
+    assert what_if(replace(device.events, pool={}), (), DEFAULTS, DEFAULTS).simulator.reserved == 20 * MIB
 
 
 def test_a_recording_is_primed() -> None:

@@ -276,6 +276,16 @@ def test_the_pool_of_a_segment_that_is_gone_is_told_by_its_events() -> None:
     assert [one.pools[pool] for pool in one.lives.pool.tolist()] == [(1, 0), (0, 0)]
 
 
+def test_the_pool_of_an_allocation_is_that_of_its_segment_where_events_have_none() -> None:
+    program = Program()
+    program.alloc(5 * MIB, user(3), pool=(1, 0))
+    raw = snapshot_of(program)
+    for entry in raw["device_traces"][0]:
+        del entry["pool_id"]
+    (one,) = recording_of(raw).devices
+    assert one.events.pool == {int(one.lives.born[0]): (1, 0)}
+
+
 def loop_without_optimizer(*backward: Frames) -> Program:
     program = Program()
     program.alloc(50 * MIB, placement(10))

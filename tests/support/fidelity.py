@@ -24,7 +24,6 @@ from memtriage.allocator.recorded_start import starting_state
 from memtriage.allocator.restore import restore
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.simulator import Simulator
-from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -34,6 +33,7 @@ from memtriage.model.recording import (
     OOM,
     SEGMENT_ALLOC,
     SEGMENT_MAP,
+    Events,
 )
 
 _TAKEN: Final = (SEGMENT_ALLOC, SEGMENT_MAP)
@@ -116,7 +116,7 @@ class _RecordedDriver(Driver):
 
 
 def compare(
-    trace: TraceColumns,
+    trace: Events,
     segments: Sequence[Segment],
     settings: AllocatorSettings,
     *,
@@ -150,7 +150,7 @@ class _Run:
 
     def __init__(
         self,
-        trace: TraceColumns,
+        trace: Events,
         segments: Sequence[Segment],
         settings: AllocatorSettings,
         device_memory: int | None,
@@ -286,7 +286,7 @@ class _Run:
         self.driver.passed += 1
 
 
-def _expected(trace: TraceColumns) -> list[_Expected]:
+def _expected(trace: Events) -> list[_Expected]:
     return [
         _Expected(
             index=index,

@@ -92,17 +92,17 @@ class Tape:
         assert at["used"] <= at["size"], "the tape ran over the segment's end"
         life = _Life(address, size, requested or size, stack, owner, segment, born=len(self._events))
         self._lives.append(life)
-        self._event(ALLOC, address, life.requested, at["stream"], stack, len(self._lives) - 1)
+        self._event(ALLOC, address, life.requested, at["stream"], stack)
         return len(self._lives) - 1
 
     def free(self, life: int, *, complete: bool = True) -> None:
         """Free a block; without `complete` it awaits its stream."""
         freed = self._lives[life]
         freed.died = len(self._events)
-        self._event(FREE_REQUESTED, freed.address, freed.requested, 0, freed.stack, life)
+        self._event(FREE_REQUESTED, freed.address, freed.requested, 0, freed.stack)
         if complete:
             freed.gone = len(self._events)
-            self._event(FREE_COMPLETED, freed.address, freed.requested, 0, freed.stack, life)
+            self._event(FREE_COMPLETED, freed.address, freed.requested, 0, freed.stack)
 
     def step(self) -> None:
         """End a training step."""
@@ -146,7 +146,11 @@ class Tape:
                 size=_ints(event["size"] for event in events),
                 stream=_ints(event["stream"] for event in events),
                 stack=np.asarray([event["stack"] for event in events], np.int32),
-                life=np.asarray([event["life"] for event in events], np.int32),
+                pool={
+                    life.born: pool
+                    for life in lives
+                    if (pool := self._segments[life.segment]["pool"]) != DEFAULT_POOL
+                },
             ),
             lives=Lives(
                 **{name: np.asarray([getattr(live, name) for live in lives], np.int32) for name in _ENDS},
@@ -191,11 +195,9 @@ class Tape:
             findings=tuple(self.findings),
         )
 
-    def _event(
-        self, kind: int, address: int, size: int, stream: int, stack: int = -1, life: int = -1
-    ) -> None:
+    def _event(self, kind: int, address: int, size: int, stream: int, stack: int = -1) -> None:
         self._events.append(
-            {"kind": kind, "address": address, "size": size, "stream": stream, "stack": stack, "life": life}
+            {"kind": kind, "address": address, "size": size, "stream": stream, "stack": stack}
         )
         self._figures.append(self._now())
 

@@ -15,7 +15,6 @@ import numpy as np
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.simulator import Simulator
-from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -24,6 +23,7 @@ from memtriage.model.recording import (
     SEGMENT_ALLOC,
     SEGMENT_FREE,
     SEGMENT_UNMAP,
+    Events,
 )
 
 GIVEN_BACK: Final = (SEGMENT_FREE, SEGMENT_UNMAP)
@@ -48,7 +48,7 @@ class PoolsByAddress:
     that were given back before the end count as the default pool's.
     """
 
-    def __init__(self, trace: TraceColumns, segments: Sequence[Segment]) -> None:
+    def __init__(self, trace: Events, segments: Sequence[Segment]) -> None:
         private = sorted(
             (area for area in segments if area.pool != DEFAULT_POOL), key=lambda segment: segment.address
         )
@@ -84,7 +84,7 @@ class Feed:
     def __init__(
         self,
         simulator: Simulator,
-        trace: TraceColumns,
+        trace: Events,
         segments: Sequence[Segment],
         live: dict[int, SimBlock],
     ) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memtriage.allocator.settings import SMALL_LIMIT, SMALL_SEGMENT, AllocatorSettings
-from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -22,6 +21,7 @@ from memtriage.model.recording import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    Events,
 )
 from memtriage.observe.cuda import LARGE_PAGE, SMALL_PAGE
 
@@ -122,9 +122,7 @@ class Ranges:
         return zip(self._starts, self._ends, strict=True)
 
 
-def starting_state(
-    trace: TraceColumns, segments: Sequence[Segment], settings: AllocatorSettings
-) -> StartingState:
+def starting_state(trace: Events, segments: Sequence[Segment], settings: AllocatorSettings) -> StartingState:
     """Undo a trace.
 
     Args:
@@ -137,7 +135,7 @@ def starting_state(
     return start
 
 
-def _undo_segments(trace: TraceColumns, segments: Sequence[Segment]) -> StartingState:
+def _undo_segments(trace: Events, segments: Sequence[Segment]) -> StartingState:
     ordinary = {segment.address: segment for segment in segments if segment.page is None}
     present = {
         address: Region(address, one.size, one.stream, one.pool, page=0) for address, one in ordinary.items()
@@ -163,7 +161,7 @@ def _undo_segments(trace: TraceColumns, segments: Sequence[Segment]) -> Starting
     return start
 
 
-def _virtual_ranges(trace: TraceColumns, segments: Sequence[Segment]) -> list[Region]:
+def _virtual_ranges(trace: Events, segments: Sequence[Segment]) -> list[Region]:
     """Everything that was ever mapped, joined where it touches, with the page that its segments tell."""
     mapping = (trace.kind == SEGMENT_MAP) | (trace.kind == SEGMENT_UNMAP)
     addresses, sizes, streams = trace.address[mapping], trace.size[mapping], trace.stream[mapping]
@@ -185,7 +183,7 @@ def _virtual_ranges(trace: TraceColumns, segments: Sequence[Segment]) -> list[Re
 
 
 def _old_blocks(
-    trace: TraceColumns, segments: Sequence[Segment], start: StartingState, settings: AllocatorSettings
+    trace: Events, segments: Sequence[Segment], start: StartingState, settings: AllocatorSettings
 ) -> tuple[list[OldBlock], list[tuple[int, int]]]:
     indices = np.flatnonzero(trace.kind <= FREE_COMPLETED)
     addresses, first = np.unique(trace.address[indices], return_index=True)
@@ -209,7 +207,7 @@ def _old_blocks(
 
 
 def _freed_blocks(
-    trace: TraceColumns,
+    trace: Events,
     events: Sequence[int],
     others: Sequence[tuple[int, int]],
     start: StartingState,

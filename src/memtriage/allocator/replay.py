@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from memtriage.allocator.recorded_start import starting_state
 from memtriage.allocator.replay_walk import ReplayWalk
 from memtriage.allocator.settings import DIVISION_INTERVALS, AllocatorSettings, ConfError
-from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -29,6 +28,7 @@ from memtriage.model.recording import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    Events,
     FreeRange,
     Int32s,
     Int64s,
@@ -95,7 +95,7 @@ def recorded_settings(recorded: Mapping[str, object]) -> AllocatorSettings:
 
 
 def replay(
-    trace: TraceColumns,
+    trace: Events,
     segments: Sequence[Segment],
     settings: AllocatorSettings,
     block_stacks: Mapping[int, int],
@@ -154,7 +154,7 @@ def _result(walk: ReplayWalk, segments: Sequence[Segment], block_stacks: Mapping
     )
 
 
-def _reserved_at_start(trace: TraceColumns, segments: Sequence[Segment]) -> int:
+def _reserved_at_start(trace: Events, segments: Sequence[Segment]) -> int:
     gains, losses = _segment_events(trace)
     change = int(trace.size[gains].sum()) - int(trace.size[losses].sum())
     return sum(segment.size for segment in segments) - change
@@ -189,7 +189,7 @@ def _timeline(
     )
 
 
-def _segment_events(trace: TraceColumns) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _segment_events(trace: Events) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Masks of the events that add and that take away reserved bytes."""
     gains = (trace.kind == SEGMENT_ALLOC) | (trace.kind == SEGMENT_MAP)
     losses = (trace.kind == SEGMENT_FREE) | (trace.kind == SEGMENT_UNMAP)

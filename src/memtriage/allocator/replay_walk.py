@@ -10,7 +10,6 @@ import numpy as np
 
 from memtriage.allocator.recorded_start import Region, StartingState
 from memtriage.allocator.settings import AllocatorSettings
-from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -21,6 +20,7 @@ from memtriage.model.recording import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    Events,
     FreeRange,
     Int64s,
 )
@@ -103,7 +103,7 @@ class ReplayWalk:
         releasable_at_start: bytes, in the default pool and in private ones.
     """
 
-    def __init__(self, trace: TraceColumns, start: StartingState, settings: AllocatorSettings) -> None:
+    def __init__(self, trace: Events, start: StartingState, settings: AllocatorSettings) -> None:
         self.trace = trace
         self.settings = settings
         self.start = start

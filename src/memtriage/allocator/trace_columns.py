@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -22,9 +22,7 @@ from memtriage.model.recording import (
     NO_FRAMES,
     OTHER_EVENT,
     SEGMENT_ALLOC,
-    Bytes8,
-    Int32s,
-    Int64s,
+    Events,
     SnapshotError,
     Stack,
 )
@@ -43,41 +41,16 @@ _MAX_IDENTITIES: Final = 1 << 16
 """Distinct lists of frames, by identity; a file that shares no frames has one for every event."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceColumns:
-    """The trace of one device, as recorded: `size` is what was asked for. See `model.recording.Events`."""
-
-    time_us: Int64s
-    kind: Bytes8
-    address: Int64s
-    size: Int64s
-    stream: Int64s
-    stack: Int32s
-    device_free: dict[int, int]
-    """Free bytes of the device by index of the `oom` event, where recorded."""
-    pool: dict[int, tuple[int, int]]
-    """Pool by index of the alloc or segment_alloc event, for pools other than the default, where recorded."""
-    labels: dict[int, str] = field(default_factory=dict)
-    """What the program said of a block, by index of the alloc or annotate event."""
-
-    def __len__(self) -> int:
-        return len(self.time_us)
-
-
-def last_events(trace: TraceColumns, most: int) -> TraceColumns:
+def last_events(trace: Events, most: int) -> Events:
     """The last events of a trace, at most so many."""
     first = max(0, len(trace) - most)
-    return TraceColumns(
-        time_us=trace.time_us[first:],
-        kind=trace.kind[first:],
-        address=trace.address[first:],
-        size=trace.size[first:],
-        stream=trace.stream[first:],
-        stack=trace.stack[first:],
-        device_free={event - first: free for event, free in trace.device_free.items() if event >= first},
-        pool={event - first: pool for event, pool in trace.pool.items() if event >= first},
-        labels={event - first: label for event, label in trace.labels.items() if event >= first},
-    )
+
+    def last(column: Any) -> Any:
+        if isinstance(column, dict):
+            return {event - first: said for event, said in column.items() if event >= first}
+        return column[first:]
+
+    return Events(**{each.name: last(getattr(trace, each.name)) for each in fields(trace)})
 
 
 @dataclass(slots=True)
@@ -110,7 +83,7 @@ class StackTable:
         return tuple(_stack(frames) for frames in self.frames)
 
 
-def trace_columns(trace: list[Mapping[str, Any]], stacks: StackTable) -> TraceColumns:
+def trace_columns(trace: list[Mapping[str, Any]], stacks: StackTable) -> Events:
     """The columns of one device's trace.
 
     Raises:
@@ -124,17 +97,15 @@ def trace_columns(trace: list[Mapping[str, Any]], stacks: StackTable) -> TraceCo
     return columns
 
 
-def _columns(trace: Sequence[Mapping[str, Any]], stacks: StackTable) -> TraceColumns:
+def _columns(trace: Sequence[Mapping[str, Any]], stacks: StackTable) -> Events:
     count = len(trace)
-    columns = TraceColumns(
+    columns = Events(
         time_us=np.zeros(count, np.int64),
         kind=np.zeros(count, np.uint8),
         address=np.zeros(count, np.int64),
         size=np.zeros(count, np.int64),
         stream=np.zeros(count, np.int64),
         stack=np.zeros(count, np.int32),
-        device_free={},
-        pool={},
     )
     for start in range(0, count, _CHUNK):
         part = trace[start : start + _CHUNK]
@@ -145,7 +116,7 @@ def _columns(trace: Sequence[Mapping[str, Any]], stacks: StackTable) -> TraceCol
     return columns
 
 
-def _fill(columns: TraceColumns, start: int, part: Sequence[Mapping[str, Any]], stacks: StackTable) -> None:
+def _fill(columns: Events, start: int, part: Sequence[Mapping[str, Any]], stacks: StackTable) -> None:
     span = slice(start, start + len(part))
     columns.kind[span] = [_CODES.get(event["action"], OTHER_EVENT) for event in part]
     columns.time_us[span] = [event.get("time_us", 0) for event in part]

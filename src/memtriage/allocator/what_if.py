@@ -25,7 +25,6 @@ from memtriage.allocator.replay import recorded_settings
 from memtriage.allocator.requests import RequestLog, Requests
 from memtriage.allocator.settings import NEWEST, AllocatorSettings, ConfError, parse_conf
 from memtriage.allocator.simulator import Simulator
-from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -33,6 +32,7 @@ from memtriage.model.recording import (
     FREE_REQUESTED,
     OOM,
     DeviceRecording,
+    Events,
 )
 from memtriage.model.units import MIB
 
@@ -86,7 +86,7 @@ class RecordingPrimed:
 
 def prime_recording(device: DeviceRecording, settings: AllocatorSettings) -> RecordingPrimed:
     """Look for blocks to allocate before the program that was recorded."""
-    trace, memory = columns_of(device), known_memory(device)
+    trace, memory = device.events, known_memory(device)
 
     def outcome(blocks: Blocks, log: RequestLog | None = None) -> WhatIf:
         return what_if(trace, device.segments, settings, settings, memory=memory, primed=blocks, log=log)
@@ -123,7 +123,7 @@ def settings_of(recorded: Mapping[str, object]) -> AllocatorSettings:
 
 
 def what_if(
-    trace: TraceColumns,
+    trace: Events,
     segments: Sequence[Segment],
     recorded: AllocatorSettings,
     settings: AllocatorSettings,
@@ -183,23 +183,3 @@ def known_memory(recording: DeviceRecording) -> Memory:
         if oom.device_free is not None and oom.device_free < oom.requested
     ]
     return Memory(capacity=max([reached, *physical])) if physical else Memory(limit=reached)
-
-
-def columns_of(recording: DeviceRecording) -> TraceColumns:
-    """The trace of a recording that was replayed already, with the pools that the replay found."""
-    events, lives = recording.events, recording.lives
-    pools = {
-        int(born): recording.pools[pool]
-        for born, pool in zip(lives.born.tolist(), lives.pool.tolist(), strict=True)
-        if born >= 0 and recording.pools[pool] != (0, 0)
-    }
-    return TraceColumns(
-        time_us=events.time_us,
-        kind=events.kind,
-        address=events.address,
-        size=events.size,
-        stream=events.stream,
-        stack=events.stack,
-        device_free={},
-        pool=pools,
-    )

@@ -108,7 +108,9 @@ class Events:
         size: bytes as recorded: the requested size (blocks), the driver allocation (segments).
         stream: handle of the stream.
         stack: index into `Recording.stacks`, of the call that made the event.
-        life: index into `DeviceRecording.lives` for alloc and free events; -1 otherwise.
+        device_free: free bytes of the device by index of the `oom` event, where recorded.
+        pool: pool by index of the alloc or segment_alloc event, where it is known and not the default.
+        labels: what the program said of a block, by index of the alloc or annotate event.
     """
 
     time_us: Int64s
@@ -117,7 +119,9 @@ class Events:
     size: Int64s
     stream: Int64s
     stack: Int32s
-    life: Int32s
+    device_free: dict[int, int] = field(default_factory=dict)
+    pool: dict[int, tuple[int, int]] = field(default_factory=dict)
+    labels: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.time_us)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from memtriage.account.workspaces import DEFAULT_WORKSPACES, HANDLES_PER_STREAM
 from memtriage.allocator.replay import ReplayedTrace
-from memtriage.allocator.trace_columns import TraceColumns
-from memtriage.model.recording import ALLOC, OWNERS, Bytes8, Int64s, LabelRow, OwnedBytes, Stack
+from memtriage.model.recording import ALLOC, OWNERS, Bytes8, Events, Int64s, LabelRow, OwnedBytes, Stack
 from memtriage.snapshots.steps import (
     BACKWARD,
     COMMUNICATION,
@@ -44,7 +43,7 @@ def steps_survived(replayed: ReplayedTrace, ends: Sequence[int]) -> NDArray[np.i
 
 
 def owners_of(
-    trace: TraceColumns,
+    trace: Events,
     replayed: ReplayedTrace,
     facts: Sequence[StackFacts],
     ends: Sequence[int],
@@ -88,7 +87,7 @@ def owners_of(
     return owners
 
 
-def _phase_at(trace: TraceColumns, phases: Bytes8, events: NDArray[np.int32]) -> Bytes8:
+def _phase_at(trace: Events, phases: Bytes8, events: NDArray[np.int32]) -> Bytes8:
     """Return the phase of the last allocation before each event: a free may not have a stack of its own."""
     allocs = np.flatnonzero(trace.kind == ALLOC)
     if not len(allocs):
@@ -208,7 +207,7 @@ def site_series(replayed: ReplayedTrace, sites: SiteIndex, ends: Sequence[int], 
 
 
 def label_rows(
-    trace: TraceColumns, replayed: ReplayedTrace, at_peak: NDArray[np.bool_], at_end: NDArray[np.bool_]
+    trace: Events, replayed: ReplayedTrace, at_peak: NDArray[np.bool_], at_end: NDArray[np.bool_]
 ) -> tuple[LabelRow, ...]:
     """Return the bytes of each label (`_set_memory_metadata` and `_annotate_tensor` of torch), most first.
 
@@ -229,7 +228,7 @@ def label_rows(
     return tuple(sorted(rows, key=lambda row: (-max(row.at_peak, row.at_end), row.label)))
 
 
-def _labelled(trace: TraceColumns, replayed: ReplayedTrace) -> Iterator[tuple[int, str]]:
+def _labelled(trace: Events, replayed: ReplayedTrace) -> Iterator[tuple[int, str]]:
     """Yield each life that has a label. An annotation names the block that is at its address then."""
     annotated = any(trace.kind[event] != ALLOC for event in trace.labels)
     births = zip(replayed.address.tolist(), replayed.born.tolist(), range(len(replayed.born)), strict=True)

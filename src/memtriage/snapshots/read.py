@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -17,7 +18,7 @@ import numpy as np
 from memtriage.account.segments import segment_totals, stranded_segments
 from memtriage.allocator.replay import ReplayedTrace, recorded_settings, replay
 from memtriage.allocator.settings import AllocatorSettings, ConfError
-from memtriage.allocator.trace_columns import StackTable, TraceColumns, span_ends, trace_columns
+from memtriage.allocator.trace_columns import StackTable, span_ends, trace_columns
 from memtriage.allocator.what_if import settings_of
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 from memtriage.model.recording import (
@@ -190,7 +191,7 @@ def _segments(
 
 def _device(
     name: str,
-    trace: TraceColumns,
+    trace: Events,
     segments: Sequence[Segment],
     block_stacks: Mapping[int, int],
     stacks: Sequence[Stack],
@@ -225,11 +226,14 @@ def _device(
     peak, pinned = _peak(view), _pinned(view)
     pools = {DEFAULT_POOL: 0}
     pool_numbers = np.array([pools.setdefault(pool, len(pools)) for pool in replayed.pool], np.int16)
+    pool_of = {
+        born: pool
+        for born, pool in zip(replayed.born.tolist(), replayed.pool, strict=True)
+        if born >= 0 and pool != DEFAULT_POOL
+    }
     return DeviceRecording(
         device=name,
-        events=Events(
-            trace.time_us, trace.kind, trace.address, trace.size, trace.stream, trace.stack, replayed.life
-        ),
+        events=replace(trace, pool={**trace.pool, **pool_of}),
         lives=Lives(**{name: getattr(replayed, name) for name in _COLUMNS}, owner=owners, pool=pool_numbers),
         timeline=replayed.timeline,
         pools=tuple(pools),
@@ -284,7 +288,7 @@ def _figures(segments: Sequence[Segment]) -> Figures:
     )
 
 
-def _ooms(trace: TraceColumns, replayed: ReplayedTrace) -> list[OomEvent]:
+def _ooms(trace: Events, replayed: ReplayedTrace) -> list[OomEvent]:
     return [
         OomEvent(
             event=event,
@@ -393,7 +397,7 @@ def _contradicts(replayed: ReplayedTrace) -> bool:
     return bool((timeline.allocated > timeline.reserved).any())
 
 
-def _notes(trace: TraceColumns, replayed: ReplayedTrace, steps: Steps) -> tuple[str, ...]:
+def _notes(trace: Events, replayed: ReplayedTrace, steps: Steps) -> tuple[str, ...]:
     notes = []
     if not len(trace):
         return ("no events were recorded: only what is alive at the snapshot is known",)

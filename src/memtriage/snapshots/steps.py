@@ -14,9 +14,8 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.code_origin import code_owner
-from memtriage.model.recording import ALLOC, Steps
+from memtriage.model.recording import ALLOC, Events, Steps
 from memtriage.observe.cuda import Frame
 
 STEP_SPAN: Final = "Optimizer.step#"
@@ -30,7 +29,7 @@ TOLERANCE: Final = 0.02
 """How much the number of allocations may differ between like intervals."""
 
 
-def find_steps(trace: TraceColumns, facts: Sequence[StackFacts], spans: Mapping[str, Sequence[int]]) -> Steps:
+def find_steps(trace: Events, facts: Sequence[StackFacts], spans: Mapping[str, Sequence[int]]) -> Steps:
     """The ends of the training steps of one device.
 
     Several optimizers, or one that steps its parameters within backward, make one step: what has no forward
@@ -60,7 +59,7 @@ def _train(ends: Sequence[int], phases: NDArray[np.uint8], allocs: NDArray[np.in
     return len(ends) > 1 and bool((backward & work).mean() >= REGULAR)
 
 
-def settled(trace: TraceColumns, ends: Sequence[int]) -> tuple[int, ...]:
+def settled(trace: Events, ends: Sequence[int]) -> tuple[int, ...]:
     """The ends of the steps, each moved behind the frees that follow it: gradients go with `zero_grad`.
 
     A step settles until something is allocated again. The last one has no successor, and what follows it may

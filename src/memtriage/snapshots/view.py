@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtriage.allocator.replay import ReplayedTrace
-from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.catalogue.catalogue import SPECIFIC
 from memtriage.catalogue.entry import Holder
 from memtriage.model.blocks import Segment
 from memtriage.model.code_origin import is_installed, is_python
 from memtriage.model.findings import Finding, FindingKind
-from memtriage.model.recording import NO_FRAMES, OWNERS, Bytes8, Figures, OomEvent, Stack, Steps
+from memtriage.model.recording import NO_FRAMES, OWNERS, Bytes8, Events, Figures, OomEvent, Stack, Steps
 from memtriage.model.units import count, size
 from memtriage.playbook.snapshots import ADVICE, SnapshotCause
 from memtriage.snapshots.owners import SiteIndex, steps_survived
@@ -43,7 +42,7 @@ class DeviceView:
     """
 
     device: str
-    trace: TraceColumns
+    trace: Events
     replayed: ReplayedTrace
     stacks: Sequence[Stack]
     facts: Sequence[StackFacts]

@@ -309,7 +309,7 @@ def test_a_snapshot_without_history_shows_its_segments(chromium: Chromium) -> No
     nothing = np.zeros(0, np.int64)
     bare = replace(
         device,
-        events=Events(*(nothing.astype(column) for column in "lBlllii")),
+        events=Events(*(nothing.astype(column) for column in "lBllli")),
         timeline=Timeline(*[nothing] * 5),
         lives=replace(device.lives, born=np.asarray([-1], np.int32)),
         peak=replace(device.peak, event=-1),
@@ -413,7 +413,6 @@ def _noise(random: np.random.Generator, name: str, stacks: int) -> Any:
             size=np.ones(events, np.int64),
             stream=np.zeros(events, np.int64),
             stack=np.zeros(events, np.int32),
-            life=np.full(events, -1, np.int32),
         ),
         lives=Lives(
             born=born,
