@@ -4,17 +4,17 @@ from memtriage.prediction.notes import Notes
 from support.traced import traced
 
 
-def test_notes_are_said_once_by_kind_and_in_order():
+def test_notes_are_said_once_and_in_order():
     notes = Notes()
-    for kind, text in (("host", "b"), ("step", "a"), ("host", "b"), ("step", "b"), ("host", "a")):
-        notes.add(kind, text)
-    assert notes.all() == ["b", "a", "b", "a"]
+    for text in "baba":
+        notes.add(text)
+    assert notes.all() == ["b", "a"]
     assert notes.assumptions() == []
 
 
 def test_assumptions_name_the_line_of_the_program():
     notes = Notes()
-    notes.add("host", "something else")
+    notes.add("something else")
     for _ in range(2):
         notes.assume("a number is 1")  # this line
     line = test_assumptions_name_the_line_of_the_program.__code__.co_firstlineno + 4

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from memtriage.allocator.settings import AllocatorSettings, ConfError, join_conf, parse_conf
 from memtriage.observe.cuda import allocator_conf_of_environment
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.notes import Notes
-
-_KIND: Final = "allocator settings"
 
 
 class AllocatorConf:
@@ -36,9 +32,7 @@ class AllocatorConf:
         if not self._follows:
             return
         if self._used is not None:
-            self._notes.add(
-                _KIND, f"allocator settings changed after the device was used are left out: {conf}"
-            )
+            self._notes.add(f"allocator settings changed after the device was used are left out: {conf}")
         else:
             self._set = conf
 
@@ -58,5 +52,5 @@ class AllocatorConf:
                     'pass --allocator-conf "" to leave them out'
                 ) from error
             if conf:
-                self._notes.add(_KIND, f"allocator settings of the environment: {conf}")
+                self._notes.add(f"allocator settings of the environment: {conf}")
         return self._used

@@ -11,31 +11,29 @@ import torch
 from memtriage.observe.origin import package_folder
 
 _NOT_THE_PROGRAM: Final = (os.path.dirname(torch.__file__), package_folder())
-ASSUMED: Final = "values"
-"""The kind of what was assumed of values that only a GPU would know."""
 
 
 class Notes:
     """Collects sentences; a repeated one is said once."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], None] = {}
+        self._said: dict[str, bool] = {}  # whether it is an assumption about values
 
-    def add(self, kind: str, text: str) -> None:
-        """Say something, of a kind that groups what belongs together."""
-        self._said.setdefault((kind, text))
+    def add(self, text: str) -> None:
+        """Say something."""
+        self._said.setdefault(text, False)
 
     def assume(self, text: str) -> None:
         """Say what is assumed of values of the device, and where the program asked for them."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
             frame = frame.f_back
-        self.add(ASSUMED, f"{text}: {frame.f_code.co_filename}:{frame.f_lineno}")
+        self._said.setdefault(f"{text}: {frame.f_code.co_filename}:{frame.f_lineno}", True)
 
     def assumptions(self) -> list[str]:
         """What was assumed of values of the device."""
-        return [text for kind, text in self._said if kind == ASSUMED]
+        return [text for text, is_assumed in self._said.items() if is_assumed]
 
     def all(self) -> list[str]:
         """Everything that was said, in order."""
-        return [text for _, text in self._said]
+        return list(self._said)

@@ -256,11 +256,11 @@ def trace(
         trains = any(owner == OPTIMIZER_STATE for owner in memory.trace.owners.values())
         measured = measure(imports.names, trains, world_size)
         if measured is None:
-            notes.add("host", "what libraries take could not be measured: the host's memory is without them")
+            notes.add("what libraries take could not be measured: the host's memory is without them")
         else:
             memory.trace.libraries = measured
     for remark in watch.remarks():
-        notes.add("step", remark)
+        notes.add(remark)
     places = watch.places or Places()
     return Trace(
         lifetimes.recording,

@@ -143,7 +143,6 @@ class Compiler:
             }
         if dropped:
             self._notes.add(
-                "compile",
                 f"torch.compile chooses kernels by timing them on the GPU ({', '.join(dropped)}): predicted "
                 "with those of the default mode, and without the memory of the trials in the first step",
             )
@@ -205,7 +204,7 @@ class Compiler:
         """
         missing = inductor.missing()
         if missing is not None:
-            self._notes.add("compile", f"torch.compile is left out: {missing}")
+            self._notes.add(f"torch.compile is left out: {missing}")
             return False
         installed = parse_version(None)
         if self._version != installed:
@@ -234,12 +233,11 @@ class Compiler:
         """Drop what was compiled, and restore what was replaced."""
         if self._called and self.active and inductor.graphs() == self._graphs:
             self._notes.add(
-                "compile",
                 "torch.compile compiled nothing, as on a GPU: PyTorch skips the code of torch.nn itself; "
                 "for an nn.Sequential write model.forward = torch.compile(model.forward)",
             )
         remark = self._paddings.remark()
         if remark is not None:
-            self._notes.add("compile", remark)
+            self._notes.add(remark)
         self._entered.close()
         self.active = False

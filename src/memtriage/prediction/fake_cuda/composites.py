@@ -117,7 +117,7 @@ class Composites:
             needs_grad=needs_grad,
         )
         chosen = attention.choose(call, self._machine, self._version, _switches())
-        self._notes.add("attention", _attention_note(chosen, call))
+        self._notes.add(_attention_note(chosen, call))
         mask = attn_mask
         if mask is not None and mask.dtype is torch.bool:
             mask = _additive(mask, query.dtype)
@@ -157,7 +157,6 @@ class Composites:
 
     def _cell_by_cell(self, overload: Any, *args: Any, **kwargs: Any) -> Any:
         self._notes.add(
-            "recurrent",
             "recurrent layers are traced cell by cell: what cuDNN keeps for backward is not known",
         )
         output, *last = overload.decompose(*args, **kwargs)

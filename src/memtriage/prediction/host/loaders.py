@@ -68,7 +68,7 @@ class _Workers:
         if forked not in self._alone:
             measured = measure_worker(forked)
             if measured is None:
-                self._notes.add("host", "what a worker needs could not be measured: only its data set counts")
+                self._notes.add("what a worker needs could not be measured: only its data set counts")
             self._alone[forked] = measured or 0
         data = loader.dataset
         if id(data) not in self._objects:
@@ -77,7 +77,6 @@ class _Workers:
             with suppress(TypeError):
                 weakref.finalize(data, self._objects.pop, id(data))  # the next one may be at its address
             self._notes.add(
-                "host",
                 "each worker is taken to read the whole data set, and so to copy all its Python objects",
             )
         return self._alone[forked] + self._objects[id(data)]
