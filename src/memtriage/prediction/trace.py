@@ -225,7 +225,7 @@ def trace(
         stack.enter_context(replaced(torch._C, "_cuda_clearCublasWorkspaces", scratch.workspaces.clear))
         if machine is NO_GPU:
             stack.enter_context(without_gpu())
-        stack.enter_context(fake_triton(machine, trials))
+        stack.enter_context(fake_triton(machine, trials.call))
         stack.enter_context(compiler.earlier_compiled())
         stack.callback(compiler.close)
         stack.enter_context(autocast.cache_kept())

@@ -22,7 +22,7 @@ from memtriage.prediction.compiled import fakes
 from memtriage.prediction.compiled.graphs import CudaGraphs
 from memtriage.prediction.compiled.padding import MatrixProduct, Paddings
 from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
-from memtriage.prediction.fake_cuda.stand_ins import around, replaced
+from memtriage.prediction.fake_cuda.stand_ins import all_replaced, around, replaced
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
 from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES
 from memtriage.prediction.gpu_kinds import GpuKind
@@ -101,14 +101,14 @@ def without_gpu(
         # Compiled code calls stand-ins, and guards on them.
         stack.callback(_drop_compiled)
         mode = torch.utils._python_dispatch._get_current_dispatch_mode()
-        for owner, name, value in (
+        attributes = (
             *fakes.replacements(),
             *_replacements(machine, trials, paddings),
             *_of_optimizers(mode, states_made),
             *graphs.replacements(),
             _in_graphs([getattr(torch, name) for name in FACTORIES]),
-        ):
-            stack.enter_context(replaced(owner, name, value))
+        )
+        stack.enter_context(all_replaced(attributes))
         stack.callback(graphs.drop)
         # Workers would not know the stand-ins; caches would keep code for a GPU that is not there.
         stack.enter_context(config.patch(compile_threads=1, force_disable_caches=True))

@@ -18,13 +18,10 @@ _ADVICE: Final = (
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """The attributes to replace: owner, name, value."""
-    return [(owner, "recv_object_list", _not_received) for owner in (torch.distributed, distributed_c10d)] + [
-        (stage.PipelineStage, name, value)
-        for name, value in (
-            ("_warmup_forward_vote", _own_vote),
-            ("_warmup_backward_result", _own_vote),
-        )
-        if hasattr(stage.PipelineStage, name)  # torch 2.13 and newer
+    return [
+        *((owner, "recv_object_list", _not_received) for owner in (torch.distributed, distributed_c10d)),
+        (stage.PipelineStage, "_warmup_forward_vote", _own_vote),  # torch 2.13 and newer, as the next
+        (stage.PipelineStage, "_warmup_backward_result", _own_vote),
     ]
 
 

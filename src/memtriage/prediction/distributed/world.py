@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memtriage.prediction.build import BuildError
-from memtriage.prediction.fake_cuda.stand_ins import around, replaced
+from memtriage.prediction.fake_cuda.stand_ins import all_replaced, around, replaced
 from memtriage.prediction.fake_cuda.tensors import devices_true, gpu
 from memtriage.prediction.lifetimes import Lifetimes
 
@@ -70,13 +70,9 @@ def fake_world(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
         stack.enter_context(replaced(sys, "excepthook", sys.excepthook))
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
         stack.callback(dist.destroy_process_group)
-        for owner, name, value in [
-            *_replacements(size),
-            *buffers.replacements(lifetimes),
-            *pipeline.replacements(),
-        ]:
-            if hasattr(owner, name):  # not every version of torch has all of them
-                stack.enter_context(replaced(owner, name, value))
+        known = [*_replacements(size), *buffers.replacements(lifetimes), *pipeline.replacements()]
+        # Not every version of torch has all of them.
+        stack.enter_context(all_replaced(each for each in known if hasattr(*each[:2])))
         yield
 
 

@@ -14,8 +14,8 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from torch.jit import _builtins
@@ -44,6 +44,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+@contextmanager
+def all_replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes, each by owner, name and value, are others for the time of the block."""
+    with ExitStack() as stack:
+        for owner, name, value in attributes:
+            stack.enter_context(replaced(owner, name, value))
+        yield
 
 
 def _looking_like(original: Any, value: Any, owner: Any, name: str) -> Any:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 import torch._meta_registrations  # registers the meta kernels that are written in Python
 
-from memtriage.prediction.fake_cuda.stand_ins import around, replaced
+from memtriage.prediction.fake_cuda.stand_ins import all_replaced, around
 
 META: Final = torch.device("meta")
 CUDA: Final = torch.device("cuda", 0)
@@ -197,9 +197,7 @@ def fake_devices(index: int) -> Iterator[None]:
     }
     uninitialized = torch.nn.parameter.UninitializedTensorMixin
     allowed = uninitialized._allowed_methods
-    with ExitStack() as stack:
-        for name, value in replacements.items():
-            stack.enter_context(replaced(torch.Tensor, name, value))
+    with all_replaced((torch.Tensor, name, value) for name, value in replacements.items()):
         uninitialized._allowed_methods = [*allowed, *(getattr(torch.Tensor, name) for name in replacements)]
         _played = torch.device("cuda", index)
         try:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
-from memtriage.prediction.fake_cuda.stand_ins import around, replaced
+from memtriage.prediction.fake_cuda.stand_ins import all_replaced, around
 from memtriage.prediction.fake_cuda.tensors import CUDA
 from memtriage.prediction.gpu_kinds import GpuKind
 
@@ -29,16 +29,13 @@ CLEARED: Final = 256 << 20
 """Bytes that Triton clears between runs (`get_empty_cache_for_benchmark` of its driver for NVIDIA)."""
 
 
-class KernelTimer(Protocol):
-    """Allocates what a trial of kernels does."""
-
-    def call(self, function: Callable[[], Any], cleared: int) -> None:
-        """Run a function before, and with, a buffer of so many bytes."""
-
-
 @contextmanager
-def fake_triton(machine: GpuKind, timer: KernelTimer) -> Iterator[None]:
-    """In the block Triton finds a GPU of this kind, on which kernels do nothing."""
+def fake_triton(machine: GpuKind, timed: Callable[[Callable[[], Any], int], None]) -> Iterator[None]:
+    """In the block Triton finds a GPU of this kind, on which kernels do nothing.
+
+    Args:
+        timed: runs a function before, and with, a buffer of so many bytes.
+    """
     if importlib.util.find_spec("triton") is None:
         yield
         return
@@ -47,17 +44,23 @@ def fake_triton(machine: GpuKind, timer: KernelTimer) -> Iterator[None]:
     if any(not hasattr(runtime, name) for name in _NEEDED):
         yield
         return
-    bench = _bench(timer)
-    driver = _TritonDriver(machine, bench)
-    with ExitStack() as stack:
-        for owner, name, value in (
-            (runtime.driver, "_active", driver),
-            (runtime.driver, "_default", driver),
-            (runtime.JITFunction, "run", around(runtime.JITFunction.run, _launch)),
-            (testing, "do_bench", bench),
-            (testing, "do_bench_cudagraph", bench),
-        ):
-            stack.enter_context(replaced(owner, name, value))
+
+    def do_bench(
+        fn: Callable[[], Any], *args: Any, quantiles: Sequence[float] | None = None, **_: Any
+    ) -> Any:
+        """Time a function: every one takes as long, so that the first of several is chosen."""
+        timed(fn, CLEARED)
+        return 1.0 if quantiles is None else [1.0] * len(quantiles)
+
+    driver = _TritonDriver(machine, do_bench)
+    attributes = (
+        (runtime.driver, "_active", driver),
+        (runtime.driver, "_default", driver),
+        (runtime.JITFunction, "run", around(runtime.JITFunction.run, _launch)),
+        (testing, "do_bench", do_bench),
+        (testing, "do_bench_cudagraph", do_bench),
+    )
+    with all_replaced(attributes):
         yield
 
 
@@ -70,17 +73,6 @@ def _launch(
     for hook in self.pre_run_hooks:
         hook(*args, **kwargs)
     return None
-
-
-def _bench(timer: KernelTimer) -> Callable[..., Any]:
-    def do_bench(
-        fn: Callable[[], Any], *args: Any, quantiles: Sequence[float] | None = None, **_: Any
-    ) -> Any:
-        """Time a function: every one takes as long, so that the first of several is chosen."""
-        timer.call(fn, CLEARED)
-        return 1.0 if quantiles is None else [1.0] * len(quantiles)
-
-    return do_bench
 
 
 class _TritonDriver:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memtriage.prediction.distributed.collectives import WAITED_FOR_LATER
-from memtriage.prediction.fake_cuda.stand_ins import around, replaced
+from memtriage.prediction.fake_cuda.stand_ins import all_replaced, around
 from memtriage.prediction.fake_cuda.tensors import CPU, META, as_device, kernel, parts, true_device
 from memtriage.prediction.host import checkpoints, loaders
 from memtriage.prediction.host.memory import COMMUNICATION, HostMemory
@@ -99,16 +99,17 @@ def _of_host(tensor: torch.Tensor) -> bool:
 @contextmanager
 def without_gpu() -> Iterator[None]:
     """In the block torch says that there is no GPU."""
-    with ExitStack() as stack:
-        for owner, name, answer in (
-            (torch.cuda, "is_available", False),
-            (torch.cuda, "device_count", 0),
-            (torch.accelerator, "is_available", False),
-            (torch.accelerator, "current_accelerator", None),
-            (torch.accelerator, "device_count", 0),
-            (torch._C, "_get_accelerator", torch.device("cpu")),
-        ):
-            stack.enter_context(replaced(owner, name, lambda *args, answer=answer, **kwargs: answer))
+    answers = (
+        (torch.cuda, "is_available", False),
+        (torch.cuda, "device_count", 0),
+        (torch.accelerator, "is_available", False),
+        (torch.accelerator, "current_accelerator", None),
+        (torch.accelerator, "device_count", 0),
+        (torch._C, "_get_accelerator", torch.device("cpu")),
+    )
+    with all_replaced(
+        (owner, name, lambda *args, answer=answer, **kwargs: answer) for owner, name, answer in answers
+    ):
         yield
 
 
@@ -116,24 +117,17 @@ def without_gpu() -> Iterator[None]:
 def host_followed(memory: HostMemory, lifetimes: Lifetimes, notes: Notes) -> Iterator[None]:
     """In the block parameters of the host have no data, and files are read and written without."""
     files = TorchFiles(memory, lambda storage: lifetimes.block_of(storage) is not None)
-    with ExitStack() as stack:
-        for owner, name, value in [
-            *files.replacements(),
-            *checkpoints.replacements(memory, files),
-            *loaders.replacements(memory, notes),
-            (nn.Parameter, "__new__", staticmethod(around(nn.Parameter.__new__, _parameter_made, memory))),
-            (nn.Module, "_apply", around(nn.Module._apply, _applied, memory)),
-            (torch.Tensor, "is_pinned", _pinned(memory)),
-            (torch.Tensor, "pin_memory", around(torch.Tensor.pin_memory, _pin, memory)),
-        ]:
-            stack.enter_context(replaced(owner, name, value))
-        stack.enter_context(safetensors_followed(memory, files))
+    attributes = [
+        *files.replacements(),
+        *checkpoints.replacements(memory, files),
+        *loaders.replacements(memory, notes),
+        (nn.Parameter, "__new__", staticmethod(around(nn.Parameter.__new__, _parameter_made, memory))),
+        (nn.Module, "_apply", around(nn.Module._apply, _applied, memory)),
+        (torch.Tensor, "is_pinned", lambda self, device=None: memory.pins(self.untyped_storage())),
+        (torch.Tensor, "pin_memory", around(torch.Tensor.pin_memory, _pin, memory)),
+    ]
+    with all_replaced(attributes), safetensors_followed(memory, files):
         yield
-
-
-def _pinned(memory: HostMemory) -> Any:
-    """`Tensor.is_pinned`."""
-    return lambda self, device=None: memory.pins(self.untyped_storage())
 
 
 def _pin(memory: HostMemory, original: Any, self: torch.Tensor, device: Any = None) -> torch.Tensor:

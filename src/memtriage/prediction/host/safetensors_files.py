@@ -7,13 +7,13 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, BinaryIO, Final
 
 import torch
 
-from memtriage.prediction.fake_cuda.stand_ins import replaced
+from memtriage.prediction.fake_cuda.stand_ins import all_replaced
 from memtriage.prediction.fake_cuda.tensors import fake_device
 from memtriage.prediction.host.memory import LOADED, SAVED, HostMemory, MappedFile
 from memtriage.prediction.host.torch_files import TorchFiles
@@ -68,31 +68,29 @@ def safetensors_followed(memory: HostMemory, files: TorchFiles) -> Iterator[None
             for copy in copies:
                 memory.free(copy)
 
-    with ExitStack() as stack:
-        for original, replacement in (
-            (safetensors.safe_open, opened),
-            (of_torch.save_file, save_file),
-        ):
-            stack.enter_context(_everywhere(original, replacement))
+    with _everywhere(safetensors.safe_open, opened), _everywhere(of_torch.save_file, save_file):
         yield
 
 
 @contextmanager
 def _everywhere(original: Any, replacement: Any) -> Iterator[None]:
     """In the block all modules have the replacement, also those that imported the original by name."""
-    with ExitStack() as stack:
-        for module in list(sys.modules.values()):
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if value is original:
-                    stack.enter_context(replaced(module, name, replacement))
+    with all_replaced((module, name, replacement) for module, name in _having(original)):
         try:
             yield
         finally:
-            # Modules that were imported in the block.
-            for module in list(sys.modules.values()):
-                for name, value in list(getattr(module, "__dict__", {}).items()):
-                    if value is replacement:
-                        setattr(module, name, original)
+            for module, name in _having(replacement):  # also modules that were imported in the block
+                setattr(module, name, original)
+
+
+def _having(value: Any) -> list[tuple[Any, str]]:
+    """Where modules have a value."""
+    return [
+        (module, name)
+        for module in list(sys.modules.values())
+        for name, held in list(getattr(module, "__dict__", {}).items())
+        if held is value
+    ]
 
 
 class _SafeFile:
