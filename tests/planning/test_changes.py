@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.changes import Change, changed, conf_of
+from memtriage.planning.changes import Change, changed
 from memtriage.prediction.build import BuildError, Built
 
 
@@ -96,12 +96,3 @@ def test_what_is_no_program_is_refused() -> None:
 )
 def test_what_changes_the_allocator_alone_needs_no_other_trace(options: dict[str, Any], traced: bool) -> None:
     assert change(**options).traced is traced
-
-
-def test_options_of_the_allocator_are_those_given_and_those_of_the_changes() -> None:
-    changes = (change(conf="expandable_segments:True"), change(), change(conf="roundup_power2_divisions:4"))
-    assert conf_of("", ()) == ""
-    assert conf_of("max_split_size_mb:64", ()) == "max_split_size_mb:64"
-    assert conf_of("max_split_size_mb:64", changes) == (
-        "max_split_size_mb:64,expandable_segments:True,roundup_power2_divisions:4"
-    )

@@ -5,7 +5,7 @@ from torch.utils.flop_counter import flop_registry
 
 from memtriage.planning.changes import Change
 from memtriage.planning.evaluate import FINENESS, Evaluator, Work
-from memtriage.planning.facts import UNKNOWN
+from memtriage.planning.facts import Facts
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.script import Script
 
@@ -132,7 +132,7 @@ def test_a_program_is_looked_at_once_and_of_a_script_nothing_is_known(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("raise AssertionError")
     script = Evaluator(Script(str(file)), machine("h200"), (2, 11), "", 1, 1 << 40)
-    assert script.facts() is UNKNOWN and script.traces == 0
+    assert script.facts() == Facts() and script.traces == 0
 
 
 def test_options_of_the_allocator_that_were_not_given_are_those_that_a_trace_finds(monkeypatch):

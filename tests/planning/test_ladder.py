@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from memtriage.planning.facts import UNKNOWN, HuggingFace, Knob, OptimizerFacts, RepeatedBlocks
+from memtriage.planning.facts import Facts, HuggingFace, Knob, OptimizerFacts, RepeatedBlocks
 from memtriage.planning.ladder import ladder
 from memtriage.playbook.entries import PLAYBOOK
 
@@ -74,7 +74,7 @@ def test_a_rung_that_is_not_offered_says_why(
     name: str, conf: str, gpus: int, facts: dict[str, Any], said: str
 ) -> None:
     (rung,) = [rung for rung in ladder(conf, gpus) if rung.name == name]
-    offer = rung.offer(replace(UNKNOWN, **facts))
+    offer = rung.offer(Facts(**facts))
     assert said in offer.absent and offer.tracks == ()
     assert rung.playbook in PLAYBOOK
 
@@ -82,4 +82,4 @@ def test_a_rung_that_is_not_offered_says_why(
 def test_rungs_of_the_allocator_and_of_several_gpus_are_offered() -> None:
     several = {rung.name: rung for rung in ladder("", 4)}
     for name in ("expandable segments", "primed memory", "sharding"):
-        assert several[name].offer(UNKNOWN).tracks and not several[name].offer(UNKNOWN).absent
+        assert several[name].offer(Facts()).tracks and not several[name].offer(Facts()).absent

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memtriage.allocator.settings import join_conf
 from memtriage.model.explanation import Maths
 from memtriage.planning.facts import Facts
 from memtriage.prediction.build import Build, Built, check_built
@@ -115,8 +114,3 @@ def changed(build: Build, changes: Changes) -> Build:
         return built.model, built.optimizers, built.step
 
     return build_changed
-
-
-def conf_of(given: str, changes: Changes) -> str:
-    """The allocator's options: those given, and those of the changes."""
-    return join_conf(given, *(change.conf for change in changes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,10 +13,10 @@ from torch.utils.flop_counter import flop_registry
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.priming import Blocks
 from memtriage.allocator.priming_search import BRIEF, choose
-from memtriage.allocator.settings import AllocatorSettings, parse_conf
+from memtriage.allocator.settings import AllocatorSettings, join_conf, parse_conf
 from memtriage.model.plan import PlannedPeak
-from memtriage.planning.changes import Changes, changed, conf_of
-from memtriage.planning.facts import UNKNOWN, Facts, Observer
+from memtriage.planning.changes import Changes, changed
+from memtriage.planning.facts import Facts, Observer
 from memtriage.prediction.build import Build, Built
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.owners import owners_at
@@ -135,7 +136,7 @@ class Evaluator:
             BuildError: it cannot be traced; the text says what to change.
         """
         if isinstance(self._build, TracedProgram):
-            return UNKNOWN
+            return Facts()
         if self._facts is None:
             observer = Observer()
             traced_program = self._traced((), observer)
@@ -158,7 +159,7 @@ class Evaluator:
         """
         key = tuple(change.action for change in changes)
         if key not in self._known:
-            settings = parse_conf(conf_of(self.conf(), changes), self._version)
+            settings = parse_conf(join_conf(self.conf(), *(change.conf for change in changes)), self._version)
             traced_set = self._traced(changes)
             blocks: Blocks = ()
             if any(change.primed for change in changes) and not settings.expandable_segments:
@@ -187,9 +188,7 @@ class Evaluator:
         )
         self.traces += 1
         self.notes.update(dict.fromkeys(recorded.notes))
-        factor = 1.0
-        for change in changes:
-            factor *= change.work_factor
+        factor = math.prod(change.work_factor for change in changes)
         made = self._traces[key] = _Traced(recorded, counted[0] * factor, frozenset(work.uncounted))
         while len(self._traces) > KEPT_TRACES:
             self._traces.popitem(last=False)

@@ -94,7 +94,7 @@ class HuggingFace:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A program.
+    """A program; by default one that runs as it is.
 
     Attributes:
         batch, accumulation, length: its knobs, where it has them.
@@ -112,40 +112,21 @@ class Facts:
         parallel: what makes it one of several ranks: `DistributedDataParallel`, `FSDP2`, or nothing.
     """
 
-    batch: Knob | None
-    accumulation: Knob | None
-    length: Knob | None
-    optimizers: tuple[OptimizerFacts, ...]
-    keeps_gradients: bool
-    autocast: bool
-    parameter_types: frozenset[torch.dtype]
-    trained: int
-    frozen: bool
-    levels: tuple[RepeatedBlocks, ...]
-    called: frozenset[str]
-    recomputed: frozenset[str]
-    huggingface: HuggingFace | None
-    parallel: str
+    batch: Knob | None = None
+    accumulation: Knob | None = None
+    length: Knob | None = None
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    keeps_gradients: bool = False
+    autocast: bool = False
+    parameter_types: frozenset[torch.dtype] = frozenset()
+    trained: int = 0
+    frozen: bool = False
+    levels: tuple[RepeatedBlocks, ...] = ()
+    called: frozenset[str] = frozenset()
+    recomputed: frozenset[str] = frozenset()
+    huggingface: HuggingFace | None = None
+    parallel: str = ""
     compiled: bool = False
-
-
-UNKNOWN: Final = Facts(
-    batch=None,
-    accumulation=None,
-    length=None,
-    optimizers=(),
-    keeps_gradients=False,
-    autocast=False,
-    parameter_types=frozenset(),
-    trained=0,
-    frozen=False,
-    levels=(),
-    called=frozenset(),
-    recomputed=frozenset(),
-    huggingface=None,
-    parallel="",
-)
-"""Of a program that runs as it is."""
 
 
 class Observer:

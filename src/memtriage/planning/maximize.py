@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec import structs
@@ -49,13 +48,18 @@ def maximize(target: TraceTarget, budget: int, wanted: Sequence[str], trace: Tra
         )
         found += _row(search, name, None)
     else:
-        batch = own["batch"]
-        for length in _lengths(own["seq"]):
-            search = largest(partial(sizes.needs_at, length), batch, room)
+        # From a quarter of the program's own length on, each twice the one before.
+        batch, length = own["batch"], max(1, own["seq"] // 4)
+
+        def measure(batch: int) -> int:
+            return sizes.needs({"seq": length, "batch": batch})
+
+        while True:
+            search = largest(measure, batch, room)
             found += _row(search, "batch", length)
             if length >= own["seq"] and not search.below:
                 break
-            batch = max(1, search.below // 2)
+            batch, length = max(1, search.below // 2), 2 * length
     return Maximum(
         budget=budget,
         margin=MARGIN,
@@ -66,14 +70,6 @@ def maximize(target: TraceTarget, budget: int, wanted: Sequence[str], trace: Tra
         seconds=time.perf_counter() - begun,
         notes=list(sizes.notes),
     )
-
-
-def _lengths(own: int) -> Iterator[int]:
-    """From a quarter of the program's own length on, each twice the one before."""
-    length = max(1, own // 4)
-    while True:
-        yield length
-        length *= 2
 
 
 def _row(search: SizeBounds, name: str, length: int | None) -> list[LargestSize]:
@@ -132,10 +128,6 @@ class _TracedSizes:
         if key not in self.known:
             self.known[key] = self._sized(sizes).needs
         return self.known[key]
-
-    def needs_at(self, length: int, batch: int) -> int:
-        """What it needs with a length and a batch."""
-        return self.needs({"seq": length, "batch": batch})
 
     @property
     def _is_script(self) -> bool:

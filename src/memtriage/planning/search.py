@@ -33,22 +33,6 @@ class SearchResult:
     passed_over: list[PassedOver] = field(default_factory=list)
 
 
-class _Set:
-    """A set of changes, at most one of each rung, kept in the ladder's order."""
-
-    def __init__(self, rungs: Sequence[Rung]) -> None:
-        self._order = {rung.name: number for number, rung in enumerate(rungs)}
-
-    def with_change(self, changes: Changes, change: Change) -> Changes:
-        """The set with a change in the place of those of its rung, and of those that it displaces."""
-        gone = change.displaces | {change.rung}
-        kept = [other for other in changes if other.rung not in gone]
-        return tuple(sorted((*kept, change), key=lambda kept_change: self._order[kept_change.rung]))
-
-    def without(self, changes: Changes, change: Change) -> Changes:
-        return tuple(other for other in changes if other is not change)
-
-
 class LadderSearch:
     """A search over a ladder.
 
@@ -63,7 +47,7 @@ class LadderSearch:
         self._evaluator = evaluator
         self._rungs = rungs
         self._requested = requested
-        self._set = _Set(rungs)
+        self._order = {rung.name: number for number, rung in enumerate(rungs)}
         self._tracks: dict[str, Changes] = {}
         self._aside: list[tuple[Rung, tuple[Changes, ...]]] = []
         self._passed: dict[str, PassedOver] = {}
@@ -121,7 +105,7 @@ class LadderSearch:
         best: tuple[int, Changes, Changes] | None = None
         failure = ""
         for track in tracks:
-            candidate = self._set.with_change(changes, track[-1])
+            candidate = self._with(changes, track[-1])
             try:
                 needs = self._evaluator.of(candidate).peak.needs
             except BuildError as error:
@@ -147,7 +131,7 @@ class LadderSearch:
     def _relaxed(self, changes: Changes) -> Changes:
         """Each rung, the dearest first, taken out if the rest fits, or else taken as mildly as fits."""
         for change in reversed(changes):
-            fewer = self._set.without(changes, change)
+            fewer = tuple(other for other in changes if other is not change)
             changes = fewer if self._fits(fewer) else self._mildest(changes, change)
         return changes
 
@@ -156,21 +140,27 @@ class LadderSearch:
         lowest, highest = 0, track.index(change)
         while lowest < highest:
             middle = (lowest + highest) // 2
-            if self._fits(self._set.with_change(changes, track[middle])):
+            if self._fits(self._with(changes, track[middle])):
                 highest = middle
             else:
                 lowest = middle + 1
-        return self._set.with_change(changes, track[highest])
+        return self._with(changes, track[highest])
 
     def _cheaper(self, changes: Changes) -> Changes:
         """The changes with the dearest rung taken more mildly, or not at all."""
         last = changes[-1]
         track = self._tracks[last.rung]
         place = track.index(last)
-        milder = self._set.with_change(changes, track[place - 1]) if place else None
+        milder = self._with(changes, track[place - 1]) if place else None
         if milder is not None and self._works(milder):
             return milder
-        return self._set.without(changes, last)
+        return changes[:-1]
+
+    def _with(self, changes: Changes, change: Change) -> Changes:
+        """The changes with one in the place of that of its rung, and of those that it displaces."""
+        gone = change.displaces | {change.rung}
+        kept = [other for other in changes if other.rung not in gone]
+        return tuple(sorted((*kept, change), key=lambda kept_change: self._order[kept_change.rung]))
 
     def _works(self, changes: Changes) -> bool:
         try:

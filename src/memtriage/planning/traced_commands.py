@@ -23,7 +23,6 @@ from memtriage.prediction.many_steps.shapes import inputs_of
 from memtriage.prediction.routing import read_routing
 from memtriage.prediction.sandbox.child import report_progress
 from memtriage.prediction.script import Script
-from memtriage.prediction.watch import TracedProgram
 
 T = TypeVar("T")
 
@@ -91,16 +90,17 @@ def _shaped(given: dict[str, Any], steps: int, lengths: str | None) -> ShapedBui
         ValueError: it, or the file, cannot be found or used.
     """
     target = msgspec.convert(given, TraceTarget)
-    if _finetuning(target) is not None:
+    program = _program(given)
+    if target.hf_config is not None and isinstance(program, Script):
         raise ValueError(
             "--horizon needs batches that differ: those of a configuration's trainer are all the same"
         )
-    build = _build_function(target)
-    if build is not None:
-        return ShapedBuild(build, inputs_of(_read_lengths(lengths), steps))
-    name = _script_name(target)
+    if not isinstance(program, Script):
+        return ShapedBuild(program, inputs_of(_read_lengths(lengths), steps))
     if target.inference:
         raise ValueError("use only one of --horizon and --inference: a script that never trains has no steps")
+    name = target.module or target.name
+    assert name is not None
     if lengths is not None:
         raise ValueError(
             f"--lengths needs a build function whose step takes a length; the lengths of {name} are "
@@ -122,50 +122,22 @@ def _read_lengths(file: str | None) -> Any:
     return read
 
 
-def _program(given: dict[str, Any]) -> Build | TracedProgram:
-    """The build function, script or module that a target names.
+def _program(given: dict[str, Any]) -> Build | Script:
+    """The build function, script, module or trainer that a target names.
 
     Raises:
         ValueError: it cannot be found or used.
     """
     target = msgspec.convert(given, TraceTarget)
-    if (finetuning := _finetuning(target)) is not None:
-        return finetuning
-    build = _build_function(target)
-    if build is not None:
-        return build
-    return Script(
-        _script_name(target),
-        target.arguments,
-        module=target.module is not None,
-        inference=target.inference,
-    )
-
-
-def _finetuning(target: TraceTarget) -> Script | None:
-    """The trainer of a configuration, where a library's own is asked for."""
-    if target.hf_config is None:
-        return None
-    from memtriage.prediction.finetuning import Finetuning
-    from memtriage.prediction.hf import TrainingArguments
-
-    arguments = TrainingArguments(**target.training)
-    return Finetuning(Path(target.hf_config), arguments) if arguments.by_trainer else None
-
-
-def _build_function(target: TraceTarget) -> Build | None:
-    """The build function that a target names, or that of its configuration; None for a script or module."""
     if target.hf_config is not None:
+        from memtriage.prediction.finetuning import Finetuning
         from memtriage.prediction.hf import TrainingArguments, build_from_config
 
-        return build_from_config(Path(target.hf_config), TrainingArguments(**target.training))
-    if target.module is None and target.name is not None and ":" in target.name:
-        return load(target.name)
-    return None
-
-
-def _script_name(target: TraceTarget) -> str:
+        path, arguments = Path(target.hf_config), TrainingArguments(**target.training)
+        return Finetuning(path, arguments) if arguments.by_trainer else build_from_config(path, arguments)
     name = target.module or target.name
     if name is None:
         raise ValueError("nothing to trace; expected a build function, a script, a module or a configuration")
-    return name
+    if target.module is None and ":" in name:
+        return load(name)
+    return Script(name, target.arguments, module=target.module is not None, inference=target.inference)

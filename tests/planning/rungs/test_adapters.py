@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.facts import UNKNOWN
+from memtriage.planning.facts import Facts
 from memtriage.planning.rungs import adapters
 from memtriage.planning.rungs.adapters import LORA, add_adapters, linear_layers
 from memtriage.prediction.build import Built
@@ -69,7 +69,7 @@ def test_linear_layers_of_gpt_2_have_a_class_of_their_own() -> None:
 
 def test_why_it_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
-    without = LORA.offer(UNKNOWN)
+    without = LORA.offer(Facts())
     assert (without.absent, without.tracks) == (
         "it is simulated with peft, which is not installed: pip install peft",
         (),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.facts import UNKNOWN, Facts, HuggingFace, RepeatedBlocks, huggingface_in, levels_of
+from memtriage.planning.facts import Facts, HuggingFace, RepeatedBlocks, huggingface_in, levels_of
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING, CHOICES, in_python
 from support.training_jobs import Job, facts_of, language_job, last, weights
 
@@ -24,7 +24,7 @@ def level(count: int, container: str = "layers", *, own_switch: bool = False) ->
 
 def facts(*levels: RepeatedBlocks, **changes: Any) -> Facts:
     called = frozenset(name for each in levels for name in each.blocks)
-    return replace(UNKNOWN, **{"levels": levels, "called": called, **changes})
+    return Facts(**{"levels": levels, "called": called, **changes})
 
 
 def test_more_blocks_are_chosen_from_one_choice_to_the_next() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from memtriage.planning.changes import Change
-from memtriage.planning.facts import UNKNOWN, Knob
+from memtriage.planning.facts import Facts, Knob
 from memtriage.planning.rungs.knobs import MICRO_BATCH
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, weights
@@ -20,8 +19,7 @@ Where = Literal["build", "step"]
 
 def smaller(batch: int, accumulation: int | None = None, *, of: Where = "build") -> list[Change]:
     """The smaller micro-batches of a program, the largest first."""
-    facts = replace(
-        UNKNOWN,
+    facts = Facts(
         batch=Knob("micro_batch", batch, of),
         accumulation=None if accumulation is None else Knob("accumulation", accumulation, of),
     )
@@ -147,7 +145,7 @@ def test_a_model_drops_its_gradients_only_after_a_step() -> None:
 
 
 def test_a_batch_of_the_step_and_an_accumulation_of_the_build() -> None:
-    facts = replace(UNKNOWN, batch=Knob("batch", 8, "step"), accumulation=Knob("accumulation", 3, "build"))
+    facts = Facts(batch=Knob("batch", 8, "step"), accumulation=Knob("accumulation", 3, "build"))
     change = MICRO_BATCH.offer(facts).tracks[0][-1]
     assert (change.step_arguments, change.build_arguments) == ({"batch": 1}, {"accumulation": 6})
     assert change.action == "micro-batch 1 instead of 8, accumulated 24 times"

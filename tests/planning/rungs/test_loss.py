@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from memtriage.planning.facts import UNKNOWN, HuggingFace, huggingface_in
+from memtriage.planning.facts import Facts, HuggingFace, huggingface_in
 from memtriage.planning.rungs.loss import CHUNKED_LOSS
 from memtriage.prediction.build import Built
 from support.training_jobs import facts_of, language_job, last, weights
 
 OWN_LOSS = HuggingFace("sdpa", True, True, "gradient_checkpointing", True)
-FACTS = replace(UNKNOWN, huggingface=OWN_LOSS)
+FACTS = Facts(huggingface=OWN_LOSS)
 
 
 def test_the_loss_and_the_weights_of_a_language_model_stay(language_model: Any) -> None:
@@ -84,7 +83,7 @@ def test_a_loss_from_outside_the_model_is_not_replaced(language_model: Any) -> N
 
     outside = facts_of(Built(built.model, built.optimizers, step))
     assert outside.huggingface is not None
-    for facts in (outside, UNKNOWN):
+    for facts in (outside, Facts()):
         offer = CHUNKED_LOSS.offer(facts)
         assert "for 8 chunks of rows of x, each within torch.utils.checkpoint" in offer.absent
         assert offer.tracks == ()

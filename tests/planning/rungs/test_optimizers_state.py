@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memtriage.planning.facts import UNKNOWN, OptimizerFacts
+from memtriage.planning.facts import Facts, OptimizerFacts
 from memtriage.planning.rungs.optimizers import EIGHT_BIT, OFFLOAD
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, last
 
 ADAMW = OptimizerFacts("AdamW", adam=True, fusable=True, foreach=True, amsgrad=False)
 SGD = replace(ADAMW, name="SGD", adam=False)
-FACTS = replace(UNKNOWN, optimizers=(ADAMW,), trained=2**20)
+FACTS = Facts(optimizers=(ADAMW,), trained=2**20)
 
 
 def states(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, tuple[torch.dtype, int]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.facts import UNKNOWN, OptimizerFacts
+from memtriage.planning.facts import Facts, OptimizerFacts
 from memtriage.planning.rungs.optimizers import OPTIMIZER_STEP
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, last, weights
@@ -31,7 +31,7 @@ FUSED = replace(ADAMW, foreach=False)
     ],
 )
 def test_what_is_offered_and_written(optimizers: tuple[OptimizerFacts, ...], action: str) -> None:
-    change = last(OPTIMIZER_STEP, replace(UNKNOWN, optimizers=optimizers))
+    change = last(OPTIMIZER_STEP, Facts(optimizers=optimizers))
     assert (change.rung, change.action) == ("optimizer step", action)
     assert change.code["torch"].replace("(..., ", "(").endswith(action)
     assert ("trainer" in change.code) == (set(optimizers) == {ADAMW})
@@ -64,6 +64,6 @@ def test_every_group_is_changed_and_the_result_stays(
 def test_an_optimizer_in_a_wrapper_is_changed() -> None:
     inner = torch.optim.Adam([nn.Parameter(torch.ones(1))])
     wrapper = SimpleNamespace(optimizer=inner)
-    change = last(OPTIMIZER_STEP, replace(UNKNOWN, optimizers=(ADAM,)))
+    change = last(OPTIMIZER_STEP, Facts(optimizers=(ADAM,)))
     change.edit(Built(nn.Linear(1, 1), (wrapper,), lambda: None))  # type: ignore[arg-type]
     assert inner.param_groups[0]["fused"] is True

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from memtriage.planning.facts import UNKNOWN
+from memtriage.planning.facts import Facts
 from memtriage.planning.rungs.precision import AUTOCAST, WHOLE
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, last
 
-SINGLE = replace(UNKNOWN, parameter_types=frozenset({torch.float32, torch.bfloat16}))
+SINGLE = Facts(parameter_types=frozenset({torch.float32, torch.bfloat16}))
 
 
 def test_a_program_under_autocast_can_still_have_narrow_weights() -> None:

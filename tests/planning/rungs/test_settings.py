@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.facts import UNKNOWN, HuggingFace, huggingface_in
+from memtriage.planning.facts import Facts, HuggingFace, huggingface_in
 from memtriage.planning.rungs.settings import ATTENTION, SET_TO_NONE, allocator_rung, primed_rung
 from memtriage.prediction.build import Built
 from support.training_jobs import Job, facts_of, language_job, last, weights
@@ -22,7 +21,7 @@ EAGER = HuggingFace("eager", True, True, "gradient_checkpointing", False)
 @pytest.mark.parametrize("conf", ["", "garbage_collection_threshold:0.8"])
 def test_expandable_segments_are_added_to_the_options(conf: str) -> None:
     rung = allocator_rung(conf)
-    change = last(rung, UNKNOWN)
+    change = last(rung, Facts())
     assert f"PYTORCH_CUDA_ALLOC_CONF={','.join(filter(None, [conf, change.conf]))}  " in change.code["torch"]
     assert change.action == f"PYTORCH_CUDA_ALLOC_CONF={change.conf}"
     assert (change.conf, rung.name) == ("expandable_segments:True", "expandable segments")
@@ -31,12 +30,12 @@ def test_expandable_segments_are_added_to_the_options(conf: str) -> None:
 
 def test_primed_memory_takes_the_place_of_expandable_segments() -> None:
     rung = primed_rung("expandable_segments:False")
-    primed = last(rung, UNKNOWN)
+    primed = last(rung, Facts())
     assert primed.primed and not primed.traced and rung.configures
     assert primed.displaces == {allocator_rung("").name}
     assert (primed.rung, rung.name, primed.conf) == ("primed memory", "primed memory", "")
     assert primed.code["torch"].startswith("memtriage.prime(build)  # before the model is built")
-    absent = primed_rung("expandable_segments:True").offer(UNKNOWN).absent
+    absent = primed_rung("expandable_segments:True").offer(Facts()).absent
     assert absent == "segments are expandable, which have no fixed sizes"
 
 
@@ -74,7 +73,7 @@ def test_gradients_are_set_to_none_and_the_result_stays(model: nn.Module) -> Non
 def test_whoever_drops_gradients_does_so_wholly() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = last(SET_TO_NONE, replace(UNKNOWN, keeps_gradients=True)).edit(
+    made = last(SET_TO_NONE, Facts(keeps_gradients=True)).edit(
         Built(model, (optimizer, SimpleNamespace()), lambda: None)  # type: ignore[arg-type]
     )
     for drop in (model.zero_grad, optimizer.zero_grad):

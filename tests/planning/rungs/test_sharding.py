@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memtriage.planning.facts import UNKNOWN, RepeatedBlocks
+from memtriage.planning.facts import Facts, RepeatedBlocks
 from memtriage.planning.rungs.sharding import rung
 from memtriage.prediction.build import Built
 from support.training_jobs import last
@@ -37,7 +36,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     ],
 )
 def test_what_is_written_for_the_outermost_blocks_that_are_called(called: tuple[str, ...], loop: str) -> None:
-    facts = replace(UNKNOWN, levels=(STAGES, LAYERS), called=frozenset(called))
+    facts = Facts(levels=(STAGES, LAYERS), called=frozenset(called))
     change = last(rung(8), facts)
     assert change.code["torch"] == (
         f"from torch.distributed.fsdp import fully_shard\n{loop}fully_shard(model)\n"
@@ -61,7 +60,7 @@ def test_blocks_and_model_are_sharded_and_their_parameters_trained() -> None:
     optimizer.step()
     built = Built(model, (SimpleNamespace(optimizer=optimizer),), lambda: None)  # type: ignore[arg-type]
     blocks = RepeatedBlocks(("",), ("0", "1"), False)
-    change = last(rung(2), replace(UNKNOWN, levels=(blocks,), called=frozenset(blocks.blocks)))
+    change = last(rung(2), Facts(levels=(blocks,), called=frozenset(blocks.blocks)))
     assert change.edit(built) is built
     assert [isinstance(each, FSDPModule) for each in (model, *model)] == [True, True, True, False]
     sharded = {id(parameter): name for name, parameter in model.named_parameters()}
