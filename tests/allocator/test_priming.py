@@ -13,7 +13,6 @@ from memtriage.allocator.priming import (
     PackingTrial,
     compressed,
     peak_live,
-    peak_reserved,
     prime,
 )
 from memtriage.allocator.requests import EMPTIED, FREE, Request
@@ -22,17 +21,18 @@ from memtriage.allocator.simulator import Simulator
 
 MIB = 1 << 20
 TORCH = parse_conf("", "2.11")
+TRIAL = PackingTrial(TORCH)
 
 
 def test_an_emptied_cache_gives_primed_segments_back() -> None:
     requests = [(EMPTIED, FREE), (1, 64 * MIB)]
-    assert peak_reserved(requests, TORCH, (100 * MIB,)) == 100 * MIB
-    assert peak_reserved([*requests, (2, 64 * MIB)], TORCH, (100 * MIB,)) == 128 * MIB
+    assert TRIAL.run(requests, (100 * MIB,)) == 100 * MIB
+    assert TRIAL.run([*requests, (2, 64 * MIB)], (100 * MIB,)) == 128 * MIB
 
 
 def test_a_trial_ends_above_its_limit() -> None:
-    assert peak_reserved([(1, 64 * MIB)], TORCH, limit=63 * MIB) is None
-    assert peak_reserved([(1, 64 * MIB)], TORCH, limit=64 * MIB) == 64 * MIB
+    assert TRIAL.run([(1, 64 * MIB)], (), limit=63 * MIB) is None
+    assert TRIAL.run([(1, 64 * MIB)], (), limit=64 * MIB) == 64 * MIB
 
 
 def test_each_primed_block_gets_a_segment() -> None:
@@ -93,7 +93,7 @@ def test_compressed_requests_need_the_same_memory(seed: int) -> None:
     assert len(shorter) < len(requests)
     assert 0 <= peak_live(shorter) - peak_live(requests) < 512
     for blocks in ((), (700 * MIB,), (300 * MIB, 180 * MIB, 64 * MIB)):
-        assert peak_reserved(shorter, TORCH, blocks) == peak_reserved(requests, TORCH, blocks)
+        assert TRIAL.run(shorter, blocks) == TRIAL.run(requests, blocks)
 
 
 def test_the_peak_of_live_memory_counts_blocks_that_are_freed_at_once() -> None:

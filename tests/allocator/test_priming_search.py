@@ -8,13 +8,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from memtriage.allocator.priming import Circumstance, PackingTrial, most_alive, peak_reserved
+from memtriage.allocator.priming import Circumstance, PackingTrial, most_alive
 from memtriage.allocator.priming_search import POLICY, POOLS, Apart, choose
 from memtriage.allocator.requests import FREE, Request, Requests, StepRequests, repeated
 from memtriage.allocator.settings import parse_conf
 
 MIB = 1 << 20
 TORCH = parse_conf("", "2.11")
+TRIAL = PackingTrial(TORCH)
 QUICK = replace(POLICY, requests=200_000, patience=60_000, grid=60)
 
 
@@ -35,10 +36,10 @@ def growing_activations(steps: int = 6) -> Requests:
 
 def test_blocks_help_where_memory_never_merges() -> None:
     requests = growing_activations()
-    before = peak_reserved(requests.all(), TORCH)
+    before = TRIAL.run(requests.all(), ())
     choice = choose(requests, TORCH, QUICK)
     assert choice.blocks == tuple(sorted(choice.blocks, reverse=True))
-    after = peak_reserved(repeated(requests, 40).all(), TORCH, choice.blocks)
+    after = TRIAL.run(repeated(requests, 40).all(), choice.blocks)
     assert before is not None and after is not None
     assert after < 0.7 * before
     assert (choice.checks[0].before, choice.checks[0].after) == (before, after)
@@ -103,7 +104,7 @@ def test_a_choice_has_room_for_a_little_that_was_not_predicted(room: float, bear
     policy = replace(QUICK, room=room, grid=21, searched_under=nothing_else, checked_under=nothing_else)
     choice = choose(requests, TORCH, policy)
     assert choice.checks[0].after <= 1.01 * 1040 * MIB
-    more = PackingTrial(TORCH).run(requests.all(), choice.blocks, under=Circumstance(unpredicted=4 * MIB))
+    more = TRIAL.run(requests.all(), choice.blocks, under=Circumstance(unpredicted=4 * MIB))
     assert more is not None
     assert (more < 1100 * MIB) == bears
 
@@ -213,11 +214,11 @@ def test_states_get_a_pool_where_that_saves_more() -> None:
     assert (choice.apart, choice.settings, pooled.name) == (True, "", POOLS)
     assert pooled.after <= own.after - 0.02 * own.before
     whole = repeated(requests, 40).all()
-    assert choice.without_pools == peak_reserved(whole, TORCH, choice.blocks)
-    rest = peak_reserved(repeated(apart.requests, 40).all(), TORCH, choice.blocks)
+    assert choice.without_pools == TRIAL.run(whole, choice.blocks)
+    rest = TRIAL.run(repeated(apart.requests, 40).all(), choice.blocks)
     assert rest is not None
     assert choice.checks[0].after == pooled.after == rest + size
-    assert choice.checks[0].before == own.before == peak_reserved(repeated(requests, 40).all(), TORCH)
+    assert choice.checks[0].before == own.before == TRIAL.run(repeated(requests, 40).all(), ())
     assert all(check.after <= 1.005 * check.before for check in choice.checks)
 
 

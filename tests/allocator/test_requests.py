@@ -186,7 +186,6 @@ def test_steps_that_are_enough_or_too_few_to_repeat_stay_as_they_are() -> None:
     assert repeated(three, 3) is three and repeated(three, 2) is three
 
 
-def test_all_requests_come_in_order_and_the_first_steps_can_be_taken() -> None:
+def test_all_requests_come_in_order() -> None:
     three = alike()
     assert three.all()[:2] == [(0, WEIGHT), (10, ACTIVATION)] and len(three.all()) == 1 + 5 + 4 + 4
-    assert three.first(1).steps == three.steps[:1] and three.first(1).before == three.before

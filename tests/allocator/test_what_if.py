@@ -17,12 +17,10 @@ from memtriage.allocator.what_if import (
     Memory,
     alternatives,
     known_memory,
-    prime_recording,
     settings_of,
     what_if,
 )
 from memtriage.model.recording import SEGMENT_ALLOC, SEGMENT_FREE
-from memtriage.snapshots.read import load_snapshot
 
 TORCH = "2.11"
 MIB = 1 << 20
@@ -114,14 +112,6 @@ def test_allocations_come_from_the_pools_that_the_events_have() -> None:
     again = what_if(device.events, device.segments, DEFAULTS, DEFAULTS).simulator
     assert (again.reserved, again.allocated) == (40 * MIB, 8 * MIB)
     assert what_if(replace(device.events, pool={}), (), DEFAULTS, DEFAULTS).simulator.reserved == 20 * MIB
-
-
-def test_a_recording_is_primed() -> None:
-    recording = load_snapshot(recorded("fragmentation"))
-    (device,) = recording.devices
-    primed = prime_recording(device, settings_of(recording.settings))
-    assert primed.choice.blocks and primed.after.fits
-    assert primed.after.simulator.peak_reserved < 0.9 * device.timeline.reserved.max()
 
 
 @pytest.mark.parametrize(

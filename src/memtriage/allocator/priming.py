@@ -123,13 +123,6 @@ class PackingTrial:
         return None if backing.reserved > limit else backing.peak_reserved
 
 
-def peak_reserved(
-    requests: Sequence[Request], settings: AllocatorSettings, blocks: Blocks = (), limit: int = _OUT_OF_REACH
-) -> int | None:
-    """Peak of reserved bytes with these requests; None above `limit`."""
-    return PackingTrial(settings).run(requests, blocks, limit)
-
-
 def compressed(requests: Sequence[Request]) -> list[Request]:
     """Replace each allocation that is freed at once by one of `_PASSING`, which only needs room."""
     found: list[Request] = []

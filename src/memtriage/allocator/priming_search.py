@@ -177,45 +177,33 @@ def choose(
             packs closely.
         apart: the program with pools, which is tried after that, under the program's settings.
     """
-    checks = _checks(requests, policy)
+    cases, checks = _cases(requests, policy), _checks(requests, policy)
     trial = PackingTrial(_unlimited(settings))
-    cases = _cases(requests, policy)
     for each in (*checks, *cases):
         against = each.requests if each.against is None else each.against
         each.before = trial.run(against, (), under=each.under) or 0
+    attempts = [("", settings, policy.requests)]
+    attempts += [(name, other, policy.more_requests) for name, other in others.items()]
+    if apart is not None:
+        attempts += [(POOLS, settings, most) for most in policy.pool_requests]
     best = PrimingChoice()
     tried: list[PrimingCheck] = []
-
-    def search(name: str, found_by: _BlockSearch, most: int) -> bool:
-        """Keep the result if it is better by enough; return whether nothing else needs to be tried."""
-        nonlocal best
-        if name:
-            found_by.try_no_blocks()
-        found = found_by.run(most)
+    for name, tried_settings, most in attempts:
+        own_cases, own_checks, pools = cases, checks, 0
+        if name == POOLS and apart is not None:
+            own_cases = _as_before(_cases(apart.requests, policy), cases)
+            own_checks = _as_before(_checks(apart.requests, policy), checks)
+            pools = apart.pools
+        search = _BlockSearch(own_cases, _unlimited(tried_settings), policy, own_checks, pools)
+        found = search.run(most, alone=bool(name))
         after = found.checks[0].after
-        tried.append(PrimingCheck(name=name, before=found_by.without_blocks(), after=after))
+        tried.append(PrimingCheck(name=name, before=search.without_blocks(), after=after))
         gain = policy.pool_gain if name == POOLS else policy.settings_gain
         if not name or after < best.checks[0].after - gain * checks[0].before:
             best = found
             best.settings, best.apart = ("", True) if name == POOLS else (name, False)
-        return found_by.packs_closely or after - found_by.peak < policy.settings_gain * checks[0].before
-
-    enough = False
-    for name, tried_settings in {"": settings, **others}.items():
-        if not enough:
-            most = policy.more_requests if name else policy.requests
-            enough = search(name, _BlockSearch(cases, _unlimited(tried_settings), policy, checks), most)
-    for most in policy.pool_requests:
-        if apart is None or enough:
+        if search.packs_closely or after - search.peak < policy.settings_gain * checks[0].before:
             break
-        rest = _BlockSearch(
-            _as_before(_cases(apart.requests, policy), cases),
-            _unlimited(settings),
-            policy,
-            _as_before(_checks(apart.requests, policy), checks),
-            apart.pools,
-        )
-        enough = search(POOLS, rest, most)
     if best.apart:
         best.without_pools = trial.run(checks[0].requests, best.blocks, under=checks[0].under) or 0
     best.tried = tried
@@ -258,7 +246,7 @@ def _searched(requests: Requests, policy: PrimingPolicy) -> Requests:
     """The requests that a search simulates: different steps only show over several rounds what they leave."""
     if len(requests.steps) > 2 and not settled(requests):
         return repeated(requests, 3 * policy.searched_steps)
-    return requests.first(policy.searched_steps)
+    return Requests(requests.before, requests.steps[: policy.searched_steps])
 
 
 def _checks(requests: Requests, policy: PrimingPolicy) -> list[_TriedTrace]:
@@ -317,6 +305,9 @@ class _BlockSearch:
         settings: the allocator's settings for them.
         checks: the checks that a choice must pass.
         pools: bytes of segments that count in addition.
+
+    Attributes:
+        peak: of live bytes, with pools.
     """
 
     def __init__(
@@ -330,7 +321,7 @@ class _BlockSearch:
         self._pools = pools
         self._trial = PackingTrial(settings)
         self._cases = list(cases)
-        self._peak = peak_live(cases[0].requests) + pools
+        self.peak = peak_live(cases[0].requests) + pools
         self._policy = policy
         self._random = Random(_SEED)
         self._checking = PackingTrial(settings)
@@ -347,32 +338,26 @@ class _BlockSearch:
         self._found = 0
 
     @property
-    def peak(self) -> int:
-        """Peak of live bytes, with pools."""
-        return self._peak
-
-    @property
     def packs_closely(self) -> bool:
         """Whether the best choice is good enough."""
-        return self._lowest <= self._enough
+        return self._lowest <= self.peak * (1 + self._policy.near)
 
     def without_blocks(self) -> int:
         """Bytes of segments in the first check, without blocks."""
         check = self._checks[0]
         return (self._checking.run(check.requests, (), under=check.under) or 0) + self._pools
 
-    def try_no_blocks(self) -> None:
-        """Try the settings alone, which may save enough."""
-        self._try((), self._leading)
-
-    def run(self, most: int) -> PrimingChoice:
+    def run(self, most: int, alone: bool) -> PrimingChoice:
         """The best choice that passes all checks.
 
         Args:
             most: how many requests are simulated at most.
+            alone: also try no blocks: the settings alone may save enough.
         """
         self._most = most
-        if self._peak >= OWN_SEGMENT:
+        if alone:
+            self._try((), self._leading)
+        if self.peak >= OWN_SEGMENT:
             self._single(range(1, self._policy.grid + 1))
             self._several()
             self._divided(int(self._policy.divided * most))
@@ -383,10 +368,6 @@ class _BlockSearch:
         ]
         return PrimingChoice(self._best, checks=checked, rejected=len(self._rejected))
 
-    @property
-    def _enough(self) -> float:
-        return self._peak * (1 + self._policy.near)
-
     def _try(self, blocks: Blocks, limit: float) -> float | None:
         """The value by which choices are compared: weighted bytes of segments, and by how much they are
         worse; None above the limit."""
@@ -396,7 +377,7 @@ class _BlockSearch:
         for at, case in enumerate(self._cases):
             rest -= case.weight
             allowed = case.before * (1 + self._policy.tolerance)
-            left = limit - value - rest * self._peak - case.weight * allowed
+            left = limit - value - rest * self.peak - case.weight * allowed
             most = allowed + left / (case.weight if left < 0 else case.weight + 1)
             outcome = self._trial.run(case.requests, blocks, int(most) - self._pools, case.under)
             if outcome is None:
@@ -433,14 +414,14 @@ class _BlockSearch:
         for part in parts:
             if self._trial.simulated >= self._most:
                 return
-            size = _up(self._peak * 21 * part // (20 * self._policy.grid))
+            size = _up(self.peak * 21 * part // (20 * self._policy.grid))
             if size >= OWN_SEGMENT:
                 self._try((size,), self._leading * (1 + self._policy.warmest))
 
     def _several(self) -> None:
         random, policy = self._random, self._policy
         now, value = self._leader, self._leading
-        while self._lowest > self._enough and self._sizes:
+        while not self.packs_closely and self._sizes:
             if self._trial.simulated >= min(self._most, self._found + policy.patience):
                 return
             self._trial.simulated += 1
@@ -465,8 +446,8 @@ class _BlockSearch:
         begun, leading = self._trial.simulated, self._leading
         self._most = begun + more // 2
         grid = self._policy.grid
-        self._single(range(grid + 1, int(self._lowest * 20 * grid / (21 * self._peak)) + 1))
-        while self._lowest > self._enough and self._sizes and self._trial.simulated < self._most:
+        self._single(range(grid + 1, int(self._lowest * 20 * grid / (21 * self.peak)) + 1))
+        while not self.packs_closely and self._sizes and self._trial.simulated < self._most:
             self._trial.simulated += 1
             blocks = self._evenly()
             if blocks and sum(blocks) + self._pools <= self._lowest:
@@ -477,7 +458,7 @@ class _BlockSearch:
 
     def _give_room(self) -> None:
         """Enlarge that block of the best choice which then saves most additional reserved bytes."""
-        room = max(1, int(self._policy.room * self._peak) // SEGMENT_STEP) * SEGMENT_STEP
+        room = max(1, int(self._policy.room * self.peak) // SEGMENT_STEP) * SEGMENT_STEP
         requests = self._cases[0].requests
 
         def reserved(blocks: Blocks, unpredicted: int) -> int:
@@ -509,7 +490,7 @@ class _BlockSearch:
         large = [
             size for size in self._sizes if size >= least for _ in range(random.randint(0, self._alive[size]))
         ]
-        rest = int(random.uniform(self._peak, max(self._peak, self._lowest))) - self._pools - sum(large)
+        rest = int(random.uniform(self.peak, max(self.peak, self._lowest))) - self._pools - sum(large)
         parts = random.randint(1, _MOST_PARTS)
         if rest // parts < OWN_SEGMENT:
             return ()
@@ -529,7 +510,7 @@ class _BlockSearch:
             elif kind < 0.55:
                 sizes.append(random.choice(self._sizes) * random.choice((1, 1, 1, 2, 3, 4)))
             elif kind < 0.6:
-                sizes.append(int(self._peak * 10 ** random.uniform(-2, -0.2)))
+                sizes.append(int(self.peak * 10 ** random.uniform(-2, -0.2)))
             elif kind < 0.7 and count:
                 sizes.pop(random.randrange(count))
             elif kind < 0.8 and count > 1:

@@ -58,10 +58,6 @@ class Requests:
         """Every request in order."""
         return [*self.before, *(request for step in self.steps for request in step.requests)]
 
-    def first(self, steps: int) -> Requests:
-        """The requests up to the end of that many steps."""
-        return Requests(self.before, self.steps[:steps])
-
 
 @dataclass(slots=True)
 class RequestLog:

@@ -19,10 +19,9 @@ import msgspec
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.feed import GIVEN_BACK, Feed
 from memtriage.allocator.priming import Blocks, prime
-from memtriage.allocator.priming_search import BRIEF, PrimingChoice, choose
 from memtriage.allocator.recorded_start import starting_state
 from memtriage.allocator.replay import recorded_settings
-from memtriage.allocator.requests import RequestLog, Requests
+from memtriage.allocator.requests import RequestLog
 from memtriage.allocator.settings import NEWEST, AllocatorSettings, ConfError, parse_conf
 from memtriage.allocator.simulator import Simulator
 from memtriage.model.blocks import Segment
@@ -68,35 +67,6 @@ class WhatIf(NamedTuple):
 
     simulator: Simulator
     fits: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingPrimed:
-    """A recording with blocks allocated and freed before it. Both outcomes begin from an empty cache.
-
-    Attributes:
-        choice: the blocks, or none where nothing helps.
-        before, after: what comes of the recording without and with them.
-    """
-
-    choice: PrimingChoice
-    before: WhatIf
-    after: WhatIf
-
-
-def prime_recording(device: DeviceRecording, settings: AllocatorSettings) -> RecordingPrimed:
-    """Look for blocks to allocate before the program that was recorded."""
-    trace, memory = device.events, known_memory(device)
-
-    def outcome(blocks: Blocks, log: RequestLog | None = None) -> WhatIf:
-        return what_if(trace, device.segments, settings, settings, memory=memory, primed=blocks, log=log)
-
-    log = RequestLog(settings)
-    before = outcome((), log)
-    choice = PrimingChoice()
-    if not settings.expandable_segments:
-        choice = choose(Requests(tuple(log.requests)), settings, BRIEF)
-    return RecordingPrimed(choice, before, outcome(choice.blocks) if choice.blocks else before)
 
 
 def alternatives(recorded: AllocatorSettings) -> dict[str, AllocatorSettings]:

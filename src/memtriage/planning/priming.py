@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from memtriage.allocator.priming import peak_reserved
-from memtriage.allocator.priming_search import POLICY, Apart, PrimingChoice, PrimingPolicy, choose
-from memtriage.allocator.requests import DEFAULT_STREAM, Requests
+from memtriage.allocator.priming import Blocks, PackingTrial
+from memtriage.allocator.priming_search import BRIEF, POLICY, Apart, PrimingChoice, PrimingPolicy, choose
+from memtriage.allocator.requests import DEFAULT_STREAM, RequestLog, Requests
 from memtriage.allocator.settings import (
     OWN_SEGMENT,
     SEGMENT_STEP,
@@ -18,7 +18,7 @@ from memtriage.allocator.settings import (
     parse_conf,
     parse_version,
 )
-from memtriage.allocator.what_if import prime_recording, settings_of
+from memtriage.allocator.what_if import WhatIf, known_memory, settings_of, what_if
 from memtriage.model.priming import POOLS_BY_THREAD, Priming, StatePool
 from memtriage.model.recording import Recording
 from memtriage.model.units import size
@@ -74,7 +74,7 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
     allocated = max(counter.peak_allocated for counter in counters)
     reserved = max(counter.peak_reserved for counter in counters)
     requests = requests_of(traced, kind.memory)
-    large = peak_reserved(requests.all(), traced.settings) or 0
+    large = _reserved(requests, traced.settings)
     others = reserved - large
     pools = _pools(traced)
     sizes = {number: pool.size for number, pool in pools.items()}
@@ -90,8 +90,8 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
     taken = choice if reason is None else PrimingChoice()
     if taken.apart and apart is not None:
         counters = replay(traced.recording, traced.settings, kind.memory, traced.steps, pools=sizes)
-        rest = peak_reserved(apart.requests.all(), traced.settings) or 0
-        others_after = max(counter.peak_reserved for counter in counters) - rest - apart.pools
+        rest = _reserved(apart.requests, traced.settings) + apart.pools
+        others_after = max(counter.peak_reserved for counter in counters) - rest
     else:
         others_after = others
     before = choice.checks[0].before if choice.checks else large
@@ -112,6 +112,10 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
         seconds=0.0,
         notes=list(traced.notes),
     )
+
+
+def _reserved(requests: Requests, settings: AllocatorSettings) -> int:
+    return PackingTrial(settings).run(requests.all(), ()) or 0
 
 
 def _pools(traced: Trace) -> dict[int, StatePool]:
@@ -151,7 +155,7 @@ def other_settings(
             continue
         counters = replay(traced.recording, settings, kind.memory, traced.steps)
         reserved = max(counter.peak_reserved for counter in counters)
-        if reserved - (peak_reserved(requests.all(), settings) or 0) <= allowed:
+        if reserved - _reserved(requests, settings) <= allowed:
             found[text] = settings
     return found
 
@@ -184,23 +188,34 @@ def priming_of_recording(recording: Recording) -> Priming:
         )
     device = max(devices, key=lambda device: int(device.timeline.reserved.max()))
     settings = settings_of(recording.settings)
-    primed = prime_recording(device, settings)
+    memory = known_memory(device)
+
+    def outcome(blocks: Blocks, log: RequestLog | None = None) -> WhatIf:
+        return what_if(
+            device.events, device.segments, settings, settings, memory=memory, primed=blocks, log=log
+        )
+
+    log = RequestLog(settings)
+    plain = outcome((), log)
+    choice = PrimingChoice()
+    if not settings.expandable_segments:
+        choice = choose(Requests(tuple(log.requests)), settings, BRIEF)
+    primed = outcome(choice.blocks) if choice.blocks else plain
     reason = None
     if settings.expandable_segments:
         reason = _EXPANDABLE
-    elif not primed.choice.blocks:
+    elif not choice.blocks:
         reason = _NOTHING
-    elif not primed.after.fits and primed.before.fits:
+    elif plain.fits and not primed.fits:
         reason = "memory would not suffice with the blocks"
-    before = primed.before.simulator
-    after = before if reason is not None else primed.after.simulator
+    before, after = plain.simulator, (plain if reason is not None else primed).simulator
     return Priming(
-        blocks=[] if reason is not None else list(primed.choice.blocks),
+        blocks=[] if reason is not None else list(choice.blocks),
         allocated=before.peak_allocated,
         reserved_before=before.peak_reserved,
         reserved_after=after.peak_reserved,
         steps=0,
-        checks=primed.choice.checks,
+        checks=choice.checks,
         reason=reason,
         allocator_conf=str(recording.settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""),
         seconds=time.perf_counter() - begun,
