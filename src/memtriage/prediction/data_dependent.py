@@ -11,6 +11,7 @@ import torch
 from memtriage.prediction.fake_cuda.tensors import CUDA, META, as_device, kernel, true_device
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
+from memtriage.prediction.operators import Args, Kwargs
 from memtriage.prediction.values import KnownValues
 
 
@@ -21,7 +22,7 @@ class Context(Protocol):
     notes: Notes
     lifetimes: Lifetimes
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any: ...
 
 
 aten: Final = torch.ops.aten
@@ -45,7 +46,7 @@ FILLS: Final = frozenset(
 """Operators that write every element of their target, whatever was there."""
 
 
-def _item(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _item(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor: torch.Tensor = args[0]
     known = context.values.of(tensor)
     if known is not None:
@@ -58,7 +59,7 @@ def _item(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return NUMBER if not tensor.is_floating_point() else float(NUMBER)
 
 
-def _equal(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _equal(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     left, right = (_known(context, arg) for arg in args[:2])
     if left is not None and right is not None:
         return torch.equal(left, right)
@@ -66,7 +67,7 @@ def _equal(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return False
 
 
-def _nonzero(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _nonzero(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor: torch.Tensor = args[0]
     known = _known(context, tensor)
     if known is not None:
@@ -77,13 +78,13 @@ def _nonzero(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     return _make(context, func, (tensor.numel(), tensor.dim()), torch.int64)
 
 
-def _masked_select(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _masked_select(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     count = _count(context, context.run(aten.expand.default, (args[1], shape), {}))
     return _make(context, func, (count,), args[0].dtype)
 
 
-def _index(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _index(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """`x[mask]`: the device turns the mask into indices first, one vector a dimension."""
     indices = args[1]
     if not any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
@@ -98,7 +99,7 @@ def _index(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return context.run(func, (args[0], expanded, *args[2:]), kwargs)
 
 
-def _unique(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _unique(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     known = _known(context, args[0])
     if known is not None:
         results = context.values.run(func, (known, *args[1:]), kwargs)
@@ -114,7 +115,7 @@ def _unique(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return tuple(made)
 
 
-def _repeat_interleave(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _repeat_interleave(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     size = kwargs.get("output_size")
     known = _known(context, args[0])
     if known is not None:
@@ -127,7 +128,7 @@ def _repeat_interleave(context: Context, func: Any, args: tuple[Any, ...], kwarg
     return _make(context, func, (size,), args[0].dtype)
 
 
-def _bincount(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _bincount(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     known = _known(context, args[0])
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
@@ -146,7 +147,7 @@ def _bincount(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return result
 
 
-def _ctc_loss(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _ctc_loss(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """`_ctc_loss` (LossCTC.cu): a loss a sample, and alpha for twice the longest target and one more."""
     steps, batch, _ = args[0].shape  # C++ makes a batch of a single target
     lengths = args[3]
@@ -159,11 +160,11 @@ def _ctc_loss(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return losses, _make(context, func, (batch, steps, 2 * longest + 1), args[0].dtype)
 
 
-def _ctc_loss_backward(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _ctc_loss_backward(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _make(context, func, args[1].shape, args[1].dtype)
 
 
-def _written_in_place(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _written_in_place(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Autograd's formulas write into zeros that they have just made, but out of place under a dispatch mode
     (`areAnyTensorSubclassLike`, ATen/TensorSubclassLikeUtils.h): here as they do on the device."""
     if torch.is_grad_enabled() or context.lifetimes.phase != "backward":
@@ -174,7 +175,7 @@ def _written_in_place(context: Context, func: Any, args: tuple[Any, ...], kwargs
     return args[0]
 
 
-def _rolled(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _rolled(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """`roll` over several dimensions: one after the other, and all results are held until the last
     (`roll_common`, TensorTransformations.h)."""
     if len(args) < 3 or len(args[2]) < 2:
@@ -185,7 +186,7 @@ def _rolled(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return results[-1]
 
 
-def _unscaled(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _unscaled(context: Context, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A gradient scaler's check, which writes in place: all is finite, so `found_inf` stays 0."""
     for gradient in args[0]:
         context.values.forget(gradient.untyped_storage()._cdata)
@@ -233,7 +234,7 @@ _IN_PLACE: Final[dict[Any, Any]] = {
     aten.masked_scatter.default: aten.masked_scatter_.default,
 }
 
-DataRule = Callable[[Context, Any, tuple[Any, ...], dict[str, Any]], Any]
+DataRule = Callable[[Context, Any, Args, Kwargs], Any]
 
 RULES: Final[dict[Any, DataRule]] = {
     aten._local_scalar_dense.default: _item,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from memtriage.prediction.operators import mapped, tensors_in
+from memtriage.prediction.operators import Kwargs, mapped, tensors_in
 
 aten: Final = torch.ops.aten
 READ_AT_MOST: Final = 4096
@@ -28,7 +28,7 @@ class ChangedError(Exception):
 class _HostCall:
     func: Any
     args: Any
-    kwargs: dict[str, Any]
+    kwargs: Kwargs
     results: list[torch.Tensor]
     draws: bool
 
@@ -94,7 +94,7 @@ class StepDraws:
         self._drawn[tensor.untyped_storage()._cdata] = _Scores(tensor, chances)
         return tensor
 
-    def call(self, func: Any, args: Any, kwargs: dict[str, Any], draws: bool) -> Any:
+    def call(self, func: Any, args: Any, kwargs: Kwargs, draws: bool) -> Any:
         """Run an operator on the host, and keep it if it draws, or works on what was drawn."""
         given = tensors_in(args, kwargs)
         storages = {tensor.untyped_storage()._cdata: tensor for tensor in given}

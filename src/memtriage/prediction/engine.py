@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.observe.origin import package_folder
+from memtriage.prediction.operators import Args
 
 ADD: Final = torch.ops.aten.add.Tensor
 
@@ -35,7 +36,7 @@ def called_by_engine() -> bool:
     return frame.f_code.co_filename.endswith(_ENGINE)
 
 
-def adds_in_place(args: tuple[Any, ...], references: int) -> bool:
+def adds_in_place(args: Args, references: int) -> bool:
     """Whether an `aten::add` is one of the engine's that is done in the first gradient.
 
     Args:
@@ -53,7 +54,7 @@ def adds_in_place(args: tuple[Any, ...], references: int) -> bool:
     return alone and _is_dense(first) and called_by_engine()
 
 
-def references_to_first(args: tuple[Any, ...]) -> int:
+def references_to_first(args: Args) -> int:
     """Count Python's references to the first argument: more than the call's own are variables.
 
     To be called first thing in `__torch_dispatch__`.

@@ -34,7 +34,7 @@ from memtriage.prediction.host.program import HostNotes
 from memtriage.prediction.known_shapes import KnownShapes
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
-from memtriage.prediction.operators import Operator, facts, mapped, tensors_in
+from memtriage.prediction.operators import Args, Kwargs, Operator, facts, mapped, tensors_in
 from memtriage.prediction.scratch import convolution, products
 from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE
 from memtriage.prediction.scratch.table import Scratch
@@ -118,9 +118,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         """Whether Dynamo compiles under this mode, which is off meanwhile; asked by PyTorch."""
         return self._compiler.active
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         with self._one_at_a_time:
             if func is ADD:
                 self._references = references_to_first(args)
@@ -131,7 +129,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             with torch._C.DisableTorchFunction():
                 return self._answer(func, types, args, kwargs or {})
 
-    def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _answer(self, func: Any, types: Any, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         if types and not all(map(_plain, types)):
@@ -184,7 +182,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return answer
         return self.run(func, args, kwargs)
 
-    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _higher_order(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run what an operator that takes operators does on a GPU.
 
         Raises:
@@ -205,7 +203,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         with self:
             return eager(*args, **kwargs)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Runs an operator that takes or makes tensors without data."""
         operator = facts(func)
         targets = operator.targets(args, kwargs)
@@ -244,7 +242,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return mapped(result, self._on_host)
         return result
 
-    def _makes_fake(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _makes_fake(self, operator: Operator, args: Args, kwargs: Kwargs) -> bool:
         """Whether an operator on real tensors makes one on the device, or a large one on the host."""
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
@@ -255,7 +253,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return False
         return any(torch.Size(arg).numel() > HOST_LIMIT for arg in args if _is_size(arg))
 
-    def _result_device(self, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> torch.device:
+    def _result_device(self, tensors: list[torch.Tensor], kwargs: Kwargs) -> torch.device:
         device = kwargs.get("device")
         if device is not None and device.type != "meta":
             return CUDA if device.type == "cuda" else CPU
@@ -267,8 +265,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self,
         func: Any,
         operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         targets: list[torch.Tensor],
         outputs: list[torch.Tensor],
     ) -> None:
@@ -313,9 +311,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         if sizes:
             self.lifetimes.release(self.lifetimes.scratch(sizes, operator.name))
 
-    def _follow_writes(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: list[torch.Tensor]
-    ) -> None:
+    def _follow_writes(self, func: Any, args: Args, kwargs: Kwargs, targets: list[torch.Tensor]) -> None:
         held = [self.values.of(target) for target in targets]
         if any(value is None for value in held):
             # A fresh buffer that is filled as a whole becomes known by it.
@@ -367,15 +363,13 @@ class _ModeOfThreads(TorchDispatchMode):  # type: ignore[misc]
     def ignore_compile_internals(self) -> bool:
         return self.interpreter is not None and self.interpreter.ignore_compile_internals()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if self.interpreter is None:
             return func(*args, **(kwargs or {}))
         return self.interpreter.__torch_dispatch__(func, types, args, kwargs)
 
 
-def _shaped(func: Any, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _shaped(func: Any, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
     """The results of an operator, of which only shapes are known."""
     try:
         return shapes.RULES.get(func, func)(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from memtriage.prediction.fake_cuda.tensors import META
-from memtriage.prediction.operators import Operator, mapped, tensors_in
+from memtriage.prediction.operators import Args, Kwargs, Operator, mapped, tensors_in
 
 
 class KnownShapes:
@@ -19,7 +19,7 @@ class KnownShapes:
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
 
-    def key(self, func: Any, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def key(self, func: Any, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
         """What the shapes of the results depend on; None where that cannot be said."""
         if not operator.makes or operator.written or operator.written_names:
             return None

@@ -9,6 +9,10 @@ from typing import Any, Final
 
 import torch
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+"""What an operator is called with."""
+
 FUNCTIONAL_COLLECTIVES: Final = "_c10d_functional"
 """Namespace of collectives that return what they make."""
 
@@ -41,7 +45,7 @@ class Operator:
     collective: bool
     communicates: bool
 
-    def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    def targets(self, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
         """The tensors that a call writes."""
         arguments = [args[position] for position in self.written if position < len(args)]
         arguments += [kwargs[name] for name in self.written_names if name in kwargs]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.drawn import Draws, scores
-from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, mapped, tensors_in
+from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, Args, Kwargs, mapped, tensors_in
 from memtriage.prediction.routing import Routing
 
 aten: Final = torch.ops.aten
@@ -102,9 +102,7 @@ class KnownValues:
         self.run(aten.copy_.default, (view, value))
         self._known[tensor.untyped_storage()._cdata] = flat
 
-    def run(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, draws: bool = False
-    ) -> Any:
+    def run(self, func: Any, args: Args, kwargs: Kwargs | None = None, draws: bool = False) -> Any:
         """Run an operator on the host, as one of the current step's draws if it draws or works on such."""
         if self.draws is None:
             return func(*args, **(kwargs or {}))
@@ -115,7 +113,7 @@ class KnownValues:
         if self.draws is not None:
             self.draws.now().ask(tensor, is_size)
 
-    def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def compute(self, func: Any, args: Any, kwargs: Kwargs) -> Any:
         """The operator's result on known values; None when an input is unknown or too large to follow."""
         if func in UNINITIALIZED:
             return None
@@ -144,7 +142,7 @@ class KnownValues:
                 torch.ops._c10d_functional.wait_tensor(tensor)
         return result
 
-    def _tried(self, func: Any, args: Any, kwargs: dict[str, Any], draws: bool = False) -> Any:
+    def _tried(self, func: Any, args: Any, kwargs: Kwargs, draws: bool = False) -> Any:
         """Run an operator on the host; None where the host cannot."""
         try:
             return self.run(func, args, kwargs, draws)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.prediction.fake_cuda.stand_ins import around
 from memtriage.prediction.fake_cuda.tensors import CPU, CUDA, META, devices_true, meta_is_meant
+from memtriage.prediction.operators import Args, Kwargs
 from memtriage.prediction.scratch.convolution import memory_format
 
 _DEVICE: Final = 6
@@ -161,9 +162,7 @@ def _on_host_inside(original: Callable[..., Any]) -> Iterator[None]:
 class MadeOnHost(TorchDispatchMode):  # type: ignore[misc]
     """Makes on the host what is to be made on the device, for values that a compiler computes."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         named = dict(kwargs or {})
         if named.get("device") is not None:
             named["device"] = CPU

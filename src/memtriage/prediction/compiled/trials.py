@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.lifetimes import Lifetimes
+from memtriage.prediction.operators import Args
 from memtriage.prediction.scratch.products import Workspaces
 
 OPERATOR: Final = "inductor::trial"
@@ -49,7 +50,7 @@ class KernelTrials:
         self._flushed = l2_cache
         self._held = 0
 
-    def check_intact(self, args: tuple[Any, ...]) -> None:
+    def check_intact(self, args: Args) -> None:
         """Raise what torch raises where a kernel is given memory that is another's by now."""
         if self._lifetimes.overwritten:
             self._lifetimes.check_intact(arg for arg in args if isinstance(arg, torch.Tensor))
@@ -76,7 +77,7 @@ class KernelTrials:
     def pad(
         self,
         func: Any,
-        args: tuple[Any, ...],
+        args: Args,
         operands: list[int],
         product: int,
         padded_beforehand: list[int],
@@ -174,7 +175,7 @@ def _scaled(tuner: Any, used: int) -> int:
     return len(tuner.compile_results)
 
 
-def _copied(tuner: Any, args: tuple[Any, ...]) -> list[int]:
+def _copied(tuner: Any, args: Args) -> list[int]:
     """Sizes of the copies of operands that are also read (`maybe_clone_args`), without those that would raise
     the peak and go to the host (`copy_args_to_cpu_if_needed`)."""
     written = [

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from memtriage.prediction.fake_cuda.tensors import true_device
+from memtriage.prediction.operators import Args
 from memtriage.prediction.values import KnownValues
 
 BROADCAST: Final = "c10d::broadcast_"
@@ -41,7 +42,7 @@ class Broadcasts:
         self.sent: dict[str, list[list[int] | None]] = {}
         self.missed = False
 
-    def follow(self, args: tuple[Any, ...], values: KnownValues) -> None:
+    def follow(self, args: Args, values: KnownValues) -> None:
         """A broadcast was called: note what rank 0 sends, or write what this rank receives from it."""
         (tensor, *more), boxed, root = args[:3]
         name = dist.ProcessGroup.unbox(boxed).group_name

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from memtriage.prediction.engine import called_by_engine
 from memtriage.prediction.lifetimes import Lifetimes
-from memtriage.prediction.operators import mapped, tensors_in
+from memtriage.prediction.operators import Args, Kwargs, mapped, tensors_in
 
 _FLATTENED: Final = {"c10d::allgather_": 0, "c10d::reduce_scatter_": 1}
 """Collectives between one tensor and a list of them, by the position of the list: NCCL wants it as one
@@ -52,7 +52,7 @@ class Collectives:
         self.groups: dict[str, int] = {}
         self._buckets: dict[int, dict[int, int]] = {}  # by step, the bytes of the reducer's storages
 
-    def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def answer(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Runs an operator of a process group on empty tensors of the host, and returns the caller's instead.
 
         The process group is one without communication, which would copy between the tensors that it is given.
@@ -92,7 +92,7 @@ class Collectives:
                 )
         return (*written, work) if isinstance(result, (tuple, list)) else work
 
-    def _note_group(self, args: tuple[Any, ...]) -> int:
+    def _note_group(self, args: Args) -> int:
         """Note the group of a collective, and return how many ranks it has."""
         ranks = 0
         for arg in args:

@@ -16,7 +16,7 @@ from memtriage.prediction.fake_cuda.autocast_lists import LOWER, SINGLE, SINGLE_
 from memtriage.prediction.fake_cuda.overrides import Overrides
 from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import is_gpu
-from memtriage.prediction.operators import mapped, tensors_in
+from memtriage.prediction.operators import Args, Kwargs, mapped, tensors_in
 
 RMS_NORM_SINGLE_SINCE: Final = (2, 12)
 """Pull request 188955 put `rms_norm` on the list of single precision."""
@@ -94,7 +94,7 @@ class Autocast:
                 widest = torch.float32
         return _without_autocast(func, *self._cast(args, kwargs, widest))
 
-    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+    def _cast(self, args: Args, kwargs: Kwargs, dtype: torch.dtype) -> Any:
         """The arguments in the other type, cast from the last to the first, as GCC evaluates a call's."""
 
         def cast(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.fake_cuda.tensors import addresses_refused
-from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES
+from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, Args, Kwargs
 
 _KEYS: Final = ("CUDA", "CompositeExplicitAutograd")
 """Where kernels for a GPU are registered, the more special one first."""
@@ -28,7 +28,7 @@ class PythonKernels:
     def __init__(self) -> None:
         self.native: set[Any] = set()
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """The results of an operator; NotImplemented where its kernel is not Python alone.
 
         Raises:

@@ -19,7 +19,7 @@ from memtriage.prediction.host.safetensors_files import safetensors_followed
 from memtriage.prediction.host.torch_files import TorchFiles
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
-from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, Operator, tensors_in
+from memtriage.prediction.operators import FUNCTIONAL_COLLECTIVES, Args, Operator, tensors_in
 
 PARAMETER: Final = "parameter"
 _COPIED: Final = ("allgather", "all_gather", "reduce_scatter")
@@ -37,7 +37,7 @@ class HostNotes:
         self.memory = memory
         self._sent: int | None = None  # the block that gloo copied for the last collective
 
-    def collective(self, func: Any, args: tuple[Any, ...]) -> None:
+    def collective(self, func: Any, args: Args) -> None:
         """A collective is about to run, or to be waited for: all ranks are here.
 
         gloo copies the whole that is gathered or scattered (measured with four processes, torch 2.13). If

@@ -7,7 +7,8 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.gpu_kinds import GpuKind
-from memtriage.prediction.scratch.stages import Rule
+from memtriage.prediction.operators import Args, Kwargs
+from memtriage.prediction.scratch.stages import Rule, Tensors
 
 aten: Final = torch.ops.aten
 
@@ -26,9 +27,7 @@ EFFICIENT_TILE_HEAD: Final = 4
 _SINGLE: Final = 4
 
 
-def _flash_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _flash_backward(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """`mha_bwd`: the gradient of the queries and the row sums in single precision; for grouped heads the
     gradients of keys and values for every head of the queries."""
     query, key = args[1], args[2]
@@ -37,9 +36,7 @@ def _flash_backward(
     return [rows * _SINGLE, *_flash_accumulators(rows, query, key, heads // key.shape[1])]
 
 
-def _package_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _package_backward(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """The same of the package flash-attn (2.8), whose heads come after the length. The row sums are its
     result (`mha_bwd`, `mha_varlen_bwd` in csrc/flash_attn/flash_api.cpp)."""
     query, key = args[1], args[2]
@@ -65,9 +62,7 @@ def _flash_accumulators(rows: int, query: torch.Tensor, key: torch.Tensor, share
     return buffers
 
 
-def _cudnn_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _cudnn_backward(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """cudnn-frontend's `CompositeSDPABackwardNode`: the gradient of the queries and the row sums in single
     precision, gradients of grouped keys and values for every head."""
     query, key = args[1], args[2]
@@ -78,9 +73,7 @@ def _cudnn_backward(
     return [total]
 
 
-def _efficient_forward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _efficient_forward(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """`kNeedsOutputAccumulatorBuffer` (mem_eff_attention/kernel_forward.h): heads too wide for registers."""
     query, value = args[0], args[2]
     batch, heads, length, _ = query.shape
@@ -89,9 +82,7 @@ def _efficient_forward(
     return [batch * heads * length * value.shape[-1] * _SINGLE]
 
 
-def _efficient_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _efficient_backward(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """Sums of gradient times output; for half precision the gradients in single precision, tile by tile
     (`workspace_size`, mem_eff_attention/kernel_backward.h)."""
     query, key, value = args[1], args[2], args[3]
@@ -108,18 +99,14 @@ def _efficient_backward(
     return [batch * heads * elements * _SINGLE, sums]
 
 
-def _safe_softmax(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _safe_softmax(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """`_safe_softmax`: which scores are minus infinity, which rows have no others, and a zero for these; as
     recorded on an H200 (torch 2.11), the softmax itself is filled with it."""
     scores = args[0]
     return [scores.numel(), scores.numel() // max(scores.shape[-1], 1), outputs[0].element_size()]
 
 
-def _softmax_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _softmax_backward(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """`softmax_backward_cuda_out` (SoftMax.cu): gradient times output, in full. Measured with eager
     attention on an H200 (torch 2.11): a tensor of scores in float32, to the byte."""
     gradient = args[0]

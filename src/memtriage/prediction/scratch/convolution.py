@@ -8,13 +8,14 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.operators import Args, Kwargs
 from memtriage.prediction.scratch import reductions
 from memtriage.prediction.scratch.cudnn import Convolution, Operation, workspace
-from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE, Staged
+from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE, Staged, Tensors
 
 aten: Final = torch.ops.aten
 
-Rule = Callable[[tuple[Any, ...], dict[str, Any], list[torch.Tensor], GpuKind], Staged]
+Rule = Callable[[Args, Kwargs, Tensors, GpuKind], Staged]
 
 LEAST_DIMENSIONS: Final = 3
 IMAGES: Final = 4
@@ -42,9 +43,7 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
-def _forward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> Staged:
+def _forward(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> Staged:
     """A copy of the input before the result, one of the weight after it."""
     source, weight, _, stride, *_, groups = args
     wanted = memory_format(source, weight)
@@ -55,9 +54,7 @@ def _forward(
     }
 
 
-def _backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> Staged:
+def _backward(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> Staged:
     """The gradient of the input, then that of the weight, then that of the bias, each with its buffers.
 
     What is copied for the first two is freed before the third.

@@ -7,7 +7,8 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.gpu_kinds import GpuKind
-from memtriage.prediction.scratch.stages import Rule
+from memtriage.prediction.operators import Args, Kwargs
+from memtriage.prediction.scratch.stages import Rule, Tensors
 
 aten: Final = torch.ops.aten
 
@@ -20,9 +21,7 @@ _INDEX: Final = 8
 _SINGLE: Final = 4
 
 
-def _embedding(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _embedding(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """`embedding_dense_backward`: indices sorted with their places, then one partial row a segment."""
     gradient, indices, rows = args[0], args[1], args[2]
     count = indices.numel()
@@ -37,9 +36,7 @@ def _embedding(
     return [*sorting, segments * _INDEX, segments * _INDEX, partial * _INDEX, partial * width * _SINGLE]
 
 
-def _index_put(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _index_put(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """`index_put_` that accumulates sorts the linear indices (`index_put_with_sort_kernel`)."""
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     indices = [arg for arg in args[1] if arg is not None]

@@ -11,6 +11,7 @@ import torch
 from memtriage.model.units import MIB
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.lifetimes import Lifetimes
+from memtriage.prediction.operators import Args
 
 aten: Final = torch.ops.aten
 
@@ -72,7 +73,7 @@ class Workspaces:
         self._lifetimes = lifetimes
         self._kept: dict[tuple[str, bool, int], list[int]] = {}
 
-    def keep(self, func: Any, args: tuple[Any, ...]) -> None:
+    def keep(self, func: Any, args: Args) -> None:
         """Notes the workspaces that a product makes where it is the first of its thread."""
         self._keep("cublas", self._size)
         # A bias that is one row goes into the product: `gemm_and_bias`, which is cuBLASLt.
@@ -92,7 +93,7 @@ class Workspaces:
         self._kept.clear()
 
 
-def copies(func: Any, args: tuple[Any, ...]) -> list[int]:
+def copies(func: Any, args: Args) -> list[int]:
     """Bytes of the operands that are copied before a product."""
     places = _OPERANDS.get(func, ())
     return [_bytes(args[place]) for place in places if not readable(args[place])]

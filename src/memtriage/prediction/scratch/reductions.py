@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.gpu_kinds import GpuKind
-from memtriage.prediction.scratch.stages import Rule
+from memtriage.prediction.operators import Args, Kwargs
+from memtriage.prediction.scratch.stages import Rule, Tensors
 
 aten: Final = torch.ops.aten
 
@@ -78,9 +79,7 @@ class Layout:
     output_vector: int
 
 
-def buffers(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def buffers(func: Any, args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """The partial results and the counters of a reduction; none where one block does all."""
     source: torch.Tensor = args[0]
     if not source.numel() or not outputs[0].numel():
@@ -90,7 +89,7 @@ def buffers(
     return sizes(layout, element, machine)
 
 
-def reduced_dimensions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+def reduced_dimensions(func: Any, args: Args, kwargs: Kwargs) -> set[int]:
     """The dimensions that a call reduces."""
     ndim = args[0].dim()
     names = [argument.name for argument in func._schema.arguments]
@@ -183,9 +182,7 @@ def _last_power(number: int) -> int:
     return 1 << max(number.bit_length() - 1, 0)
 
 
-def _layer_norm(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
-) -> list[int]:
+def _layer_norm(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) -> list[int]:
     """`LaunchGammaBetaBackwardCUDAKernel` in layer_norm_kernel.cu: for many short rows one partial sum for
     each 32 of them, then a plain sum."""
     source, shape = args[1], args[2]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.operators import Args, Kwargs
 
-Rule = Callable[[tuple[Any, ...], dict[str, Any], list[torch.Tensor], GpuKind], list[int]]
-
+Tensors = list[torch.Tensor]
+Rule = Callable[[Args, Kwargs, Tensors, GpuKind], list[int]]
+"""What an operator is called with, its results, and the GPU; the bytes of each of its buffers."""
 
 Staged = dict[int, list[int]]
 """Bytes of the buffers that are held at once, by how many of the results were allocated before them.

@@ -8,7 +8,7 @@ import torch
 
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.lifetimes import Lifetimes
-from memtriage.prediction.operators import tensors_in
+from memtriage.prediction.operators import Args, Kwargs, tensors_in
 from memtriage.prediction.scratch import (
     attention,
     convolution,
@@ -17,7 +17,7 @@ from memtriage.prediction.scratch import (
     reductions,
 )
 from memtriage.prediction.scratch.products import Workspaces
-from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE, Staged
+from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE, Staged, Tensors
 
 aten: Final = torch.ops.aten
 
@@ -73,7 +73,7 @@ class Scratch:
         self._tried: set[tuple[Any, ...]] = set()
         self._rules = {**attention.RULES, **embedding.RULES, **reductions.RULES}
 
-    def keep(self, func: Any, args: tuple[Any, ...]) -> None:
+    def keep(self, func: Any, args: Args) -> None:
         """Make what libraries keep or drop from here on; called when the results are allocated."""
         func = products.SAME_BUFFERS.get(func, func)
         if func in products.PRODUCTS or func in products.SCALED:
@@ -82,9 +82,7 @@ class Scratch:
             self.convolved = True
             self._try_kernels(func, args)
 
-    def __call__(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
-    ) -> Staged:
+    def __call__(self, func: Any, args: Args, kwargs: Kwargs, outputs: Tensors) -> Staged:
         """Return the buffers that the operator holds besides its results."""
         func = products.SAME_BUFFERS.get(func, func)
         if func in convolution.RULES:
@@ -107,7 +105,7 @@ class Scratch:
         """Whether cuDNN chose a convolution by trial."""
         return bool(self._tried)
 
-    def _try_kernels(self, func: Any, args: tuple[Any, ...]) -> None:
+    def _try_kernels(self, func: Any, args: Args) -> None:
         """Note the first call of each kind with `cudnn.benchmark`.
 
         It runs every kernel, in one workspace that is large enough for all and at most what is free; then the
@@ -125,13 +123,13 @@ class Scratch:
             self._lifetimes.cache_emptied()
 
 
-def _copies(func: Any, args: tuple[Any, ...], copied: dict[Any, tuple[int, ...]]) -> list[int]:
+def _copies(func: Any, args: Args, copied: dict[Any, tuple[int, ...]]) -> list[int]:
     """Return the bytes of each copy that a kernel makes because it reads contiguous memory only."""
     read = (args[place] for place in copied.get(func, ()))
     return convolution.copies(torch.contiguous_format, *read)
 
 
-def _copies_of_images(func: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> list[int]:
+def _copies_of_images(func: Any, args: Args, outputs: Tensors) -> list[int]:
     """The same for `COPIED_IN_ITS_LAYOUT`."""
     if func not in COPIED_IN_ITS_LAYOUT or args[0].shape == outputs[0].shape:
         return []
