@@ -10,7 +10,7 @@ from torch import nn
 import memtriage
 from memtriage.observe.origin import package_folder
 from memtriage.prediction import trace
-from memtriage.prediction.build import BuildError, Built, load
+from memtriage.prediction.build import BuildError, load, parameters_in
 
 GPU_HERE = torch.cuda.is_available()
 
@@ -141,5 +141,5 @@ def test_an_async_build_is_told_from_what_it_would_return():
 def test_parameters_of_the_model_and_of_optimizers_come_once_each():
     model, other = nn.Linear(2, 2), nn.Parameter(torch.ones(1))
     optimizers = (torch.optim.SGD(model.parameters()), torch.optim.SGD([model.weight, other]))
-    parameters = list(Built(model, optimizers, lambda: None).parameters())
+    parameters = list(parameters_in([model], optimizers))
     assert [id(each) for each in parameters] == [id(each) for each in (model.weight, model.bias, other)]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memtriage.model.target import BATCH_NAMES, LENGTH_NAMES
-from memtriage.prediction.build import Built
+from memtriage.prediction.build import Built, parameters_in
 
 ACCUMULATION_NAMES: Final = (
     "accum",
@@ -168,7 +168,7 @@ class Observer:
         return self._facts
 
     def _note(self, built: Built) -> None:
-        parameters = list(built.parameters())
+        parameters = list(parameters_in([built.model], built.optimizers))
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._facts = Facts(
             batch=_first(self._knobs, BATCH_NAMES),

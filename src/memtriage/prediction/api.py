@@ -99,13 +99,12 @@ def trace_steps(
     host: Callable[[HostCourse], None] | None = None,
     broadcasts: Broadcasts | None = None,
 ) -> tuple[Trace, int, Prediction]:
-    """Trace steps of a program; return the trace, the GPU's memory in bytes, and their prediction.
+    """Trace steps; return the trace, bytes of the GPU's memory, and their prediction without its seconds.
 
     Raises:
         BuildError: as `predict_program`.
         ValueError: an option cannot be used.
     """
-    begun = time.perf_counter()
     kind = machine(gpu)
     version = parse_version(torch_version)
     parse_conf(allocator_conf or "", version)
@@ -122,7 +121,7 @@ def trace_steps(
         host is not None,
         broadcasts,
     )
-    prediction = _prediction_of(traced, kind, version, world_size, explain, begun)
+    prediction = _prediction_of(traced, kind, version, world_size, explain)
     if host is not None and traced.host is not None:
         course = host_course(traced.host)
         prediction.host = highest_stretch(course.stretches)
@@ -131,9 +130,9 @@ def trace_steps(
 
 
 def _prediction_of(
-    traced: Trace, kind: GpuKind, version: tuple[int, int], world_size: int, explain: bool, begun: float
+    traced: Trace, kind: GpuKind, version: tuple[int, int], world_size: int, explain: bool
 ) -> Prediction:
-    """The prediction of the traced steps; `begun` is a `time.perf_counter` time."""
+    """The prediction of the traced steps, without its seconds."""
     counters = replay(traced.recording, traced.settings, kind.memory, traced.steps)
     # Steps of a script may differ. The first begins without the optimizer's states.
     settled = (counters[1:] or counters) if traced.varies else counters[-1:]
@@ -158,7 +157,7 @@ def _prediction_of(
         ],
         cudnn_trials_bound=kind.memory - kind.outside if traced.cudnn_tries else UNSET,
         compile_trials=UNSET if traced.compile_trials is None else traced.compile_trials,
-        seconds=time.perf_counter() - begun,
+        seconds=0.0,
         notes=[*traced.notes, *_higher_before(counters, highest, traced.compile_trials or 0)],
     )
     if traced.cudnn_tries:

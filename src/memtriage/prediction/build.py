@@ -39,17 +39,18 @@ class Built:
     optimizers: tuple[torch.optim.Optimizer, ...]
     step: Callable[[], Any]
 
-    def parameters(self) -> Iterable[torch.Tensor]:
-        """The parameters of the model and of the optimizers, each once."""
-        all_of_them = (*self.model.parameters(), *parameters_of(*self.optimizers))
-        return {id(parameter): parameter for parameter in all_of_them}.values()
-
 
 def parameters_of(*optimizers: Any) -> Iterator[torch.Tensor]:
     """The parameters that optimizers were given."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from group["params"]
+
+
+def parameters_in(models: Iterable[torch.nn.Module], optimizers: Iterable[Any]) -> Iterable[torch.Tensor]:
+    """The parameters of models and of optimizers, each once."""
+    of_models = (parameter for model in models for parameter in model.parameters())
+    return {id(each): each for each in (*of_models, *parameters_of(*optimizers))}.values()
 
 
 def check_built(result: Any) -> Built:

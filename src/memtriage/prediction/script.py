@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -366,11 +366,6 @@ class ScriptWatch(TraceWatch):
 
     def optimizers(self) -> tuple[Any, ...]:
         return tuple(each for reference in self._optimizers if (each := reference()) is not None)
-
-    def parameters(self) -> Iterable[torch.Tensor]:
-        of_models = (parameter for model in self.models() for parameter in model.parameters())
-        all_of_them = (*of_models, *parameters_of(*self.optimizers()))
-        return {id(parameter): parameter for parameter in all_of_them}.values()
 
     def _look(self) -> None:
         """Finds what the script has made; references are weak, as it may drop it."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from memtriage.prediction.build import Built, parameters_of
+from memtriage.prediction.build import Built, parameters_in, parameters_of
 from memtriage.prediction.drawn import Draws
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.host.memory import HostMemory
@@ -62,7 +62,7 @@ class TraceWatch:
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Of the models and of the optimizers, each once."""
-        return () if self.built is None else self.built.parameters()
+        return parameters_in(self.models(), self.optimizers())
 
     def backward_begins(self) -> None:
         self.lifetimes.enter("backward", self.step)

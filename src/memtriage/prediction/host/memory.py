@@ -218,15 +218,6 @@ class HostMemory:
         if self.trace.blocks[block].size:
             self.trace.events.append(LifetimeEvent(block, FREE))
 
-    @contextmanager
-    def held(self, size: int, kind: str, place: MemoryPlace = MemoryPlace.HEAP) -> Iterator[None]:
-        """A buffer for the time of the block."""
-        block = self.allocate(size, kind, place)
-        try:
-            yield
-        finally:
-            self.free(block)
-
     def follow(self, holder: Any, size: int, kind: str | None = None) -> None:
         """Memory of another object, until that object is gone; of a list or the like until the end."""
         block = self.allocate(size, kind, MemoryPlace.MAPPING)

@@ -27,7 +27,7 @@ class StepOutcome:
 
     Attributes:
         peak_allocated, peak_reserved: highest values.
-        end_allocated, end_reserved: after the step.
+        end_allocated: after the step.
         stranded: free bytes after the step that could not be given back.
         flushes: how often the cache was flushed for lack of memory.
     """
@@ -35,7 +35,6 @@ class StepOutcome:
     peak_allocated: int
     peak_reserved: int
     end_allocated: int
-    end_reserved: int
     stranded: int
     flushes: int
 
@@ -124,7 +123,6 @@ class RunCourse:
             simulator.peak_allocated,
             simulator.peak_reserved,
             simulator.allocated,
-            simulator.reserved,
             simulator.stranded,
             simulator.retries - retries,
         )
