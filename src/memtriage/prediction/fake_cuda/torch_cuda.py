@@ -79,21 +79,31 @@ def fake_cuda(
         generator: draws what is known of the device's random numbers.
         devices: how many there are; the program's is `tensors.gpu()`.
     """
+
+    def free_and_total(*args: Any) -> tuple[int, int]:
+        return machine.memory - machine.outside - allocator.reserved(), machine.memory
+
     with ExitStack() as stack:
         if not _numbers_are_devices():
             stack.enter_context(_device_pickled(torch.device))
         streams = Streams(lifetimes)
-        silent = dict.fromkeys(_SILENT, _always(None))
         of_cuda = {
-            **silent,
+            **dict.fromkeys(_SILENT, _always(None)),
             **_of_device(machine, devices),
             **_of_memory(machine, lifetimes, allocator),
+            "mem_get_info": free_and_total,
             "_set_allocator_settings": conf.change,
             **_of_streams(streams),
             **_of_random(generator),
         }
         parts = [getattr(torch.cuda, part) for part in ("memory", "random", "streams", "graphs")]
-        of_accelerator = silent | _of_accelerator(machine, lifetimes, allocator, streams, devices)
+        of_accelerator = of_cuda | {
+            "current_accelerator": _always(torch.device("cuda")),
+            "current_device_index": _index,
+            "current_device_idx": _index,
+            "get_device_capability": _always({"supported_dtypes": set()}),
+            "get_memory_info": free_and_total,
+        }
         memory = getattr(torch.accelerator, "memory", torch.accelerator)
         attributes = [
             *_answering([torch.cuda, *parts], of_cuda),
@@ -179,7 +189,6 @@ def _index(*args: Any, **kwargs: Any) -> int:
 def _of_memory(machine: GpuKind, lifetimes: Lifetimes, allocator: LiveReplay) -> dict[str, Any]:
     """What PyTorch's own functions (`max_memory_allocated`, `memory_summary`) ask, and what writes files."""
     return {
-        "mem_get_info": _free_and_total(machine, allocator),
         "memory_stats": lambda *args: allocator.stats(),
         "host_memory_stats": lambda: defaultdict(int),
         "reset_peak_memory_stats": lambda *args: allocator.reset_peaks(),
@@ -190,10 +199,6 @@ def _of_memory(machine: GpuKind, lifetimes: Lifetimes, allocator: LiveReplay) ->
         "memory_snapshot": _always([]),
         "_snapshot": _always({"segments": [], "device_traces": []}),
     }
-
-
-def _free_and_total(machine: GpuKind, allocator: LiveReplay) -> Callable[..., tuple[int, int]]:
-    return lambda *args: (machine.memory - machine.outside - allocator.reserved(), machine.memory)
 
 
 def _of_streams(streams: Streams) -> dict[str, Any]:
@@ -220,26 +225,6 @@ def _of_random(generator: torch.Generator) -> dict[str, Any]:
         "get_rng_state_all": lambda: [generator.get_state()],
         "set_rng_state": restore,
         "set_rng_state_all": lambda states: restore(states[0]),
-    }
-
-
-def _of_accelerator(
-    machine: GpuKind, lifetimes: Lifetimes, allocator: LiveReplay, streams: Streams, devices: int
-) -> dict[str, Any]:
-    return {
-        "is_available": _always(True),
-        "current_accelerator": _always(torch.device("cuda")),
-        "device_count": _always(devices),
-        "current_device_index": _index,
-        "current_device_idx": _index,
-        "get_device_capability": _always({"supported_dtypes": set()}),
-        "synchronize": streams.synchronize,
-        "current_stream": lambda *args: streams.current,
-        "set_stream": streams.set,
-        "empty_cache": lifetimes.cache_emptied,
-        "memory_stats": lambda *args: allocator.stats(),
-        "get_memory_info": _free_and_total(machine, allocator),
-        "reset_peak_memory_stats": lambda *args: allocator.reset_peaks(),
     }
 
 
