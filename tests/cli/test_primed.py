@@ -13,7 +13,7 @@ import pytest
 
 from memtriage.cli import primed
 from memtriage.cli.trace_options import NamedProgram
-from memtriage.model.priming import Priming, no_priming
+from memtriage.model.priming import Priming
 from memtriage.prediction import gpu_kinds
 from memtriage.prediction.sandbox.call import TraceFailed
 from memtriage.session.runner import ScriptTarget
@@ -47,7 +47,7 @@ def test_nothing_of_the_prediction_is_left_in_the_program(tmp_path: Path) -> Non
 
 
 def test_the_process_starts_again_once_with_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primed, "choose_for", lambda target: no_priming(f"chosen for {target.name}"))
+    monkeypatch.setattr(primed, "choose_for", lambda target: Priming(reason=f"chosen for {target.name}"))
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(
         os, "execve", lambda program, arguments, environment: started.append((arguments, environment))
@@ -94,7 +94,7 @@ def test_a_program_is_predicted_as_it_is_going_to_run(
 
     def trace(program: NamedProgram, function: str, options: dict[str, Any], returned: type) -> Any:
         asked.append((program, function, options, returned))
-        return no_priming("chosen")
+        return Priming(reason="chosen")
 
     monkeypatch.setattr(NamedProgram, "trace", trace)
     assert primed.choose_for(ScriptTarget(kind, "train", ["--lr", "1"])).reason == "chosen"

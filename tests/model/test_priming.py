@@ -7,15 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from memtriage.model.priming import Priming, PrimingCheck, StatePool, no_priming
+from memtriage.model.priming import Priming, PrimingCheck, StatePool
 from memtriage.model.units import MIB
 
 
 def chosen(**given: Any) -> Priming:
     fields: dict[str, Any] = {
-        "blocks": [], "allocated": 80 * MIB, "reserved_before": 120 * MIB, "reserved_after": 84 * MIB,
-        "steps": 4, "checks": [PrimingCheck(name="", before=120 * MIB, after=84 * MIB)], "reason": None,
-        "allocator_conf": "", "seconds": 0.5, "notes": [],
+        "allocated": 80 * MIB, "reserved_before": 120 * MIB, "reserved_after": 84 * MIB, "steps": 4,
+        "checks": [PrimingCheck(name="", before=120 * MIB, after=84 * MIB)], "seconds": 0.5,
     }  # fmt: skip
     return Priming(**{**fields, **given})
 
@@ -59,13 +58,3 @@ def test_what_is_done_and_expected(given: dict[str, Any], helps: bool, words: st
     assert (priming.helps, priming.in_words()) == (helps, words)
     again = msgspec.json.decode(msgspec.json.encode(priming), type=Priming)
     assert again == priming and not again.primed
-
-
-def test_without_a_prediction_there_is_nothing_to_prime() -> None:
-    priming = no_priming("it cannot be predicted")
-    assert msgspec.to_builtins(priming) == {
-        "blocks": [], "allocated": 0, "reserved_before": 0, "reserved_after": 0, "steps": 0, "checks": [],
-        "reason": "it cannot be predicted", "allocator_conf": "", "seconds": 0.0, "notes": [], "settings": "",
-        "pools": [], "reserved_without_pools": 0, "tried": [], "primed": False,
-    }  # fmt: skip
-    assert not priming.helps

@@ -19,7 +19,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import memtriage
 from memtriage.allocator.events import OutOfMemory
-from memtriage.model.priming import Priming, PrimingCheck, StatePool, no_priming
+from memtriage.model.priming import Priming, PrimingCheck, StatePool
 from memtriage.planning import priming as planning
 from memtriage.treat import priming as treat
 from memtriage.treat.priming import FILE, StatePools, allocate, begin_primed, read_priming
@@ -36,10 +36,7 @@ def chosen() -> Priming:
         reserved_after=84 * MIB,
         steps=40,
         checks=[PrimingCheck(name="40 steps", before=98 * MIB, after=82 * MIB)],
-        reason=None,
-        allocator_conf="",
         seconds=1.0,
-        notes=[],
     )
 
 
@@ -103,7 +100,7 @@ def test_the_choice_of_an_earlier_run_is_used_again(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "0"
     folder.mkdir(parents=True)
     said: list[str] = []
-    begin_primed(no_priming("nothing helps"), folder, said.append)
+    begin_primed(Priming(reason="nothing helps"), folder, said.append)
     assert said == ["--prime: priming would not help: nothing helps"]
     assert memtriage.prime(run=tmp_path).reason == "nothing helps"
     (folder / FILE).write_bytes(msgspec.json.encode(chosen()))

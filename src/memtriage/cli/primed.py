@@ -51,7 +51,7 @@ def choice_in_environment() -> Priming | None:
 def choose_for(target: ScriptTarget) -> Priming:
     """The blocks for a program; a program that cannot be predicted gets none, with the reason."""
     from memtriage.cli.trace_options import NamedProgram
-    from memtriage.model.priming import Priming, no_priming
+    from memtriage.model.priming import Priming
     from memtriage.model.target import TraceTarget
     from memtriage.prediction.gpu_kinds import gpu_here
     from memtriage.prediction.sandbox.call import TraceFailed
@@ -68,7 +68,7 @@ def choose_for(target: ScriptTarget) -> Priming:
         ranks = {"world_size": _number("WORLD_SIZE", 1), "rank": _number("RANK", 0)}
         return program.trace("prime", ranks, Priming)
     except (ValueError, TraceFailed) as error:
-        return no_priming(f"the program cannot be predicted: {error}")
+        return Priming(reason=f"the program cannot be predicted: {error}")
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -65,20 +65,20 @@ class Priming(msgspec.Struct, kw_only=True):
         primed: whether the blocks were allocated and freed in this process.
     """
 
-    blocks: list[int]
-    allocated: int
-    reserved_before: int
-    reserved_after: int
-    steps: int
-    checks: list[PrimingCheck]
-    reason: str | None
-    allocator_conf: str
-    seconds: float
-    notes: list[str]
+    blocks: list[int] = []
+    allocated: int = 0
+    reserved_before: int = 0
+    reserved_after: int = 0
+    steps: int = 0
+    checks: list[PrimingCheck] = []
     settings: str = ""
     pools: list[StatePool] = []
     reserved_without_pools: int = 0
     tried: list[PrimingCheck] = []
+    reason: str | None = None
+    allocator_conf: str = ""
+    seconds: float = 0.0
+    notes: list[str] = []
     primed: bool = False
 
     @property
@@ -104,19 +104,3 @@ class Priming(msgspec.Struct, kw_only=True):
 
     def _ratio(self, reserved: int) -> str:
         return f"{reserved / self.allocated:.3f}" if self.allocated else "n/a"
-
-
-def no_priming(reason: str) -> Priming:
-    """No blocks, because nothing could be predicted."""
-    return Priming(
-        blocks=[],
-        allocated=0,
-        reserved_before=0,
-        reserved_after=0,
-        steps=0,
-        checks=[],
-        reason=reason,
-        allocator_conf="",
-        seconds=0.0,
-        notes=[],
-    )

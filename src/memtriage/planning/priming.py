@@ -109,7 +109,6 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
         tried=choice.tried,
         reason=reason,
         allocator_conf=traced.conf,
-        seconds=0.0,
         notes=list(traced.notes),
     )
 
@@ -214,7 +213,6 @@ def priming_of_recording(recording: Recording) -> Priming:
         allocated=before.peak_allocated,
         reserved_before=before.peak_reserved,
         reserved_after=after.peak_reserved,
-        steps=0,
         checks=choice.checks,
         reason=reason,
         allocator_conf=str(recording.settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""),
