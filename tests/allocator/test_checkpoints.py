@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.allocator.simulators import MIB, POOL, layout, simulator
 
 from memtriage.allocator.checkpoints import checkpoint, restore
-from memtriage.allocator.settings import parse_conf
-from memtriage.allocator.simulator import Simulator
-
-MIB = 1 << 20
-POOL = (1, 0)
-
-
-def simulator(conf: str = "") -> Simulator:
-    return Simulator(parse_conf(conf, "2.11"))
-
-
-def layout(one: Simulator) -> list[tuple[int, int, int]]:
-    return [(block.address, block.size, block.state) for block in one.blocks() if block.arena.pool.id == POOL]
 
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])

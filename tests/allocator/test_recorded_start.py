@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.allocator.recordings import MIB, columns
+from tests.allocator.recordings import ASK, BASE, FREED, MAP, MIB, UNMAP, columns, segment_at, trace_of
 
 from memtriage.allocator.events import AllocatorEvent
 from memtriage.allocator.recorded_start import (
@@ -17,7 +17,7 @@ from memtriage.allocator.recorded_start import (
 )
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.simulator import Simulator
-from memtriage.model.blocks import Block, BlockState, Segment
+from memtriage.model.blocks import Segment
 from memtriage.model.recording import Action
 
 CHANGES = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(1, 12)), max_size=40)
@@ -64,38 +64,14 @@ def test_a_segment_that_is_gone_without_being_freed_is_a_gap_in_the_trace() -> N
     assert starting_state(trace, simulator.snapshot(), AllocatorSettings()).pools == {0: (0, 0)}
 
 
-BASE = 1 << 40
-
-
-def segment(
-    *blocks: tuple[float, BlockState], at: int = 0, page: int | None = None, pool: int = 0
-) -> Segment:
-    """A segment of blocks of so many MiB, at so many MiB."""
-    made, address = [], BASE + at * MIB
-    for mib, state in blocks:
-        size = int(mib * MIB)
-        made.append(Block(address=address, size=size, requested=0 if state == "free" else size, state=state))
-        address += size
-    return Segment(
-        device=0, address=BASE + at * MIB, size=address - BASE - at * MIB, stream=7, pool=(0, pool),
-        expandable=page is not None, blocks=tuple(made), page=page,
-    )  # fmt: skip
-
-
-def event(action: Action, at: float, mib: float) -> AllocatorEvent:
-    return AllocatorEvent(action, BASE + int(at * MIB), int(mib * MIB), 7, (0, 0))
-
-
-def started(*events: AllocatorEvent, segments: list[Segment], limit: int | None = None) -> StartingState:
-    return starting_state(columns(list(events)), segments, AllocatorSettings(max_split_size=limit))
+def started(
+    *events: tuple[Action, float, float], segments: list[Segment], limit: int | None = None
+) -> StartingState:
+    return starting_state(trace_of(*events), segments, AllocatorSettings(max_split_size=limit))
 
 
 def test_a_mapped_part_of_a_range_is_undone() -> None:
-    start = started(
-        event("segment_map", 4, 4),
-        event("segment_unmap", 20, 2),
-        segments=[segment((8, "free"), page=2 * MIB)],
-    )
+    start = started((MAP, 4, 4), (UNMAP, 20, 2), segments=[segment_at(0, "-8", page=2 * MIB)])
     assert list(start.mapped) == [(BASE, BASE + 4 * MIB), (BASE + 20 * MIB, BASE + 22 * MIB)]
     assert [(region.address - BASE, region.size, region.page) for region in start.regions] == [
         (0, 8 * MIB, 2 * MIB), (20 * MIB, 2 * MIB, 2 * MIB),
@@ -117,9 +93,8 @@ def test_a_mapped_part_of_a_range_is_undone() -> None:
 def test_the_size_of_a_freed_block_follows_from_what_is_behind_it(
     completed: bool, behind: float, limit: int | None, size: float, guessed: bool
 ) -> None:
-    kinds: tuple[Action, ...] = ("free_completed",) if completed else ("free_requested", "free_completed")
-    events = [event(kind, 0, 9.5) for kind in kinds]
-    left = segment((behind, "free"), (2, "active"), (18 - behind, "free"))
+    events = [(FREED, 0, 9.5)] if completed else [(ASK, 0, 9.5), (FREED, 0, 9.5)]
+    left = segment_at(0, f"-{behind} 2 -{18 - behind}")
     old, other = started(*events, segments=[left], limit=limit).blocks
     assert (old.size, old.requested) == (int(size * MIB), int(9.5 * MIB))
     assert old.guessed is guessed
@@ -127,6 +102,5 @@ def test_the_size_of_a_freed_block_follows_from_what_is_behind_it(
 
 
 def test_the_next_freed_block_is_an_edge_too() -> None:
-    events = [event("free_requested", 0, 9.5), event("free_requested", 10, 4)]
-    first, second = started(*events, segments=[segment((20, "free"))]).blocks
+    first, second = started((ASK, 0, 9.5), (ASK, 10, 4), segments=[segment_at(0, "-20")]).blocks
     assert (first.size, second.size, second.guessed) == (10 * MIB, 4 * MIB, True)

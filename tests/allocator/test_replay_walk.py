@@ -75,22 +75,6 @@ def test_entries_missing_in_the_middle_are_noticed_and_survived(
     assert (replayed.size >= replayed.requested).all()
 
 
-def test_a_block_keeps_a_small_rest_and_frees_it_again() -> None:
-    tape = taped("", [("malloc", 20 * MIB, 0), ("free", 0, 0), ("malloc", 20 * MIB - 512 * KIB, 0)])
-    replayed = tape.replayed()
-    assert replayed.size.tolist() == [20 * MIB, 20 * MIB]
-    assert replayed.requested.tolist() == [20 * MIB, 20 * MIB - 512 * KIB]
-
-
-def test_the_free_blocks_at_an_out_of_memory_error_are_kept() -> None:
-    calls = [("malloc", 30 * MIB, 0)] * 3 + [("free", 1, 0), ("malloc", 20 * MIB, 0), ("malloc", 40 * MIB, 0)]
-    tape = taped("", calls, capacity=100 * MIB)
-    assert tape.events[-1].action == "oom"
-    ((event, free),) = tape.replayed().free_at_oom.items()
-    assert event == len(tape.events) - 1
-    assert [(block.size, block.whole) for block in free] == [(10 * MIB, False)]
-
-
 @given(st.lists(st.integers(1, 1 << 38), max_size=30), st.sampled_from(CONFS))
 def test_columns_are_rounded_as_single_requests_are(sizes: list[int], conf: str) -> None:
     rules = parse_conf(conf, "2.11.0")

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,26 +99,21 @@ def test_recordings_under_other_settings(conf: str, seed: int) -> None:
     assert cut.difference is None or cut.guessed
 
 
-@pytest.mark.parametrize("conf", SETTINGS)
+@pytest.mark.parametrize(
+    ("conf", "share", "options"),
+    [
+        *((conf, 0.9, {"streams": (0, 7)}) for conf in SETTINGS),
+        *((conf, 0.95, {"flush_every": 5}) for conf in SETTINGS[:2]),
+    ],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_recordings_under_pressure(conf: str, seed: int) -> None:
-    _, _, unlimited = simulated(parse_conf("", TORCH), seed=seed, streams=(0, 7))
+def test_recordings_under_pressure(conf: str, share: float, options: dict[str, Any], seed: int) -> None:
+    _, _, unlimited = simulated(parse_conf("", TORCH), seed=seed, streams=options.get("streams", (0,)))
     memory = unlimited.peak_allocated
-    settings = parse_conf(f"{conf},per_process_memory_fraction:0.9".lstrip(","), TORCH)
-    trace, segments, simulator = simulated(settings, seed=seed, memory=memory, streams=(0, 7))
-    assert simulator.ooms > 0
+    settings = parse_conf(f"{conf},per_process_memory_fraction:{share}".lstrip(","), TORCH)
+    trace, segments, simulator = simulated(settings, seed=seed, memory=memory, **options)
     assert simulator.retries > 0
-    assert compare(trace, segments, settings, device_memory=memory).difference is None
-
-
-@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
-@pytest.mark.parametrize("seed", range(3))
-def test_recordings_under_pressure_with_emptied_caches(conf: str, seed: int) -> None:
-    _, _, unlimited = simulated(parse_conf("", TORCH), seed=seed)
-    memory = unlimited.peak_allocated
-    settings = parse_conf(f"{conf},per_process_memory_fraction:0.95".lstrip(","), TORCH)
-    trace, segments, simulator = simulated(settings, seed=seed, memory=memory, flush_every=5)
-    assert simulator.retries > 0
+    assert simulator.ooms > 0 or "flush_every" in options
     assert compare(trace, segments, settings, device_memory=memory).difference is None
 
 

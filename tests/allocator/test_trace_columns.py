@@ -81,10 +81,12 @@ def test_a_stack_of_c_code_alone_is_named_by_autograds_node() -> None:
     assert mixed.site == "train.py:3 in f"
 
 
-def test_private_pools_are_remembered() -> None:
-    ids = [(0, 0), (0, 2), None]
-    trace = [event(pool_id=identity) for identity in ids] + [event(action="segment_alloc", pool_id=(1, 0))]
-    assert trace_columns(trace, StackTable()).pool == {1: (0, 2), 3: (1, 0)}
+def test_pools_and_free_memory_are_kept_of_the_events_that_have_them() -> None:
+    trace = [event(pool_id=identity) for identity in ((0, 0), (0, 2), None)]
+    trace += [event(action="segment_alloc", pool_id=(1, 0)), event(action="free_requested", pool_id=(0, 2))]
+    trace += [event(action="oom", device_free="much"), event(device_free=3)]
+    columns = trace_columns(trace, StackTable())
+    assert (columns.pool, columns.device_free) == ({1: (0, 2), 3: (1, 0)}, {})
 
 
 @pytest.mark.parametrize("bad", [3, {}, event(size=None), event(size=1 << 80), event(time_us="now")])
@@ -127,16 +129,6 @@ def test_the_last_events_keep_what_was_recorded_of_them() -> None:
     for most in (4, 9):
         whole = last_events(columns, most)
         assert (len(whole), whole.device_free, whole.pool) == (4, {1: 7, 3: 8}, {0: (0, 2), 2: (0, 3)})
-
-
-def test_a_device_free_that_is_no_number_is_left_out() -> None:
-    trace = [event(action="oom", device_free="much"), event(action="alloc", device_free=3)]
-    assert trace_columns(trace, StackTable()).device_free == {}
-
-
-def test_only_blocks_and_segments_that_are_made_have_pools() -> None:
-    trace = [event(pool_id=(0, 0)), event(action="free_requested", pool_id=(0, 2)), event(pool_id=(1, 0))]
-    assert trace_columns(trace, StackTable()).pool == {2: (1, 0)}
 
 
 def test_a_trace_is_a_list() -> None:
