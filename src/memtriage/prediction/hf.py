@@ -36,10 +36,8 @@ IGNORED_LABEL: Final = -100
 """Label of what the loss leaves out, `ignore_index` of torch's cross-entropy."""
 
 _AUTOCAST: Final[dict[str, torch.dtype]] = {"amp-bf16": torch.bfloat16, "fp16-amp": torch.float16}
-_SUM_OVER_ITEMS: Final = "num_items_in_batch"
 # As `Trainer.get_decay_parameter_names`.
 _WITHOUT_DECAY: Final = ("bias", "layernorm", "rmsnorm")
-_NORM: Final = "norm"
 _HEADS: Final = (
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
@@ -254,19 +252,13 @@ def one_line(error: Exception) -> str:
 
 
 def _optimizer(library: types.ModuleType, model: nn.Module, arguments: TrainingArguments) -> Any:
-    decayed: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     kept = _without_decay(model)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            (others if name in kept else decayed).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": 0.0},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups = [[each for name, each in trained if (name in kept) is other] for other in (False, True)]
     kind, options = _OPTIMIZERS[arguments.optimizer]
-    made = library.Adafactor if kind is None else kind
-    return made(groups, lr=LEARNING_RATE, **options)
+    return (kind or library.Adafactor)(
+        [{"params": group, "weight_decay": 0.0} for group in groups], lr=LEARNING_RATE, **options
+    )
 
 
 _OPTIMIZERS: Final[dict[str, tuple[type[torch.optim.Optimizer] | None, dict[str, Any]]]] = {
@@ -291,7 +283,7 @@ def _without_decay(model: nn.Module) -> set[str]:
         for name, _ in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
             lower = full.lower()
-            norm = any(part == _NORM or part.endswith(f"_{_NORM}") for part in lower.split("."))
+            norm = any(part == "norm" or part.endswith("_norm") for part in lower.split("."))
             if isinstance(module, nn.LayerNorm) or norm or any(word in lower for word in _WITHOUT_DECAY):
                 names.add(full)
     return names
@@ -433,7 +425,7 @@ class _Step:
         self._arguments = arguments
         self._device = device
         self._autocast = _AUTOCAST.get(arguments.precision)
-        self._scaler = torch.amp.GradScaler("cuda") if self._autocast is torch.float16 else None
+        self._scaler = torch.amp.GradScaler("cuda", enabled=self._autocast is torch.float16)
         self._total_loss = torch.tensor(0.0, device=device)
         self._batches: list[dict[str, torch.Tensor]] = []
         taken = inspect.signature(type(model).forward).parameters.values()
@@ -458,15 +450,10 @@ class _Step:
             if torch.isnan(loss) or torch.isinf(loss):
                 continue
             self._total_loss += loss
-        parameters = self._model.parameters()
-        if self._scaler is None:
-            norm = nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
-            self._optimizer.step()
-        else:
-            self._scaler.unscale_(self._optimizer)
-            norm = nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
+        self._scaler.unscale_(self._optimizer)
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), MAX_GRADIENT_NORM)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
         self._model.zero_grad()
         del norm  # held until here, as by the Trainer, which may log it
 
@@ -479,14 +466,11 @@ class _Step:
         loss = self._loss(batch, items)
         if items is None:
             loss = loss / self._arguments.gradient_accumulation
-        if self._scaler is not None:
-            self._scaler.scale(loss).backward()
-        else:
-            loss.backward()
+        self._scaler.scale(loss).backward()
         return loss.detach()
 
     def _loss(self, batch: dict[str, torch.Tensor], items: torch.Tensor | None) -> torch.Tensor:
-        given: dict[str, Any] = dict(batch) if items is None else {**batch, _SUM_OVER_ITEMS: items}
+        given: dict[str, Any] = dict(batch) if items is None else {**batch, "num_items_in_batch": items}
         loss: torch.Tensor
         if self._autocast is None:
             loss = self._model(**given)["loss"]
