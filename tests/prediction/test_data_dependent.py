@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-import memtriage.prediction.data_dependent as rules
+from memtriage.prediction.values import INTEGER_LIMIT
 from support.traced import traced
 
 
@@ -294,7 +294,7 @@ def test_a_gradient_scaler_finds_everything_finite():
     )
 
 
-@pytest.mark.parametrize(("count", "followed"), [(rules.VALUE_LIMIT, True), (rules.VALUE_LIMIT + 1, False)])
+@pytest.mark.parametrize(("count", "followed"), [(INTEGER_LIMIT, True), (INTEGER_LIMIT + 1, False)])
 def test_values_of_large_tensors_are_not_followed(count, followed):
     def run(device):
         return torch.zeros(count, dtype=torch.int8, device=device).any().item()

@@ -83,12 +83,6 @@ def test_draws_repeat_and_leave_the_programs_generator_as_it_is():
     assert first != second and drawn(KnownValues()) == [first, second]
 
 
-@pytest.mark.parametrize("extra", [0, 1])
-def test_draws_are_followed_up_to_a_size(extra):
-    drawn = KnownValues().compute(aten.randint.low, (0, 9, [INTEGER_LIMIT + extra]), dict(CUDA))
-    assert (drawn is None) is bool(extra)
-
-
 def test_values_are_known_by_storage_until_it_is_gone():
     values, table = KnownValues(), torch.zeros(3, 2).t()
     assert values.of(table) is None

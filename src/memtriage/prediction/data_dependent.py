@@ -27,8 +27,6 @@ class Context(Protocol):
 
 aten: Final = torch.ops.aten
 
-VALUE_LIMIT: Final = 1 << 22
-"""Values are only followed while every output has at most this many elements."""
 NUMBER: Final = 1
 """What an unknown number is taken for: no division by it fails, no size of it is empty."""
 
@@ -234,9 +232,7 @@ _IN_PLACE: Final[dict[Any, Any]] = {
     aten.masked_scatter.default: aten.masked_scatter_.default,
 }
 
-DataRule = Callable[[Context, Any, Args, Kwargs], Any]
-
-RULES: Final[dict[Any, DataRule]] = {
+DATA_RULES: Final[dict[Any, Callable[[Context, Any, Args, Kwargs], Any]]] = {
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
     aten.nonzero.default: _nonzero,

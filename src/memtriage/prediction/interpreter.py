@@ -11,8 +11,9 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from memtriage.prediction import data_dependent, shapes
+from memtriage.prediction import shapes
 from memtriage.prediction.compiled.entry import Compiler
+from memtriage.prediction.data_dependent import DATA_RULES, FILLS, NUMBER
 from memtriage.prediction.distributed.broadcasts import BROADCAST, Broadcasts
 from memtriage.prediction.distributed.collectives import WAITED_FOR_LATER, Collectives
 from memtriage.prediction.engine import ADD, adds_in_place, held_alone, references_to_first
@@ -38,7 +39,7 @@ from memtriage.prediction.operators import Args, Kwargs, Operator, facts, mapped
 from memtriage.prediction.scratch import convolution, products
 from memtriage.prediction.scratch.stages import AT_THE_END, BEFORE
 from memtriage.prediction.scratch.table import Scratch
-from memtriage.prediction.values import KnownValues
+from memtriage.prediction.values import INTEGER_LIMIT, KnownValues
 
 HOST_LIMIT: Final = 1 << 20
 """Tensors of the host are made for real up to this many elements, and without data beyond."""
@@ -171,7 +172,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             if composite is not None:
                 with self:
                     return composite(*args, **kwargs)
-        special = data_dependent.RULES.get(func)
+        special = DATA_RULES.get(func)
         if special is not None:
             answer = special(self, func, args, kwargs)
             if answer is not NotImplemented:
@@ -299,7 +300,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         elif (
             fresh
             and func not in self._python_kernels.native  # its kernel for the host may compile itself first
-            and all(tensor.numel() <= data_dependent.VALUE_LIMIT for tensor in fresh)
+            and all(tensor.numel() <= INTEGER_LIMIT for tensor in fresh)
         ):
             known = tensors_in(self.values.compute(func, args, kwargs))
             for output, value in zip(outputs, known, strict=False):
@@ -312,23 +313,12 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             self.lifetimes.release(self.lifetimes.scratch(sizes, operator.name))
 
     def _follow_writes(self, func: Any, args: Args, kwargs: Kwargs, targets: list[torch.Tensor]) -> None:
-        held = [self.values.of(target) for target in targets]
-        if any(value is None for value in held):
-            # A fresh buffer that is filled as a whole becomes known by it.
-            if (
-                len(targets) == 1
-                and func in data_dependent.FILLS
-                and targets[0].numel() <= data_dependent.VALUE_LIMIT
-            ):
-                blank = torch.empty(targets[0].shape, dtype=targets[0].dtype, device=CPU)
-                self.values.note(targets[0], blank)
-                if self.values.of(targets[0]) is None:
-                    return
-            else:
-                for target in targets:
-                    self.values.forget(target.untyped_storage()._cdata)
-                return
-        if self.values.compute(func, args, kwargs) is None:
+        first = targets[0]
+        # A fresh buffer that is filled as a whole becomes known by it.
+        if func in FILLS and self.values.of(first) is None and first.numel() <= INTEGER_LIMIT:
+            self.values.note(first, torch.empty(first.shape, dtype=first.dtype, device=CPU))
+        unknown = any(self.values.of(target) is None for target in targets)
+        if unknown or self.values.compute(func, args, kwargs) is None:
             for target in targets:
                 self.values.forget(target.untyped_storage()._cdata)
 
@@ -340,8 +330,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return known.clone()
         if tensor.numel() > HOST_LIMIT:
             return tensor
-        self.notes.assume(f"values copied to the host are taken as {data_dependent.NUMBER}")
-        return torch.full(tensor.shape, data_dependent.NUMBER, dtype=tensor.dtype, device=CPU)
+        self.notes.assume(f"values copied to the host are taken as {NUMBER}")
+        return torch.full(tensor.shape, NUMBER, dtype=tensor.dtype, device=CPU)
 
 
 class _ModeOfThreads(TorchDispatchMode):  # type: ignore[misc]

@@ -19,9 +19,9 @@ from memtriage.prediction.routing import Routing
 aten: Final = torch.ops.aten
 
 INTEGER_LIMIT: Final = 1 << 22
-"""Largest integer or boolean tensor whose values are followed, in elements: a mask of 2048 by 2048."""
+"""Largest tensor whose values are followed, in elements: a mask of 2048 by 2048."""
 FLOAT_LIMIT: Final = 1 << 16
-"""Largest floating-point tensor whose values are followed, in elements: tables of positions, step counts."""
+"""The same of floating-point numbers: tables of positions, step counts."""
 DRAWN_LIMIT: Final = 1 << 22
 """Largest tensor of unknown values over which a choice (top-k, arg-max) is drawn at random, in elements."""
 
@@ -118,8 +118,7 @@ class KnownValues:
         if func in UNINITIALIZED:
             return None
         if func in FINITE:
-            shape = args[0].shape
-            return torch.full(shape, FINITE[func]) if shape.numel() <= INTEGER_LIMIT else None
+            return torch.full(args[0].shape, FINITE[func])
         real = _ValueReader(
             self, func in CHOICES, _chosen_of_each(args) if func is aten.topk.default else None
         )
@@ -129,8 +128,6 @@ class KnownValues:
         if "device" in real_kwargs:
             real_kwargs["device"] = torch.device("cpu")
         if func in DRAWS:
-            if _elements(real_args) > INTEGER_LIMIT:
-                return None
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(self.generator.get_state())
                 drawn = self._tried(func, real_args, real_kwargs, draws=True)
@@ -177,8 +174,3 @@ def _chosen_of_each(args: Any) -> int | None:
     """How many columns of each row a top-k chooses; None if it chooses rows."""
     tensor, chosen, dim = (*args, -1)[:3]
     return int(chosen) if dim in (-1, tensor.dim() - 1) else None
-
-
-def _elements(args: Any) -> int:
-    """Number of elements that a random factory is asked for."""
-    return max((torch.Size(leaf).numel() for leaf in args if isinstance(leaf, (list, tuple))), default=1)
