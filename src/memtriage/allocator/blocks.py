@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
@@ -32,6 +33,7 @@ CREATION_SHIFT: Final = 48
 NEVER: Final = sys.maxsize
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SimSegment:
     """A segment, or the virtual range of an expandable one.
 
@@ -42,15 +44,15 @@ class SimSegment:
         head: the block with the lowest address.
     """
 
-    __slots__ = ("address", "arena", "head", "page", "rank", "size")
+    arena: Arena
+    address: int
+    size: int
+    rank: int
+    page: int | None
+    head: SimBlock = field(init=False)
 
-    def __init__(self, arena: Arena, address: int, size: int, rank: int, page: int | None) -> None:
-        self.arena = arena
-        self.address = address
-        self.size = size
-        self.rank = rank
-        self.page = page
-        self.head = SimBlock(arena, self, rank, size)
+    def __post_init__(self) -> None:
+        self.head = SimBlock(self.arena, self, self.rank, self.size)
 
     def __iter__(self) -> Iterator[SimBlock]:
         """Its blocks in order of address."""
@@ -60,6 +62,7 @@ class SimSegment:
             block = block.next
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SimBlock:
     """A part of a segment; what `Simulator.malloc` returns.
 
@@ -75,38 +78,18 @@ class SimBlock:
         events: streams it still waits for.
     """
 
-    __slots__ = (
-        "arena",
-        "born",
-        "events",
-        "key",
-        "next",
-        "prev",
-        "requested",
-        "segment",
-        "size",
-        "state",
-        "streams",
-        "where",
-    )
-
-    prev: SimBlock | None
-    next: SimBlock | None
-    streams: set[int] | None
-    key: int
-    born: int
-    events: int
-
-    def __init__(self, arena: Arena, segment: SimSegment, where: int, size: int) -> None:
-        self.arena = arena
-        self.segment = segment
-        self.where = where
-        self.size = size
-        self.requested = 0
-        self.state = ALLOCATED
-        self.streams = None
-        self.prev = None
-        self.next = None
+    arena: Arena
+    segment: SimSegment
+    where: int
+    size: int
+    requested: int = 0
+    state: int = ALLOCATED
+    streams: set[int] | None = None
+    prev: SimBlock | None = None
+    next: SimBlock | None = None
+    key: int = field(init=False)
+    born: int = field(init=False)
+    events: int = field(init=False)
 
     @property
     def address(self) -> int:
@@ -120,6 +103,7 @@ class SimBlock:
         return self.prev is None and self.next is None
 
 
+@dataclass(slots=True, eq=False)
 class SimPool:
     """The default pool, or a private one.
 
@@ -132,15 +116,12 @@ class SimPool:
         small, large: the arenas of each size class, by stream.
     """
 
-    __slots__ = ("capturing", "id", "large", "released", "searches", "small")
-
-    def __init__(self, id: tuple[int, int], *, capturing: bool) -> None:
-        self.id = id
-        self.capturing = capturing
-        self.released = False
-        self.searches = 0
-        self.small: dict[int, Arena] = {}
-        self.large: dict[int, Arena] = {}
+    id: tuple[int, int]
+    capturing: bool
+    released: bool = False
+    searches: int = 0
+    small: dict[int, Arena] = field(default_factory=dict)
+    large: dict[int, Arena] = field(default_factory=dict)
 
 
 class Arena:
@@ -154,19 +135,6 @@ class Arena:
         split_limit: requests of this size or more are not split.
         page: bytes mapped at once in an expandable segment.
     """
-
-    __slots__ = (
-        "blocks",
-        "expandable",
-        "keys",
-        "least_rest",
-        "page",
-        "pool",
-        "small",
-        "split_limit",
-        "stream",
-        "unmapped",
-    )
 
     def __init__(self, pool: SimPool, stream: int, *, small: bool, settings: AllocatorSettings) -> None:
         self.pool = pool
