@@ -38,7 +38,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     asked = torch.ops.prim.device.default
     entered, unset = fake_tensor.in_kernel_invocation_manager, proxy_tensor.unset_fake_temporarily
     return [
-        (fake, "__new__", staticmethod(around(fake.__new__, _with_true_devices))),
+        (fake, "__new__", staticmethod(devices_true()(fake.__new__))),
         (
             fake,
             "__torch_dispatch__",
@@ -51,7 +51,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         ),
         # Of `torch.Tensor` they ask C++, which asks Python again: slow, and Inductor asks often.
         *((fake, f"is_{kind}", _on(kind)) for kind in ("cuda", "cpu", "meta")),
-        (converter, "from_meta_and_device", around(converter.from_meta_and_device, _with_true_devices)),
+        (converter, "from_meta_and_device", devices_true()(converter.from_meta_and_device)),
         *(
             (module, "in_kernel_invocation_manager", around(entered, _true_inside))
             for module in (fake_tensor, fake_impls)
@@ -139,11 +139,6 @@ def _placed(
     if device is not None and device.type == "meta" and not meta_is_meant():
         kwargs = {**kwargs, "device": CUDA}
     return original(self, func, types, args, kwargs or {})
-
-
-def _with_true_devices(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with devices_true():
-        return original(*args, **kwargs)
 
 
 @contextmanager

@@ -81,20 +81,16 @@ class HostTrace:
     libraries: Libraries = field(default_factory=Libraries)
 
 
+@dataclass(slots=True, eq=False)
 class _StoragePages:
     """The pages of one storage: none before they are used."""
 
-    __slots__ = ("block", "owner", "part", "place", "reference", "size")
-
-    def __init__(
-        self, reference: StorageReference, size: int, part: MappedFile | None, place: MemoryPlace
-    ) -> None:
-        self.reference = reference
-        self.size = size
-        self.part = part
-        self.place = place
-        self.block: int | None = None
-        self.owner: str | None = None
+    reference: StorageReference
+    size: int
+    part: MappedFile | None
+    place: MemoryPlace
+    block: int | None = None
+    owner: str | None = None
 
 
 class MappedFile:
@@ -184,9 +180,7 @@ class HostMemory:
         """A storage is read or written: its pages come with the first use, those of no file with the first
         write."""
         pages = self._pages.get(storage._cdata)
-        if pages is None:
-            return
-        if pages.block is None and (written or pages.part is not None):
+        if pages is not None and pages.block is None and (written or pages.part is not None):
             self._use(pages)
 
     def resized(self, storage: Any) -> None:

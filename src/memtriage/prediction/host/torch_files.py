@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -80,8 +82,8 @@ class TorchFiles:
         """A storage of the file: with its contents where it is small."""
         if size <= SMALL:
             return reader.get_storage_from_record(name, size, kind)
-        storage = self.storage(size, self._mapping)
-        return _Wrapped(storage)
+        typed = SimpleNamespace(_untyped_storage=self.storage(size, self._mapping))
+        return SimpleNamespace(_typed_storage=lambda: typed)
 
     def storage(self, size: int, part: MappedFile | None = None) -> Any:
         """A storage of the host without data, which was read or is part of a file."""
@@ -172,28 +174,12 @@ class _Records:
         return getattr(self._original, name)
 
 
-class _Wrapped:
-    """What a reader returns: `_typed_storage()._untyped_storage` is the storage."""
-
-    def __init__(self, storage: Any) -> None:
-        self._untyped_storage = storage
-
-    def _typed_storage(self) -> _Wrapped:
-        return self
-
-
 def _opening(original: Any, wrap: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """The context manager that opens a file, with its reader or writer wrapped."""
 
-    class Opened:
-        def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
-            self._file = file
-            self._opener = original(file, *args, **kwargs)
+    @contextmanager
+    def opened(file: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with original(file, *args, **kwargs) as opener:
+            yield wrap(opener, file)
 
-        def __enter__(self) -> Any:
-            return wrap(self._opener.__enter__(), self._file)
-
-        def __exit__(self, *args: Any) -> Any:
-            return self._opener.__exit__(*args)
-
-    return Opened
+    return opened
