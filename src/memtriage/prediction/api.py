@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypedDict, Unpack
 
-from msgspec import UNSET
+from msgspec import UNSET, convert
 
 from memtriage.allocator.settings import NEWEST, OLDEST, parse_conf, parse_version
 from memtriage.model.prediction import HostCourse, PredictedStep, Prediction
@@ -147,14 +147,7 @@ def _prediction_of(
         peak_phase=phase,
         by_owner=owners_at(traced, highest),
         outside_allocator=outside,
-        steps=[
-            PredictedStep(
-                peak_allocated=counter.peak_allocated,
-                peak_reserved=counter.peak_reserved,
-                end_allocated=counter.end_allocated,
-            )
-            for counter in counters
-        ],
+        steps=[convert(counter, PredictedStep, from_attributes=True) for counter in counters],
         cudnn_trials_bound=kind.memory - kind.outside if traced.cudnn_tries else UNSET,
         compile_trials=UNSET if traced.compile_trials is None else traced.compile_trials,
         seconds=0.0,
