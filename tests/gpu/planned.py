@@ -183,7 +183,8 @@ def train(path, which):
     offered = [
         change
         for rung in ladder("", world_size=1)
-        for track in rung.offer(made["facts"]).tracks
+        if not isinstance(offer := rung.offer(made["facts"]), str)
+        for track in offer
         for change in track
     ]
     changes = tuple(next(each for each in offered if each.action == action) for action in actions)

@@ -84,7 +84,7 @@ def test_the_printed_code_has_the_simulated_peak(build, rung, way, evaluators):
     if rung is LORA:
         pytest.importorskip("peft")
     evaluator = evaluators[build]
-    change = rung.offer(evaluator.facts()).tracks[0][way]
+    change = rung.offer(evaluator.facts())[0][way]
     simulated = evaluator.of((change,)).peak
     printed = memtriage.predict(lambda device: build(device, change.code["torch"]))
     assert simulated.allocated == pytest.approx(max(step.peak_allocated for step in printed.steps), rel=1e-4)

@@ -75,11 +75,11 @@ def test_a_rung_that_is_not_offered_says_why(
 ) -> None:
     (rung,) = [rung for rung in ladder(conf, gpus) if rung.name == name]
     offer = rung.offer(Facts(**facts))
-    assert said in offer.absent and offer.tracks == ()
+    assert isinstance(offer, str) and said in offer
     assert rung.playbook in PLAYBOOK
 
 
 def test_rungs_of_the_allocator_and_of_several_gpus_are_offered() -> None:
     several = {rung.name: rung for rung in ladder("", 4)}
     for name in ("expandable segments", "primed memory", "sharding"):
-        assert several[name].offer(Facts()).tracks and not several[name].offer(Facts()).absent
+        assert isinstance(several[name].offer(Facts()), tuple)

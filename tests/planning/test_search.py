@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.model.plan import PlannedPeak
-from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.changes import Change, Rung
 from memtriage.planning.evaluate import FINENESS, Evaluated
 from memtriage.planning.search import LadderSearch
 from memtriage.prediction.build import BuildError
@@ -22,7 +22,7 @@ def change(rung, action, displaces=()):
 
 def rung(name, *ways, **options):
     track = tuple(change(name, f"{name} {way}", **options) for way in range(len(ways)))
-    return Rung(name, "M4", lambda facts: Offer((track,)))
+    return Rung(name, "M4", lambda facts: (track,))
 
 
 @dataclass
@@ -107,9 +107,7 @@ def test_the_better_of_two_tracks_is_taken():
     def needs(taken):
         return (1000 - 300 * ("coarse" in taken) - 500 * ("fine" in taken)) * FINENESS
 
-    both = Rung(
-        "blocks", "M7", lambda facts: Offer(((change("blocks", "coarse"),), (change("blocks", "fine"),)))
-    )
+    both = Rung("blocks", "M7", lambda facts: ((change("blocks", "coarse"),), (change("blocks", "fine"),)))
     assert actions(found(needs, 600 * FINENESS, both).changes) == ["fine"]
 
 

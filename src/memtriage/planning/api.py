@@ -10,7 +10,7 @@ from typing import Final
 from memtriage.allocator.settings import parse_conf, parse_version
 from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep, SizedProgram
 from memtriage.model.units import parse_size
-from memtriage.planning.changes import Change, Changes, Offer, Rung
+from memtriage.planning.changes import Change, Changes, Rung
 from memtriage.planning.evaluate import Evaluated, Evaluator
 from memtriage.planning.ladder import ladder
 from memtriage.planning.search import LadderSearch
@@ -23,7 +23,7 @@ MARGIN: Final = 0.05
 STEPS: Final = 2
 """Steps that are traced: the second finds the optimizer's states in place."""
 
-_NOT_FOR_SCRIPTS: Final = Offer(absent="it changes the program: give a build function instead of a script")
+_NOT_FOR_SCRIPTS: Final = "it changes the program: give a build function instead of a script"
 _AS_IT_IS: Final = (
     "a script is planned as it is: only settings of the allocator are tried; for changes of the program give "
     "a build function (FILE.py:FUNCTION)"
@@ -78,7 +78,7 @@ def plan(
     settings_only = isinstance(build, TracedProgram)
     if settings_only:
         rungs = tuple(
-            rung if rung.configures else replace(rung, offer=lambda facts: _NOT_FOR_SCRIPTS, on_request="")
+            rung if rung.configures else replace(rung, offered=lambda facts: _NOT_FOR_SCRIPTS, on_request="")
             for rung in rungs
         )
     result = LadderSearch(evaluator, rungs, requested).run(evaluator.facts())

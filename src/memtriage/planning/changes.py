@@ -64,18 +64,10 @@ class Change:
 Changes = tuple[Change, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What a rung has for a program.
-
-    Attributes:
-        tracks: ways to take it, from the mildest to the one that saves most; several where it is not known
-            beforehand which saves most.
-        absent: why there are none, and what to add to the program where that would help.
-    """
-
-    tracks: tuple[Changes, ...] = ()
-    absent: str = ""
+Offer = tuple[Changes, ...] | str
+"""What a rung has for a program: ways to take it, each from the mildest change to the one that saves most;
+several where it is not known beforehand which saves most. Or why there are none, and what to add to the
+program where that would help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +76,21 @@ class Rung:
 
     Attributes:
         playbook: the entry, M1 to M21.
-        offer: what it has for a program.
+        offered: the offer for a program, or the only change there is.
         on_request: why it is only tried when asked for; empty where it always is.
         configures: its changes are of the allocator alone, so a script can take it as it is.
     """
 
     name: str
     playbook: str
-    offer: Callable[[Facts], Offer]
+    offered: Callable[[Facts], Offer | Change]
     on_request: str = ""
     configures: bool = False
+
+    def offer(self, facts: Facts) -> Offer:
+        """What it has for a program."""
+        offered = self.offered(facts)
+        return ((offered,),) if isinstance(offered, Change) else offered
 
 
 def changed(build: Build, changes: Changes) -> Build:

@@ -83,10 +83,10 @@ class LadderSearch:
             self._pass(rung, "on request", f"{rung.on_request}, so is tried only when asked for")
             return changes
         offer = rung.offer(facts)
-        if offer.absent:
-            self._pass(rung, "does not apply", offer.absent)
+        if isinstance(offer, str):
+            self._pass(rung, "does not apply", offer)
             return changes
-        tried = self._try(rung, offer.tracks, changes)
+        tried = self._try(rung, offer, changes)
         if tried is None:
             return changes
         changes = tried

@@ -58,7 +58,7 @@ def test_the_condition_in_python_chooses_the_same_blocks() -> None:
     ],
 )
 def test_a_choice_is_offered_where_it_leaves_two_of_a_kind(count: int, chosen: list[int]) -> None:
-    (track,) = CHECKPOINTING.offer(facts(level(count))).tracks
+    (track,) = CHECKPOINTING.offer(facts(level(count)))
     assert [change.action.rpartition(" (")[2] for change in track] == [
         f"{each} of {count})" for each in chosen
     ]
@@ -67,7 +67,7 @@ def test_a_choice_is_offered_where_it_leaves_two_of_a_kind(count: int, chosen: l
 def test_each_level_whose_blocks_are_called_is_a_track() -> None:
     called = frozenset({"stages.0", "stages.1", "stages.0.layers.0"})
     offer = CHECKPOINTING.offer(facts(level(2, "stages"), level(2, "stages.0.layers"), called=called))
-    assert [[change.action for change in track] for track in offer.tracks] == [
+    assert [[change.action for change in track] for track in offer] == [
         ["checkpoint every block of stages (2 of 2)"]
     ]
 
@@ -97,7 +97,7 @@ def test_the_places_of_blocks_in_python_and_in_words(
 ) -> None:
     blocks = RepeatedBlocks(containers, ("x.0", "x.1"), False)
     assert in_python(blocks) == python
-    (change,) = CHECKPOINTING.offer(facts(blocks)).tracks[0]
+    (change,) = CHECKPOINTING.offer(facts(blocks))[0]
     assert change.action == f"checkpoint every block of {words} (2 of 2)"
 
 
@@ -109,14 +109,14 @@ def test_the_code_for_blocks_in_several_places_is_python() -> None:
         ]
     )
     levels = levels_of(nn.ModuleDict({"stages": stages}))
-    code = CHECKPOINTING.offer(facts(*levels)).tracks[1][-1].code["torch"]
+    code = CHECKPOINTING.offer(facts(*levels))[1][-1].code["torch"]
     assert "for block in [*model.stages[0].layers, *model.stages[1].layers]:" in code
     compile(code, "code", "exec")
 
 
 def test_the_chosen_blocks_alone_are_wrapped_and_the_result_stays(model: nn.Module) -> None:
     plain, job = Job(model), Job(model)
-    (half, whole) = CHECKPOINTING.offer(job.facts()).tracks[0]
+    (half, whole) = CHECKPOINTING.offer(job.facts())[0]
     made = half.edit(built := job.built())
     assert made is built
     assert ["forward" in vars(block) for block in job.model.children()] == [True, False, True, False]
@@ -125,14 +125,14 @@ def test_the_chosen_blocks_alone_are_wrapped_and_the_result_stays(model: nn.Modu
         made.step()
     torch.testing.assert_close(weights(job.model), weights(plain.model))
     assert job.facts().recomputed == {"0", "2"}
-    assert "already" in CHECKPOINTING.offer(job.facts()).absent
+    assert "already" in CHECKPOINTING.offer(job.facts())
     whole.edit(other := Job(model).built())
     assert all("forward" in vars(block) for block in other.model.children())
 
 
 def test_chosen_layers_of_a_language_model_are_switched_and_the_loss_stays(language_model: Any) -> None:
     plain, changed = (language_job(copy.deepcopy(language_model)) for _ in range(2))
-    half, whole = CHECKPOINTING.offer(facts_of(language_job(copy.deepcopy(language_model)))).tracks[0]
+    half, whole = CHECKPOINTING.offer(facts_of(language_job(copy.deepcopy(language_model))))[0]
     assert half.edit(changed) is changed
     layers = huggingface_in(changed.model).model.layers
     assert [layer.gradient_checkpointing for layer in layers] == [True, False, True, False]
@@ -140,6 +140,6 @@ def test_chosen_layers_of_a_language_model_are_switched_and_the_loss_stays(langu
     torch.testing.assert_close(weights(changed.model), weights(plain.model), atol=1e-5, rtol=1e-4)
     seen = facts_of(changed)
     assert seen.recomputed == {"model.layers.0", "model.layers.2"}
-    assert "already" in CHECKPOINTING.offer(seen).absent
+    assert "already" in CHECKPOINTING.offer(seen)
     whole.edit(changed)
     assert all(layer.gradient_checkpointing for layer in layers)

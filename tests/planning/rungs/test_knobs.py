@@ -23,7 +23,7 @@ def smaller(batch: int, accumulation: int | None = None, *, of: Where = "build")
         batch=Knob("micro_batch", batch, of),
         accumulation=None if accumulation is None else Knob("accumulation", accumulation, of),
     )
-    (track,) = MICRO_BATCH.offer(facts).tracks
+    (track,) = MICRO_BATCH.offer(facts)
     return list(track)
 
 
@@ -109,7 +109,7 @@ def test_optimizers_step_and_drop_gradients_once_for_all_micro_batches(drops_fir
 def test_accumulated_micro_batches_equal_the_whole_batch(model: nn.Module, drops_before: bool) -> None:
     whole, job = Job(model), Job(model)
     whole.built().step()
-    change = MICRO_BATCH.offer(job.facts()).tracks[0][0]
+    change = MICRO_BATCH.offer(job.facts())[0][0]
     assert change.action == "micro-batch 4 instead of 8, accumulated 2 times"
     made = job.built(**change.build_arguments)
     inner = made.step
@@ -146,6 +146,6 @@ def test_a_model_drops_its_gradients_only_after_a_step() -> None:
 
 def test_a_batch_of_the_step_and_an_accumulation_of_the_build() -> None:
     facts = Facts(batch=Knob("batch", 8, "step"), accumulation=Knob("accumulation", 3, "build"))
-    change = MICRO_BATCH.offer(facts).tracks[0][-1]
+    change = MICRO_BATCH.offer(facts)[0][-1]
     assert (change.step_arguments, change.build_arguments) == ({"batch": 1}, {"accumulation": 6})
     assert change.action == "micro-batch 1 instead of 8, accumulated 24 times"

@@ -58,7 +58,7 @@ def test_every_group_is_changed_and_the_result_stays(
         plain.built().step()
         built.step()
     torch.testing.assert_close(weights(job.model), weights(plain.model))
-    assert "foreach" in OPTIMIZER_STEP.offer(job.facts()).absent
+    assert "foreach" in OPTIMIZER_STEP.offer(job.facts())
 
 
 def test_an_optimizer_in_a_wrapper_is_changed() -> None:

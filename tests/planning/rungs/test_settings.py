@@ -35,7 +35,7 @@ def test_primed_memory_takes_the_place_of_expandable_segments() -> None:
     assert primed.displaces == {allocator_rung("").name}
     assert (primed.rung, rung.name, primed.conf) == ("primed memory", "primed memory", "")
     assert primed.code["torch"].startswith("memtriage.prime(build)  # before the model is built")
-    absent = primed_rung("expandable_segments:True").offer(Facts()).absent
+    absent = primed_rung("expandable_segments:True").offer(Facts())
     assert absent == "segments are expandable, which have no fixed sizes"
 
 
@@ -48,7 +48,7 @@ def test_attention_is_switched_and_the_loss_stays(language_model: Any) -> None:
     assert huggingface_in(changed.model).config._attn_implementation == "sdpa"
     assert changed.step() == pytest.approx(plain.step(), rel=1e-5)
     torch.testing.assert_close(weights(changed.model), weights(plain.model), atol=1e-5, rtol=1e-4)
-    assert ATTENTION.offer(facts_of(changed)).absent == "attention is sdpa already"
+    assert ATTENTION.offer(facts_of(changed)) == "attention is sdpa already"
 
 
 def test_gradients_are_set_to_none_and_the_result_stays(model: nn.Module) -> None:
@@ -66,8 +66,7 @@ def test_gradients_are_set_to_none_and_the_result_stays(model: nn.Module) -> Non
         "zero_grad(set_to_none=True)",
         "same",
     )
-    already = SET_TO_NONE.offer(Job(model).facts())
-    assert (already.absent, already.tracks) == ("gradients are set to None already (torch's default)", ())
+    assert SET_TO_NONE.offer(Job(model).facts()) == "gradients are set to None already (torch's default)"
 
 
 def test_whoever_drops_gradients_does_so_wholly() -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from torch import nn
 
-from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.changes import Change, Rung
 from memtriage.planning.facts import Facts, huggingface_in, inner_optimizer
 from memtriage.prediction.build import Built
 
@@ -45,12 +45,12 @@ def linear_layers(model: nn.Module) -> list[str]:
     ]
 
 
-def _offer(facts: Facts) -> Offer:
+def _offer(facts: Facts) -> Change | str:
     if facts.frozen:
-        return Offer(absent="a part of the parameters is frozen already")
+        return "a part of the parameters is frozen already"
     if find_spec("peft") is None:
-        return Offer(absent="it is simulated with peft, which is not installed: pip install peft")
-    change = Change(
+        return "it is simulated with peft, which is not installed: pip install peft"
+    return Change(
         rung="LoRA",
         action=f"LoRA of rank {RANK} on all linear layers",
         speed="about none (M13)",
@@ -65,7 +65,6 @@ def _offer(facts: Facts) -> Offer:
         counts_work=True,
         displaces=frozenset({"8-bit optimizer", "offloaded optimizer"}),
     )
-    return Offer(((change,),))
 
 
 LORA = Rung("LoRA", "M13", _offer, on_request="it changes the task")

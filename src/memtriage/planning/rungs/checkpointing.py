@@ -52,26 +52,26 @@ _NAME: Final = "checkpointing"
 
 def _offer(facts: Facts) -> Offer:
     if facts.compiled:
-        return Offer(
-            absent="the program is compiled: torch._functorch.config.activation_memory_budget below 1 has "
+        return (
+            "the program is compiled: torch._functorch.config.activation_memory_budget below 1 has "
             "the backward compute more again"
         )
     if not facts.levels:
-        return Offer(
-            absent="the model has no nn.ModuleList or nn.Sequential of repeated blocks: call "
+        return (
+            "the model has no nn.ModuleList or nn.Sequential of repeated blocks: call "
             "torch.utils.checkpoint.checkpoint(part, input, use_reentrant=False) for parts of it"
         )
     usable = [level for level in facts.levels if set(level.blocks) <= facts.called]
     if not usable:
         names = ", ".join(facts.levels[0].containers)
-        return Offer(
-            absent=f"the blocks of {names} are never called as modules: call "
+        return (
+            f"the blocks of {names} are never called as modules: call "
             "torch.utils.checkpoint.checkpoint(..., use_reentrant=False) where their work is done"
         )
     fresh = [level for level in usable if not facts.recomputed.intersection(level.blocks)]
     if len(fresh) < len(usable):
-        return Offer(absent="its blocks are checkpointed already")
-    return Offer(tuple(_track(level, facts.huggingface) for level in fresh))
+        return "its blocks are checkpointed already"
+    return tuple(_track(level, facts.huggingface) for level in fresh)
 
 
 def _track(level: RepeatedBlocks, huggingface: HuggingFace | None) -> Changes:

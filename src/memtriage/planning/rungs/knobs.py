@@ -102,15 +102,15 @@ class _Gate:
 def _offer_micro_batch(facts: Facts) -> Offer:
     knob = facts.batch
     if knob is None:
-        return Offer(
-            absent="neither `build` nor `step` has a keyword for the batch: write e.g. "
+        return (
+            "neither `build` nor `step` has a keyword for the batch: write e.g. "
             "`def build(device, micro_batch=16)` and use it where the batch is made (also understood: "
             f"{', '.join(BATCH_NAMES[1:])})"
         )
     sizes = [size for size in range(knob.value - 1, 0, -1) if knob.value % size == 0]
     if not sizes:
-        return Offer(absent=f"{knob.name} is {knob.value} already")
-    return Offer((tuple(_smaller(knob, facts.accumulation, size) for size in sizes),))
+        return f"{knob.name} is {knob.value} already"
+    return (tuple(_smaller(knob, facts.accumulation, size) for size in sizes),)
 
 
 MICRO_BATCH = Rung("micro-batch", "M5", _offer_micro_batch)

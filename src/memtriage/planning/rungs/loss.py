@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.changes import Change, Rung
 from memtriage.planning.facts import Facts, huggingface_in
 from memtriage.prediction.build import Built
 
@@ -55,14 +55,14 @@ def _edit(built: Built) -> Built:
     return built
 
 
-def _offer(facts: Facts) -> Offer:
+def _offer(facts: Facts) -> Change | str:
     if facts.huggingface is None or not facts.huggingface.own_loss:
-        return Offer(
-            absent="the loss is not computed within a Transformers causal language model, so that its rows "
+        return (
+            "the loss is not computed within a Transformers causal language model, so that its rows "
             "cannot be taken in chunks from outside; where own code does cross_entropy(head(x), y), call it "
             f"for {CHUNKS} chunks of rows of x, each within torch.utils.checkpoint.checkpoint"
         )
-    change = Change(
+    return Change(
         rung="chunked loss",
         action=f"output layer and cross-entropy in {CHUNKS} chunks of rows",
         speed="the output layer runs forward twice",
@@ -75,7 +75,6 @@ def _offer(facts: Facts) -> Offer:
         edit=_edit,
         counts_work=True,
     )
-    return Offer(((change,),))
 
 
 CHUNKED_LOSS = Rung("chunked loss", "M14", _offer)

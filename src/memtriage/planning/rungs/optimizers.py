@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from memtriage.model.units import size
-from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.changes import Change, Rung
 from memtriage.planning.facts import Facts, inner_optimizer
 from memtriage.prediction.build import Built, parameters_of
 
@@ -73,12 +73,12 @@ def _only_adam(facts: Facts) -> str:
     return ""
 
 
-def _offer_8bit(facts: Facts) -> Offer:
+def _offer_8bit(facts: Facts) -> Change | str:
     reason = _only_adam(facts)
     if reason:
-        return Offer(absent=reason)
+        return reason
     name = facts.optimizers[0].name
-    change = Change(
+    return Change(
         rung="8-bit optimizer",
         action=f"8-bit {name}",
         speed="about none (M12)",
@@ -94,15 +94,14 @@ def _offer_8bit(facts: Facts) -> Offer:
         f"{SMALLEST_8BIT} elements",
         displaces=frozenset({"optimizer step"}),
     )
-    return Offer(((change,),))
 
 
-def _offer_offload(facts: Facts) -> Offer:
+def _offer_offload(facts: Facts) -> Change | str:
     reason = _only_adam(facts)
     if reason:
-        return Offer(absent=reason)
+        return reason
     host = HOST_BYTES * facts.trained
-    change = Change(
+    return Change(
         rung="offloaded optimizer",
         action="AdamW with its state and its step on the host",
         speed="gradients come down to the host and weights go up in every step, and its CPU does the step: "
@@ -117,7 +116,6 @@ def _offer_offload(facts: Facts) -> Offer:
         simulated_by="an optimizer without state on the device",
         displaces=frozenset({"optimizer step", "8-bit optimizer"}),
     )
-    return Offer(((change,),))
 
 
 EIGHT_BIT = Rung("8-bit optimizer", "M12", _offer_8bit)
@@ -134,13 +132,13 @@ def _with_groups(**settings: bool) -> Callable[[Built], Built]:
     return edit
 
 
-def _offer_step(facts: Facts) -> Offer:
+def _offer_step(facts: Facts) -> Change | str:
     if not any(optimizer.foreach for optimizer in facts.optimizers):
-        return Offer(absent="no optimizer steps by foreach kernels, which make the temporary copy")
+        return "no optimizer steps by foreach kernels, which make the temporary copy"
     names = "/".join(dict.fromkeys(optimizer.name for optimizer in facts.optimizers))
     if all(optimizer.fusable for optimizer in facts.optimizers):
-        return Offer(((_fused(names),),))
-    return Offer(((_one_by_one(names),),))
+        return _fused(names)
+    return _one_by_one(names)
 
 
 def _fused(names: str) -> Change:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.changes import Change, Rung
 from memtriage.planning.facts import Facts
 from memtriage.prediction.build import Built
 from memtriage.prediction.operators import mapped
@@ -34,12 +34,12 @@ def _narrow(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.bfloat16) if tensor.dtype is torch.float32 else tensor
 
 
-def _offer_autocast(facts: Facts) -> Offer:
+def _offer_autocast(facts: Facts) -> Change | str:
     if facts.autocast:
-        return Offer(absent="the model runs under autocast already")
+        return "the model runs under autocast already"
     if facts.parameter_types <= _NARROW:
-        return Offer(absent="all parameters are of 16 bits already")
-    change = Change(
+        return "all parameters are of 16 bits already"
+    return Change(
         rung="bf16 autocast",
         action="bf16 autocast",
         speed="none: faster on Ampere and newer (M6)",
@@ -53,13 +53,12 @@ def _offer_autocast(facts: Facts) -> Offer:
         },
         edit=_autocast,
     )
-    return Offer(((change,),))
 
 
-def _offer_whole(facts: Facts) -> Offer:
+def _offer_whole(facts: Facts) -> Change | str:
     if facts.parameter_types <= _NARROW:
-        return Offer(absent="all parameters are of 16 bits already")
-    change = Change(
+        return "all parameters are of 16 bits already"
+    return Change(
         rung="bf16 weights",
         action="weights, gradients and optimizer state in bf16",
         speed="none: faster on Ampere and newer (M6)",
@@ -73,7 +72,6 @@ def _offer_whole(facts: Facts) -> Offer:
         edit=_whole,
         displaces=frozenset({"bf16 autocast"}),
     )
-    return Offer(((change,),))
 
 
 AUTOCAST = Rung("bf16 autocast", "M6", _offer_autocast)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.changes import Change, Rung
 from memtriage.planning.facts import Facts, inner_optimizer
 from memtriage.planning.rungs.checkpointing import in_python
 from memtriage.prediction.build import Built
@@ -13,23 +13,16 @@ from memtriage.prediction.build import Built
 def rung(world_size: int) -> Rung:
     """The rung for a job of so many GPUs."""
 
-    def offer(facts: Facts) -> Offer:
+    def offer(facts: Facts) -> Change | str:
         if world_size == 1:
-            return Offer(
-                absent="the job has one GPU: give world_size, the number of GPUs, and FSDP2 is tried too"
-            )
+            return "the job has one GPU: give world_size, the number of GPUs, and FSDP2 is tried too"
         if facts.parallel:
-            return Offer(
-                absent=f"the model is wrapped by {facts.parallel}: what `build` returns without is sharded"
-            )
+            return f"the model is wrapped by {facts.parallel}: what `build` returns without is sharded"
         level = next((level for level in facts.levels if set(level.blocks) <= facts.called), None)
         blocks = () if level is None else level.blocks
 
-        def edit(built: Built) -> Built:
-            return _sharded(built, blocks)
-
         loop = "" if level is None else f"for block in {in_python(level)}:\n    fully_shard(block)\n"
-        change = Change(
+        return Change(
             rung="sharding",
             action=f"FSDP2 over {world_size} GPUs",
             speed="the weights of every layer are gathered in forward and again in backward: low with fast "
@@ -44,10 +37,9 @@ def rung(world_size: int) -> Rung:
                 "lightning": "Trainer(strategy=ModelParallelStrategy())  # and fully_shard in "
                 "configure_model()",
             },
-            edit=edit,
+            edit=lambda built: _sharded(built, blocks),
             outermost=True,
         )
-        return Offer(((change,),))
 
     return Rung("sharding", "M9", offer)
 
