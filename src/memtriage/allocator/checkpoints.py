@@ -7,34 +7,20 @@ c10/cuda/CUDACachingAllocator.cpp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memtriage.allocator.blocks import ALLOCATED, FREE, UNMAPPED, SimBlock, SimSegment, split_front
 from memtriage.allocator.simulator import Simulator
 
-
-@dataclass(frozen=True, slots=True)
-class PoolCheckpoint:
-    """The blocks of a pool at one moment.
-
-    Attributes:
-        pieces: by segment, the sizes of its blocks in order of address, and whether each was live.
-    """
-
-    pieces: dict[SimSegment, tuple[tuple[int, bool], ...]]
+PoolCheckpoint = dict[SimSegment, tuple[tuple[int, bool], ...]]
+"""A pool at one moment: by segment, the sizes of its blocks in order of address, and whether each is live."""
 
 
 def checkpoint(simulator: Simulator, pool: tuple[int, int]) -> PoolCheckpoint:
     """The state of a pool; its segments are there as long as the pool is."""
-    return PoolCheckpoint(
-        {
-            segment: tuple(
-                (block.size, block.state == ALLOCATED) for block in segment if block.state != UNMAPPED
-            )
-            for segment in simulator.backing.segments
-            if segment.arena.pool.id == pool
-        }
-    )
+    return {
+        segment: tuple((block.size, block.state == ALLOCATED) for block in segment if block.state != UNMAPPED)
+        for segment in simulator.backing.segments
+        if segment.arena.pool.id == pool
+    }
 
 
 def restore(simulator: Simulator, state: PoolCheckpoint) -> dict[int, SimBlock]:
@@ -49,7 +35,7 @@ def restore(simulator: Simulator, state: PoolCheckpoint) -> dict[int, SimBlock]:
         ValueError: a block of the pool is live.
     """
     live: dict[int, SimBlock] = {}
-    for segment, pieces in state.pieces.items():
+    for segment, pieces in state.items():
         made: list[tuple[SimBlock, bool]] = []
         rest: SimBlock | None = segment.head
         for size, was_live in pieces:

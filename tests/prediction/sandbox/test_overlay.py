@@ -64,7 +64,7 @@ tried("elsewhere", lambda: write(elsewhere + "/made", "x"))
 write("/dev/shm/memtriage-overlay-test", "memory")
 write("/dev/null", "nothing")
 found["by another program"] = subprocess.run(["cat", "kept", "a/new"], capture_output=True, text=True).stdout
-changes = entered.changes()
+changes = entered()
 found["written"], found["deleted"] = sorted(changes.written), sorted(changes.deleted)
 tried("root", lambda: write("/memtriage-overlay-test", "x"))
 tried("proc", lambda: write("/proc/sys/kernel/hostname", "memtriage"))
@@ -104,7 +104,7 @@ for place in places:
     found["read " + place] = text(f"{folder}/{place}kept")
     with open(os.open("kept", os.O_RDONLY, dir_fd=below[place])) as file:
         found["below " + place] = file.read()
-found["written"] = sorted(entered.changes().written)
+found["written"] = sorted(entered().written)
 found["mode"] = stat.S_IMODE(os.stat(f"{folder}/inner").st_mode)
 print(json.dumps(found))
 """
@@ -223,5 +223,5 @@ def test_memory_that_processes_share_is_no_change(tmp_path):
         (tmp_path / name / path).parent.mkdir(parents=True)
         (tmp_path / name / path).write_text("x")
     covered = {"/dev/shm": str(tmp_path / "two"), "/job": str(tmp_path / "one")}
-    changes = overlay.Overlay(covered).changes()
+    changes = overlay.changes_of(covered)
     assert (changes.written, changes.deleted) == (["/job/a/file"], [])

@@ -18,8 +18,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import psutil
@@ -52,29 +52,12 @@ def high_descriptor(descriptor: int) -> int:
     return moved
 
 
-@dataclass(slots=True)
-class Overlay:
-    """The overlays of this process.
-
-    Attributes:
-        uppers: covered directory -> the directory that holds what was written below it.
-    """
-
-    uppers: dict[str, str] = field(default_factory=dict)
-
-    def changes(self) -> Changes:
-        """What was written and deleted up to now."""
-        changes = Changes()
-        for covered, upper in self.uppers.items():
-            if covered != _SHARED_MEMORY:
-                _collect(upper, covered, changes)
-        return changes
-
-
-def enter(mount_point: str, wanted: Iterable[str], network: bool, own_processes: bool = True) -> Overlay:
+def enter(
+    mount_point: str, wanted: Iterable[str], network: bool, own_processes: bool = True
+) -> Callable[[], Changes]:
     """Give a child of this process its own view of the file system, and return in it; see `supervise`.
 
-    The process must have a single thread.
+    The process must have a single thread. What is returned says what was written and deleted up to now.
 
     Args:
         mount_point: an empty directory, for the tmpfs.
@@ -104,7 +87,7 @@ def enter(mount_point: str, wanted: Iterable[str], network: bool, own_processes:
         syscalls.mount("proc", "/proc", "proc", flags)
         supervise()
     syscalls.give_up_capabilities()
-    return Overlay(cover.uppers)
+    return partial(changes_of, cover.uppers)
 
 
 def _unshare(namespaces: int) -> bool:
@@ -254,6 +237,15 @@ def _subdirectories(directory: str) -> list[str]:
         return [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
+
+
+def changes_of(uppers: Mapping[str, str]) -> Changes:
+    """What was written and deleted, by the directory that holds what was written below a covered one."""
+    changes = Changes()
+    for covered, upper in uppers.items():
+        if covered != _SHARED_MEMORY:
+            _collect(upper, covered, changes)
+    return changes
 
 
 def _collect(upper: str, covered: str, changes: Changes) -> None:

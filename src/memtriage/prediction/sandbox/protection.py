@@ -77,13 +77,13 @@ def _overlay(scratch: str, wanted: Iterable[str], network: bool, own_processes: 
 
     was_writable = os.access(".", os.W_OK)
     places = [os.getcwd(), os.path.expanduser("~"), tempfile.gettempdir(), *wanted]
-    entered = overlay.enter(scratch, places, network, own_processes)
+    changes = overlay.enter(scratch, places, network, own_processes)
     if was_writable and not os.access(".", os.W_OK):
         raise OSError(f"{os.getcwd()}: no overlay can be put on this directory")
     note = (
         "this system allows no /proc for a trace alone. Not protected: signals to and priorities of processes"
     )
-    return Protection("overlay", entered.changes, [] if own_processes else [note])
+    return Protection("overlay", changes, [] if own_processes else [note])
 
 
 def _enforce_landlock(scratch: str, network: bool) -> list[str]:
