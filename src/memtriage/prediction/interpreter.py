@@ -31,6 +31,7 @@ from memtriage.prediction.fake_cuda.tensors import (
     meta_is_meant,
     true_device,
 )
+from memtriage.prediction.host.memory import MemoryPlace
 from memtriage.prediction.host.program import HostNotes
 from memtriage.prediction.known_shapes import KnownShapes
 from memtriage.prediction.lifetimes import Lifetimes
@@ -144,7 +145,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
             if self.host is not None:
-                with self.host.memory.pinning():
+                with replaced(self.host.memory, "place", MemoryPlace.PINNED):
                     return self._answer(func, types, args, kwargs)
         operator = facts(func)
         tensors = tensors_in(args, kwargs)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -296,15 +295,6 @@ class Lifetimes:
         """Everything that was put on a stream is done."""
         if stream in self._used_beside and self._open:
             self.recording.uses.append(StreamUse(len(self.recording.events), stream, None))
-
-    @contextmanager
-    def states_of(self, optimizer: int) -> Iterator[None]:
-        """What is allocated inside are states of this optimizer."""
-        self.state_of = optimizer
-        try:
-            yield
-        finally:
-            self.state_of = None
 
     def cache_emptied(self) -> None:
         """`torch.cuda.empty_cache()` was called."""

@@ -197,7 +197,7 @@ def trace(
 
     def states_begin(optimizer: Any) -> Callable[[], AbstractContextManager[None]]:
         optimizers.append(parameter_bytes(optimizer))
-        return partial(lifetimes.states_of, len(optimizers) - 1)
+        return partial(replaced, lifetimes, "state_of", len(optimizers) - 1)
 
     states = StateMaking(states_begin, lambda: None)
     memory = HostMemory() if host else None

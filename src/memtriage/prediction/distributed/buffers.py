@@ -10,7 +10,7 @@ from torch.distributed.fsdp import _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 from torch.nn.parallel import DistributedDataParallel
 
-from memtriage.prediction.fake_cuda.stand_ins import around
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.lifetimes import Lifetimes
 
 COMMUNICATION: Final = "communication buffer"
@@ -39,8 +39,5 @@ def replacements(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
 
 
 def _owned(kind: str, lifetimes: Lifetimes, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    before, lifetimes.owner = lifetimes.owner, kind
-    try:
+    with replaced(lifetimes, "owner", kind):
         return original(*args, **kwargs)
-    finally:
-        lifetimes.owner = before

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from memtriage.prediction.fake_cuda.stand_ins import around
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import parts, true_device
 from memtriage.prediction.host.memory import SAVED, HostMemory
 from memtriage.prediction.host.torch_files import TorchFiles
@@ -89,7 +89,7 @@ def _staged(memory: HostMemory, files: TorchFiles, stager: Any) -> Callable[...,
             return original(self, storage, non_blocking)
         copy = self._cached_storage_mapping.get(storage)
         if copy is None:
-            with memory.making(SAVED):
+            with replaced(memory, "kind", SAVED):
                 copy = files.storage(storage.nbytes())
             self._cached_storage_mapping[storage] = copy
         return copy

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -124,31 +123,14 @@ class HostMemory:
     Attributes:
         trace: what was noted.
         kind: the class of what is allocated now.
+        place: where the memory of storages that are made now comes from.
     """
 
     def __init__(self) -> None:
         self.trace = HostTrace()
         self.kind = TENSORS
-        self._place = MemoryPlace.HEAP  # of storages that are made now
+        self.place = MemoryPlace.HEAP
         self._pages: dict[int, _StoragePages] = {}
-
-    @contextmanager
-    def making(self, kind: str) -> Iterator[None]:
-        """What the block allocates is of this class."""
-        before, self.kind = self.kind, kind
-        try:
-            yield
-        finally:
-            self.kind = before
-
-    @contextmanager
-    def pinning(self) -> Iterator[None]:
-        """Storages that the block makes are page-locked."""
-        before, self._place = self._place, MemoryPlace.PINNED
-        try:
-            yield
-        finally:
-            self._place = before
 
     def pins(self, storage: Any) -> bool:
         """Whether it is page-locked."""
@@ -170,7 +152,7 @@ class HostMemory:
         if identity in self._pages:
             return
         reference = StorageReference(storage, self._gone)
-        pages = self._pages[identity] = _StoragePages(reference, storage.nbytes(), part, self._place)
+        pages = self._pages[identity] = _StoragePages(reference, storage.nbytes(), part, self.place)
         if part is not None:
             part.opened()
         if used or pages.place is MemoryPlace.PINNED:  # locking touches all pages

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memtriage.prediction.distributed.collectives import WAITED_FOR_LATER
-from memtriage.prediction.fake_cuda.stand_ins import all_replaced, around
+from memtriage.prediction.fake_cuda.stand_ins import all_replaced, around, replaced
 from memtriage.prediction.fake_cuda.tensors import CPU, META, as_device, kernel, parts, true_device
 from memtriage.prediction.host import checkpoints, loaders
-from memtriage.prediction.host.memory import COMMUNICATION, HostMemory
+from memtriage.prediction.host.memory import COMMUNICATION, HostMemory, MemoryPlace
 from memtriage.prediction.host.safetensors_files import safetensors_followed
 from memtriage.prediction.host.torch_files import TorchFiles
 from memtriage.prediction.lifetimes import Lifetimes
@@ -134,7 +134,7 @@ def _pin(memory: HostMemory, original: Any, self: torch.Tensor, device: Any = No
     """`Tensor.pin_memory`, which copies what is not pinned."""
     if not torch.cuda.is_available() or memory.pins(self.untyped_storage()):
         return self
-    with memory.pinning():
+    with replaced(memory, "place", MemoryPlace.PINNED):
         return self.clone()
 
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
-from memtriage.prediction.fake_cuda.stand_ins import all_replaced
+from memtriage.prediction.fake_cuda.stand_ins import all_replaced, replaced
 from memtriage.prediction.fake_cuda.tensors import fake_device
 from memtriage.prediction.host.memory import LOADED, SAVED, HostMemory, MappedFile
 from memtriage.prediction.host.torch_files import TorchFiles
@@ -142,7 +142,7 @@ class _SafeFile:
     def get_tensor(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
         begin, end = entry["data_offsets"]
-        with self._memory.making(LOADED):
+        with replaced(self._memory, "kind", LOADED):
             storage = self._files.storage(end - begin, self._mapping)
             shape = entry["shape"]
             strides = torch.empty(shape, device="meta").stride()

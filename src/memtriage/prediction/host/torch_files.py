@@ -13,7 +13,7 @@ import torch
 import torch.utils.serialization
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memtriage.prediction.fake_cuda.stand_ins import around
+from memtriage.prediction.fake_cuda.stand_ins import around, replaced
 from memtriage.prediction.fake_cuda.tensors import CPU, CUDA, META, as_device, kernel
 from memtriage.prediction.host.memory import LOADED, SAVED, HostMemory, MappedFile
 
@@ -57,17 +57,13 @@ class TorchFiles:
         self, original: Callable[..., Any], f: Any, *args: Any, mmap: bool | None = None, **kwargs: Any
     ) -> Any:
         mapped = torch.utils.serialization.config.load.mmap if mmap is None else mmap
-        before = self._mapping
-        self._mapping = MappedFile(self._memory, os.path.realpath(f)) if mapped else None
-        try:
-            with self._memory.making(LOADED):
-                # The storages that it makes say themselves that they are parts of a mapping.
-                return original(f, *args, mmap=False, **kwargs)
-        finally:
-            self._mapping = before
+        mapping = MappedFile(self._memory, os.path.realpath(f)) if mapped else None
+        with replaced(self, "_mapping", mapping), replaced(self._memory, "kind", LOADED):
+            # The storages that it makes say themselves that they are parts of a mapping.
+            return original(f, *args, mmap=False, **kwargs)
 
     def _save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._memory.making(SAVED):
+        with replaced(self._memory, "kind", SAVED):
             before = f.tell() if isinstance(f, io.BytesIO) else 0
             self._left_out = 0
             result = original(obj, f, *args, **kwargs)
