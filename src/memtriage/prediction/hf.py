@@ -471,10 +471,8 @@ class _Step:
 
     def _loss(self, batch: dict[str, torch.Tensor], items: torch.Tensor | None) -> torch.Tensor:
         given: dict[str, Any] = dict(batch) if items is None else {**batch, "num_items_in_batch": items}
-        loss: torch.Tensor
         if self._autocast is None:
-            loss = self._model(**given)["loss"]
-            return loss
+            return cast(torch.Tensor, self._model(**given)["loss"])
         with torch.autocast("cuda", dtype=self._autocast):
             outputs = self._model(**given)
         # As `convert_outputs_to_fp32` of Accelerate: the outputs in 16 bits go when all copies are there.
@@ -484,5 +482,4 @@ class _Step:
             else value
             for name, value in outputs.items()
         }
-        loss = outputs["loss"]
-        return loss
+        return cast(torch.Tensor, outputs["loss"])

@@ -44,10 +44,10 @@ class KnownShapes:
         results = tensors_in(made)
         for result in results:
             storage = result.untyped_storage()
-            if storage._cdata in taken or type(result) is not torch.Tensor:
-                return
             if (
-                result.device != META
+                storage._cdata in taken
+                or type(result) is not torch.Tensor
+                or result.device != META
                 or result.layout is not torch.strided
                 or result.is_conj()
                 or result.is_neg()

@@ -96,7 +96,7 @@ class Workspaces:
 def copies(func: Any, args: Args) -> list[int]:
     """Bytes of the operands that are copied before a product."""
     places = _OPERANDS.get(func, ())
-    return [_bytes(args[place]) for place in places if not readable(args[place])]
+    return [args[place].nbytes for place in places if not readable(args[place])]
 
 
 def configured_size(text: str | None) -> int | None:
@@ -115,8 +115,3 @@ def readable(matrix: torch.Tensor) -> bool:
     down, right = matrix.stride()[-2:]
     reads: bool = (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows))
     return reads
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    count: int = tensor.numel() * tensor.element_size()
-    return count

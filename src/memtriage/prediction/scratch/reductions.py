@@ -7,6 +7,7 @@ thread of a block, and can be larger than the tensor that is summed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -108,15 +109,13 @@ def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], reduced: set[int
     outer = _merged(
         [(shape[dim], strides[dim]) for dim in range(len(shape)) if dim not in reduced and shape[dim] != 1]
     )
-    outputs = _product(size for size, _ in outer)
-    inputs = _product(size for size, _ in inner)
+    outputs = math.prod(size for size, _ in outer)
+    inputs = math.prod(size for size, _ in inner)
     innermost = not outer or (bool(inner) and inner[0][1] < outer[0][1])
     fastest = (inner[0][1] if inner else 1) if innermost else outer[0][1]
     vector = VECTOR
     if not innermost:
-        numbers = [outer[0][0], *(stride for _, stride in (*inner, *outer[1:]))]
-        while any(number % vector for number in numbers):
-            vector //= 2
+        vector = math.gcd(VECTOR, outer[0][0], *(stride for _, stride in (*inner, *outer[1:])))
     return Layout(outputs, inputs, innermost, len(inner) + len(outer) <= 1, fastest == 1, vector)
 
 
@@ -166,13 +165,6 @@ def _merged(dimensions: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _product(numbers: Any) -> int:
-    product = 1
-    for number in numbers:
-        product *= number
-    return product
-
-
 def _last_power(number: int) -> int:
     """The largest power of two that is no larger; 1 for 0.
 
@@ -188,9 +180,7 @@ def _layer_norm(args: Args, kwargs: Kwargs, outputs: Tensors, machine: GpuKind) 
     source, shape = args[1], args[2]
     width = torch.Size(shape).numel()
     rows = source.numel() // max(width, 1)
-    gradients = [
-        tensor for tensor in outputs if tensor.numel() == width and tensor.shape == torch.Size(shape)
-    ]
+    gradients = [tensor for tensor in outputs if tensor.shape == torch.Size(shape)]
     if rows <= MANY_ROWS or width // WARP >= machine.multiprocessors // 2 or not gradients:
         return []
     blocks = -(-rows // ROWS_OF_BLOCK)
