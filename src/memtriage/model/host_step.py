@@ -93,16 +93,8 @@ class HostStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parts(delta: HostDelta) -> str:
-    parts = []
-    changes = (
-        ("new", delta.new),
-        ("first touch", delta.first_touch),
-        ("gone", delta.gone),
-        ("moved", delta.moved),
-    )
-    for name, nbytes in changes:
-        if nbytes:
-            parts.append(f"{name} {size(nbytes)}")
+    changes = {"new": delta.new, "first touch": delta.first_touch, "gone": delta.gone, "moved": delta.moved}
+    parts = [f"{name} {size(nbytes)}" for name, nbytes in changes.items() if nbytes]
     if delta.holder:
         parts.append(f"largest {delta.holder}")
     return f": {'; '.join(parts)}" if parts else ""
