@@ -19,7 +19,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import FrameType
 from typing import Any, Final
@@ -260,8 +260,7 @@ class ScriptWatch(TraceWatch):
         finally:
             handle.remove()
 
-    @contextmanager
-    def loaders_ended(self) -> Iterator[None]:
+    def loaders_ended(self) -> AbstractContextManager[None]:
         """In the block loaders end once the last step is done; what begins then gives one batch."""
         original = DataLoader.__iter__
 
@@ -273,11 +272,7 @@ class ScriptWatch(TraceWatch):
                 if self.finished or begun_after:
                     return
 
-        if self.host is None:
-            yield
-            return
-        with replaced(DataLoader, "__iter__", iterate):
-            yield
+        return nullcontext() if self.host is None else replaced(DataLoader, "__iter__", iterate)
 
     def _enough(self) -> None:
         """The last step is done: end the script, or go on without the GPU where the host is followed."""

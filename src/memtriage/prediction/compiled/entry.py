@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Final
 
 import torch
@@ -167,13 +167,11 @@ class Compiler:
         if self.watch is not None:
             self.watch.states_made(optimizer)
 
-    @contextmanager
-    def earlier_compiled(self) -> Iterator[None]:
+    def earlier_compiled(self) -> AbstractContextManager[None]:
         """In the block, also compile what was given to `torch.compile` before, as by a decorator."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if dynamo is None or not hasattr(dynamo, _CALLED):
-            yield
-            return
+            return nullcontext()
         original = getattr(dynamo, _CALLED)
 
         def called(callback: Any) -> Any:
@@ -193,8 +191,7 @@ class Compiler:
             self._called |= callable(callback)
             return original(callback)
 
-        with replaced(dynamo, _CALLED, called):
-            yield
+        return replaced(dynamo, _CALLED, called)
 
     def _compiles(self) -> bool:
         """Whether Inductor can run; a note says why not.

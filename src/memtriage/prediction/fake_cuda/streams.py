@@ -8,8 +8,7 @@ the host waits for it, and at the latest when the phase of training changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -129,14 +128,9 @@ class Streams:
         self.current = stream
         self._lifetimes.stream = stream.stream_id
 
-    @contextmanager
-    def entered(self, stream: Stream | None) -> Iterator[None]:
+    def entered(self, stream: Stream | None) -> AbstractContextManager[Any]:
         """`with torch.cuda.stream(stream):`"""
-        if stream is None:
-            yield
-            return
-        with stream:
-            yield
+        return nullcontext() if stream is None else stream
 
     def passed(self, stream: Stream) -> None:
         """Something waits for a stream."""

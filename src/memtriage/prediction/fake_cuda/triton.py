@@ -9,8 +9,8 @@ Known limitations: memory that a kernel asks for itself (`triton.set_allocator`)
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -29,21 +29,20 @@ CLEARED: Final = 256 << 20
 """Bytes that Triton clears between runs (`get_empty_cache_for_benchmark` of its driver for NVIDIA)."""
 
 
-@contextmanager
-def fake_triton(machine: GpuKind, timed: Callable[[Callable[[], Any], int], None]) -> Iterator[None]:
+def fake_triton(
+    machine: GpuKind, timed: Callable[[Callable[[], Any], int], None]
+) -> AbstractContextManager[None]:
     """In the block Triton finds a GPU of this kind, on which kernels do nothing.
 
     Args:
         timed: runs a function before, and with, a buffer of so many bytes.
     """
     if importlib.util.find_spec("triton") is None:
-        yield
-        return
+        return nullcontext()
     from triton import runtime, testing
 
     if any(not hasattr(runtime, name) for name in _NEEDED):
-        yield
-        return
+        return nullcontext()
 
     def do_bench(
         fn: Callable[[], Any], *args: Any, quantiles: Sequence[float] | None = None, **_: Any
@@ -60,8 +59,7 @@ def fake_triton(machine: GpuKind, timed: Callable[[Callable[[], Any], int], None
         (testing, "do_bench", do_bench),
         (testing, "do_bench_cudagraph", do_bench),
     )
-    with all_replaced(attributes):
-        yield
+    return all_replaced(attributes)
 
 
 def _launch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
@@ -96,8 +96,7 @@ def _of_host(tensor: torch.Tensor) -> bool:
     return device.type == "cpu" and tensor.layout is torch.strided
 
 
-@contextmanager
-def without_gpu() -> Iterator[None]:
+def without_gpu() -> AbstractContextManager[None]:
     """In the block torch says that there is no GPU."""
     answers = (
         (torch.cuda, "is_available", False),
@@ -107,10 +106,9 @@ def without_gpu() -> Iterator[None]:
         (torch.accelerator, "device_count", 0),
         (torch._C, "_get_accelerator", torch.device("cpu")),
     )
-    with all_replaced(
+    return all_replaced(
         (owner, name, lambda *args, answer=answer, **kwargs: answer) for owner, name, answer in answers
-    ):
-        yield
+    )
 
 
 @contextmanager

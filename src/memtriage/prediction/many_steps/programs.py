@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, Final
 
@@ -110,8 +110,7 @@ class _LoaderFeed:
         if draws is not None and planned.routed(draws):
             self._watch.last = max(self._watch.last, planned.first + ROUTED)
 
-    @contextmanager
-    def between(self) -> Iterator[None]:
+    def between(self) -> AbstractContextManager[None]:
         """In the block loaders are read by way of this object."""
         original = DataLoader.__iter__
 
@@ -120,8 +119,7 @@ class _LoaderFeed:
                 return self._given()
             return self._passed(loader, original(loader), lambda: original(loader))
 
-        with replaced(DataLoader, "__iter__", iterate):
-            yield
+        return replaced(DataLoader, "__iter__", iterate)
 
     def _passed(
         self, loader: DataLoader[Any], batches: Iterator[Any], again: Callable[[], Iterator[Any]]
