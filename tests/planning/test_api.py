@@ -11,6 +11,7 @@ from memtriage.planning.api import MARGIN
 from memtriage.playbook.entries import PLAYBOOK
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.gpu_kinds import machine
+from support.training import training
 
 MIB = 1 << 20
 
@@ -80,15 +81,9 @@ def test_no_more_blocks_than_needed_are_checkpointed():
 
     def build(device):
         model = nn.Sequential(*[nn.Sequential(Block(), Block()) for _ in range(4)]).to(device)
-        optimizer = torch.optim.SGD(model.parameters())
-
-        def step():
-            inputs = torch.randn(1 << 15, 256, dtype=torch.bfloat16, device=device)
-            model(inputs).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(
+            model, lambda: model(torch.randn(1 << 15, 256, dtype=torch.bfloat16, device=device)).sum()
+        )
 
     before = memtriage.plan(build, "100GiB").before
     plan = memtriage.plan(build, int((before.needs - 48 * MIB) / (1 - MARGIN)))

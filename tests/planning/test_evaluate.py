@@ -8,6 +8,7 @@ from memtriage.planning.evaluate import FINENESS, Evaluator, Work
 from memtriage.planning.facts import Facts
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.script import Script
+from support.training import training
 
 
 def test_products_forward_and_backward_are_counted():
@@ -66,13 +67,7 @@ def test_what_a_program_needs_is_the_least_limit_that_it_runs_in():
 
 def linear(device):
     model = torch.nn.Linear(64, 64, device=device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step():
-        model(torch.randn(8, 64, device=device)).sum().backward()
-        optimizer.step()
-
-    return model, optimizer, step
+    return training(model, lambda: model(torch.randn(8, 64, device=device)).sum())
 
 
 def change(name, **fields):

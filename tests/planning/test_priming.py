@@ -68,13 +68,7 @@ def traced_adam(**options: Any) -> Trace:
         model = nn.Linear(1024, 1024).to(device)
         groups = [{"params": [model.weight]}, {"params": [model.bias]}]
         optimizer = torch.optim.AdamW(groups, **options)
-
-        def step() -> None:
-            model(torch.randn(512, 1024, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, optimizer, step
+        return training(model, lambda: model(torch.randn(512, 1024, device=device)).sum(), optimizer)
 
     return trace(build, KIND, (2, 11), 3, allocator_conf="")
 
