@@ -71,18 +71,11 @@ class States:
             state.append(
                 number((arena.stream, arena.small, segment.page is not None, segment.size, tuple(blocks)))
             )
-        if awaiting:
-            state.append(
-                number(
-                    tuple(
-                        (stream, done, tuple(awaiting[block] for block in blocks))
-                        for stream, done, blocks in simulator.waiting()
-                    )
-                )
-            )
-        else:
-            state.append(number(()))
-        return tuple(state)
+        waiting = (
+            (stream, done, tuple(awaiting[block] for block in blocks))
+            for stream, done, blocks in simulator.waiting()
+        )
+        return *state, number(tuple(waiting))
 
     def restore(self, state: State, simulator: Simulator) -> dict[Any, SimBlock]:
         """Bring a simulator that has handed out nothing into a state; returns the live blocks by name."""

@@ -91,13 +91,6 @@ def trace_columns(trace: list[Mapping[str, Any]], stacks: StackTable) -> Events:
     """
     if not isinstance(trace, list):
         raise SnapshotError(f"a device's trace is a {type(trace).__name__}")
-    columns = _columns(trace, stacks)
-    # two threads may have read the clock in one order and taken the lock in the other
-    np.maximum.accumulate(columns.time_us, out=columns.time_us)
-    return columns
-
-
-def _columns(trace: Sequence[Mapping[str, Any]], stacks: StackTable) -> Events:
     count = len(trace)
     columns = Events(
         time_us=np.zeros(count, np.int64),
@@ -113,6 +106,8 @@ def _columns(trace: Sequence[Mapping[str, Any]], stacks: StackTable) -> Events:
             _fill(columns, start, part, stacks)
         except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
             raise SnapshotError(f"events {start} to {start + len(part)} hold no event: {error}") from None
+    # two threads may have read the clock in one order and taken the lock in the other
+    np.maximum.accumulate(columns.time_us, out=columns.time_us)
     return columns
 
 
