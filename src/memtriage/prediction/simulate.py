@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from types import MappingProxyType
 from typing import Final
 
@@ -218,15 +218,13 @@ def replay(
     """
     fed = Replay(recording, settings, device_memory, limit, primed=primed, pools=pools)
     simulator = fed.simulator
-    begins = recording.starts(steps)
+    built, *ends = [*recording.starts(steps), len(recording.events)]
+    fed.advance(built)
     counters: list[StepCounters] = []
-    for step in range(-1, steps):
+    for end in ends:
         fed.reset_peaks()
-        fed.advance(begins[step + 1] if step + 1 < steps else len(recording.events))
-        if step >= 0:
-            counters.append(
-                StepCounters(fed.peak, simulator.peak_reserved, simulator.allocated, fed.peak_event)
-            )
+        fed.advance(end)
+        counters.append(StepCounters(fed.peak, simulator.peak_reserved, simulator.allocated, fed.peak_event))
     return counters
 
 
@@ -239,15 +237,13 @@ def phase_peaks(
         step: counted from 0, of so many `steps`.
     """
     fed = Replay(recording, settings, device_memory)
-    starts = recording.starts(steps)
-    end = starts[step + 1] if step + 1 < steps else len(recording.events)
-    fed.advance(starts[step])
+    begin, end = [*recording.starts(steps), len(recording.events)][step : step + 2]
+    fed.advance(begin)
     peaks: dict[str, tuple[int, int]] = {}
-    markers = [marker for marker in recording.markers if starts[step] <= marker.event < end]
-    for marker, until in pairwise([*markers, None]):
-        assert marker is not None
+    markers = [marker for marker in recording.markers if begin <= marker.event < end]
+    for marker, until in zip(markers, [*(each.event for each in markers[1:]), end], strict=False):
         fed.reset_peaks()
-        fed.advance(end if until is None else until.event)
+        fed.advance(until)
         if fed.peak > peaks.get(marker.phase, (0, 0))[0]:
             peaks[marker.phase] = fed.peak, fed.peak_event
     return peaks
