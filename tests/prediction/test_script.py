@@ -1,6 +1,7 @@
 """Whole scripts are traced until they have made their steps."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,20 @@ def build_with(parts):
                 optimizer.zero_grad()
 
         return model, optimizers, step
+
+    return build
+
+
+def build_of(text):
+    """The program of a script as a build function, whose steps are what its loop does."""
+    before, _, loop = text.partition("for step in ")
+    step = compile(textwrap.dedent(loop.partition("\n")[2]), "step", "exec")
+
+    def build(device):
+        space = {}
+        exec(HEAD + before, space)
+        optimizer = space.get("optimizer") or torch.optim.SGD(space["model"].parameters())
+        return space["model"], optimizer, lambda: exec(step, space)
 
     return build
 
@@ -171,21 +186,7 @@ def closure():
 for step in range(1000):
     optimizer.step(closure)
 """
-
-    def build(device):
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)).to(device)
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
-        x = torch.randn(BATCH, WIDTH).to(device)
-
-        def closure():
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            return loss
-
-        return model, optimizer, lambda: optimizer.step(closure)
-
-    found, expected = predict_program(Script(script(text)), steps=3), predict_program(build, steps=3)
+    found, expected = (predict_program(each, steps=3) for each in (Script(script(text)), build_of(text)))
     # Gradients that the next step frees before it allocates anything count as freed by the step before.
     for step, other in zip(found.steps, expected.steps, strict=True):
         assert (step.peak_allocated, step.peak_reserved) == (other.peak_allocated, other.peak_reserved)
@@ -381,19 +382,7 @@ for step in range(10**9):
     for parameter in model.parameters():
         parameter.data.add_(parameter.grad, alpha=-0.1)
 """
-
-    def build(device):
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)).to(device)
-
-        def step():
-            model.zero_grad()
-            model(torch.randn(BATCH, WIDTH).to(device)).sum().backward()
-            for parameter in model.parameters():
-                parameter.data.add_(parameter.grad, alpha=-0.1)
-
-        return model, torch.optim.SGD(model.parameters()), step
-
-    found, expected = predict_program(Script(script(text)), steps=3), predict_program(build, steps=3)
+    found, expected = (predict_program(each, steps=3) for each in (Script(script(text)), build_of(text)))
     for step, other in zip(found.steps, expected.steps, strict=True):
         assert (step.peak_allocated, step.peak_reserved) == (other.peak_allocated, other.peak_reserved)
     assert found.peak_phase == expected.peak_phase
