@@ -59,6 +59,15 @@ blocks = [Block(), Block()]
 for _ in range(3):
     scale(blocks, torch.ones(5000))
 
+layers = [Block(), Block()]
+for layer in layers:
+    layer.norms = {}
+for number in range(3):
+    edges = torch.ones(5000)
+    for layer in layers:
+        layer.norms[number] = (edges, number)
+del edges, layer
+
 @functools.lru_cache(maxsize=None)
 def mask(number):
     return torch.ones(5000)
@@ -189,6 +198,12 @@ def test_a_base_that_is_used_elsewhere_stays(cuts: dict[str, dict[str, CutSeen]]
 def test_a_hook_of_two_modules_is_removed_from_both(cuts: dict[str, dict[str, CutSeen]]) -> None:
     of_hooks = next(each for anchor, each in cuts.items() if "_forward_pre_hooks" in anchor)
     assert of_hooks["remove"].releases == of_hooks["remove"].of > 3 * FLOATS
+
+
+def test_what_several_layers_cache_is_released_by_all_of_them(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    (found,) = [found for name, found in cuts.items() if "norms" in name]
+    assert "layers[*].norms[*]" in in_words(found["bound"].at)
+    assert found["bound"].releases == found["bound"].of >= 3 * FLOATS
 
 
 def test_caches_and_exceptions_are_cut_at_their_tables(cuts: dict[str, dict[str, CutSeen]]) -> None:

@@ -22,7 +22,15 @@ from memtriage.account.native_sizes import SIZES, NativeSizer
 from memtriage.account.paths import PathNamer
 from memtriage.account.retained_sizes import RetainedSizes
 from memtriage.model.census import CutKind, CutSeen, GroupKey
-from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, is_hook_of_node, is_native
+from memtriage.model.paths import (
+    ANY_ITEM,
+    HolderPath,
+    PathSegment,
+    SegmentKind,
+    is_hook_of_node,
+    is_native,
+    of_any_item,
+)
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import atom_bytes, own_bytes
 from memtriage.observe.heap_graph import HeapGraph
@@ -317,30 +325,40 @@ class CutMeter:
         """Yield the references from a root to a group that some change of the program removes."""
         graph, namer = self._graph, self._namer
         edges: dict[tuple[CutKind, HolderPath], list[Edge]] = {}
+        paths: dict[tuple[CutKind, HolderPath], HolderPath] = {}
         seen: set[int] = set()
         others = (held.position for held in group if held.owner != "saved for backward")
-        for start in (*elements, *others):
-            at = start
-            while at not in seen and (above := graph.parents[at]) >= 0:
-                seen.add(at)
-                path = namer.path(at)
-                cut = None if graph.kind(at) == NODE else _cut_of(path.whole, attached=path.attached)
-                # A module's table of parts adds nothing to the path of the module.
-                if cut is not None and path.whole != namer.path(above).whole:
-                    edges.setdefault((cut, path.whole), []).extend(self._alike(above, at))
-                at = above
-        for (cut, at_path), removed in sorted(edges.items(), key=lambda each: len(each[0][1])):
-            yield cut, at_path, removed
+        starts = [*elements, *others]
+        own, queue = set(starts), [*starts]
+        for at in queue:
+            if at in seen or (above := graph.parents[at]) < 0:
+                continue
+            seen.add(at)
+            path = namer.path(at)
+            cut = None if graph.kind(at) == NODE else _cut_of(path.whole, attached=path.attached)
+            # A module's table of parts adds nothing to the path of the module.
+            adds = cut is not None and path.whole != namer.path(above).whole
+            alike = list(self._alike(above, at)) if adds or at in own else [(above, at)]
+            if cut is not None and adds:
+                key = cut, of_any_item(path.whole)
+                edges.setdefault(key, []).extend(alike)
+                paths[key] = path.whole if paths.get(key, path.whole) == path.whole else key[1]
+            queue += [parent for parent, _ in alike]
+        for key, removed in sorted(edges.items(), key=lambda each: len(each[0][1])):
+            yield key[0], paths[key], removed
         attached = [edge for at in elements for edge in self._to_its_graph(at)]
         if attached:
             yield "detach", namer.path(attached[0][0]).whole, attached
 
     def _alike(self, parent: int, child: int) -> Iterator[Edge]:
-        """Yield a reference, and those to the same object that have the same path: a hook of many modules."""
-        path = self._namer.path(child).whole
+        """Yield a reference, and those to the same object that have the same path, but for places of items.
+
+        Several modules have one hook; several layers cache one tensor.
+        """
+        path = of_any_item(self._namer.path(child).whole)
         yield parent, child
         for other in self._retained.referrers[child]:
-            if other != parent and self._namer.edge(other, child).whole == path:
+            if other != parent and of_any_item(self._namer.edge(other, child).whole) == path:
                 yield other, child
 
     def _kind_of(self, position: int) -> str:
