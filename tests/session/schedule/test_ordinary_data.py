@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -78,7 +79,8 @@ def test_a_list_has_its_length_at_the_census_before_its_first_rise(followed: Fol
     assert in_words(texts.path) == "train.texts[*]"
     assert [(seen.before, seen.entries) for seen in (first, texts)] == [(1, 10), (None, 16)]
     assert (texts.id, texts.kind, texts.native, texts.lengthens) == (first.id, "list", None, False)
-    assert texts.entry_bytes == pytest.approx(1033, abs=16)
+    place = sys.getsizeof(followed.program["texts"]) / 16
+    assert texts.entry_bytes == pytest.approx(1033 + place, abs=16)
 
 
 def test_little_is_not_followed_until_it_grows_faster(followed: Followed) -> None:
@@ -138,10 +140,12 @@ def test_the_line_that_allocates_as_fast_made_the_entries_and_stays_known(follow
     made_by = []
     three, nine = ("train.py", 3), ("train.py", 9)
     for number, lines in enumerate(
-        ({three: 1000}, {three: 8600}, {three: 2100, nine: 90_000}, {}, {nine: 8100})
+        ({three: 1000}, {three: 8600}, {three: 2200, nine: 90_000}, {}, {nine: 8100})
     ):
         followed.program["more"](8)
-        (texts,) = followed.census(4 + 2 * number, lines).values()  # 4 entries of 1033 bytes per position
+        (texts,) = followed.census(
+            4 + 2 * number, lines
+        ).values()  # 4 entries of about 1050 bytes per position
         made_by.append(texts.allocated_at)
         assert followed.data.lacks_sites is (texts.allocated_at is None)
     assert made_by == [None, None, "train.py:3", "train.py:3", "train.py:9"]

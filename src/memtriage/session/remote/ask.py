@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -107,8 +108,9 @@ def ask(pid: int, timeout_s: float, follow: bool = False) -> Answer:
 
 def _gone(pid: int) -> str | None:
     """Say that a process has ended; None if it has not."""
-    if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        return None
+    with suppress(psutil.NoSuchProcess):
+        if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            return None
     return f"process {pid} ended before it answered"
 
 
