@@ -143,9 +143,7 @@ def test_the_line_that_allocates_as_fast_made_the_entries_and_stays_known(follow
         ({three: 1000}, {three: 8600}, {three: 2200, nine: 90_000}, {}, {nine: 8100})
     ):
         followed.program["more"](8)
-        (texts,) = followed.census(
-            4 + 2 * number, lines
-        ).values()  # 4 entries of about 1050 bytes per position
+        (texts,) = followed.census(4 + 2 * number, lines).values()  # 4 of about 1050 bytes each
         made_by.append(texts.allocated_at)
         assert followed.data.lacks_sites is (texts.allocated_at is None)
     assert made_by == [None, None, "train.py:3", "train.py:3", "train.py:9"]
