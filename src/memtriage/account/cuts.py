@@ -336,10 +336,10 @@ class CutMeter:
             seen.add(at)
             path = namer.path(at)
             cut = None if graph.kind(at) == NODE else _cut_of(path.whole, attached=path.attached)
-            # A module's table of parts adds nothing to the path of the module.
-            adds = cut is not None and path.whole != namer.path(above).whole
-            alike = list(self._alike(above, at)) if adds or at in own else [(above, at)]
-            if cut is not None and adds:
+            if path.whole == namer.path(above).whole:
+                cut = None  # a module's table of parts adds nothing to the path of the module
+            alike = list(self._alike(above, at)) if cut is not None or at in own else [(above, at)]
+            if cut is not None:
                 key = cut, of_any_item(path.whole)
                 edges.setdefault(key, []).extend(alike)
                 paths[key] = path.whole if paths.get(key, path.whole) == path.whole else key[1]

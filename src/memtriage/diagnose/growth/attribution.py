@@ -236,10 +236,9 @@ def other_growth(comparison: Comparison, intervals: int = INTERVALS) -> dict[str
     for name in ("host", "shared"):
         seen: dict[float, tuple[int, int]] = {}
         for census in comparison.censuses:
-            latest, now = max(seen.values(), default=(0, 0)), census.other_memory.get(name)
-            if now is not None and (
-                census.between or now >= latest
-            ):  # at the end the program may have closed it
+            most_yet, now = max(seen.values(), default=(0, 0)), census.other_memory.get(name)
+            # At the end the program may have released it.
+            if now is not None and (census.between or now >= most_yet):
                 seen[census.at(comparison.scale)] = now
         at, (least, most) = np.array([*seen]), np.array([*seen.values()]).reshape(-1, 2).T
         policy = policy_of(name)

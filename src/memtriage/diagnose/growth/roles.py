@@ -49,11 +49,11 @@ def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
             other, named = members[0]
             alike = key == (other.group, named.kind, named.rates.keys())
             if alike and leak.path in (None, named.path) and role not in [each for each, _ in members]:
-                part = 1.0
                 if isinstance(named.shown_by, Rise) and isinstance(leak.shown_by, Counted):
                     part = min(1.0, named.shown_by.share or 1.0)
-                rates = {per: round(part * rate) for per, rate in leak.rates.items()}
-                members.append((role, replace(leak, rates=rates, recent=part * leak.recent)))
+                    rates = {per: round(part * rate) for per, rate in leak.rates.items()}
+                    leak = replace(leak, rates=rates, recent=part * leak.recent)
+                members.append((role, leak))
                 break
         else:
             joined.append([(role, leak)])
