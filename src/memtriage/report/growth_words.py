@@ -172,6 +172,8 @@ def _shown_by(leak: Leak) -> str:
         seen = shown.seen
         return _entries(shown, seen, leak.scale) if isinstance(seen, DataSeen) else _sizes(shown, leak.scale)
     per = _SPANS[leak.scale].removesuffix("s")
+    if leak.cause in ("other anonymous memory", "mapped shared memory"):
+        return f"from census to census it grows by {size(round(shown.growth.rate))} per {per}"
     return (
         f"the counter of {shown.counter} rises by {size(round(shown.growth.rate))} per {per} "
         f"({size(round(shown.growth.low))} to {size(round(shown.growth.high))}); "
