@@ -1,10 +1,11 @@
 """What a census in a copy of the process costs the program, and whether all copies answer.
 
     python benchmarks/copies.py [--device cpu|cuda] [--gib 2 20] [--objects 400000] [--copies 10000]
+                                [--pinned GIB] [--pinned-by cudaHostAlloc|cudaHostRegister]
 
 pause    A program with so many Python objects and so much resident memory trains. In turns it stands still
          for a census in the process and for a copy that takes one; then its next steps are timed, while the
-         copy works and pages are copied.
+         copy works and pages are copied. On CUDA, a step sends pinned memory to the GPU and back.
 answers  Copies that walk the heap, one after the other, while eight threads run Python, and eight more
          allocate, free and run backwards. How many answered, and whether a process, a descriptor or memory is
          left.
@@ -26,7 +27,7 @@ from memtriage.process import copies
 from memtriage.process.copies import work_in_copy
 from memtriage.session.remote.take import answer_in_copy, take_answer
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 ROUNDS = 3
 STEPS = 30
 WITHIN_S = 120.0
@@ -35,11 +36,18 @@ WITHIN_S = 120.0
 class Training:
     """A small model, many objects and much memory, of which a step rewrites some MiB."""
 
-    def __init__(self, device: str, gib: float, objects: int) -> None:
+    def __init__(self, device: str, gib: float, objects: int, pinned: float, pinned_by: str) -> None:
         self.device = device
         self.objects = [{"number": i, "value": [i]} for i in range(objects // 2)]
         self.resident = torch.ones(int(gib * GIB) // 4)
-        self.pinned = torch.ones(GIB // 4, pin_memory=True) if device == "cuda" else None
+        self.pinned = torch.empty(0)
+        if device == "cuda":
+            registers = pinned_by == "cudaHostRegister"
+            self.pinned = torch.ones(int(pinned * GIB) // 4, pin_memory=not registers)
+            if registers:
+                status = torch.cuda.cudart().cudaHostRegister(self.pinned.data_ptr(), self.pinned.nbytes, 0)
+                assert int(status) == 0
+        self.sent = self.pinned[: 64 * MIB // 4]
         layers = [torch.nn.Linear(512, 512, device=device) for _ in range(8)]
         self.model = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
@@ -51,6 +59,7 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.sent.copy_(self.sent.to(self.device, non_blocking=True), non_blocking=True)
         loss.item()
         return time.perf_counter() - started
 
@@ -64,11 +73,11 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.1f}"
 
 
-def pause(device: str, gib: float, objects: int) -> None:
+def pause(training: Training) -> None:
     """Print one row per round: how long the program stood still, and its steps after that."""
-    training = Training(device, gib, objects)
     usual = statistics.median(training.step() for _ in range(2 * STEPS))
-    print(f"{resident() / GIB:.1f} GiB resident, {len(gc.get_objects()):,} objects tracked, {device}, ms")
+    tracked = len(gc.get_objects())
+    print(f"{resident() / GIB:.1f} GiB resident, {tracked:,} objects tracked, {training.device}, ms")
     print(f"  step as usual {milliseconds(usual)}")
     for _ in range(ROUNDS):
         started = time.perf_counter()
@@ -151,11 +160,13 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--gib", type=float, nargs="*", default=[1.0])
     parser.add_argument("--objects", type=int, default=400_000)
+    parser.add_argument("--pinned", type=float, default=1.0)
+    parser.add_argument("--pinned-by", choices=("cudaHostAlloc", "cudaHostRegister"), default="cudaHostAlloc")
     parser.add_argument("--copies", type=int, default=1_000)
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} processors, {time.strftime('%Y-%m-%d')}")
     for gib in arguments.gib:
-        pause(arguments.device, gib, arguments.objects)
+        pause(Training(arguments.device, gib, arguments.objects, arguments.pinned, arguments.pinned_by))
     if arguments.copies:
         answers(arguments.copies)
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from memtriage.model.asked import Answer
+from memtriage.session.remote import take
 from memtriage.session.remote.take import answer_in_copy, take_answer
 
 torch = pytest.importorskip("torch")
@@ -63,3 +64,33 @@ def test_a_copy_sees_what_the_process_sees_and_uses_no_gpu() -> None:
         ]
         assert tensors[0] == tensors[1]
     assert pinned.is_pinned()
+
+
+@pytest.mark.parametrize("pinned_by", ["cudaHostAlloc", "cudaHostRegister"])
+def test_pinned_memory_stays_that_of_the_gpu(pinned_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU reads what the program writes after a copy was made, and the reverse: no page moved."""
+    size, registers = 8 << 30, pinned_by == "cudaHostRegister"
+    pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=not registers)
+    runtime = torch.cuda.cudart()
+    if registers:
+        assert int(runtime.cudaHostRegister(pinned.data_ptr(), size, 0)) == 0
+    on_gpu = torch.empty(size, dtype=torch.uint8, device="cuda")
+    try:
+        first = answer_in_copy({}, None, follow=True)
+        assert (first is None) == registers and (first is None or first.result(120))
+        monkeypatch.setattr(take, "_COPIED_AT_ONCE", size)
+        for number in (1, 3):
+            copy = answer_in_copy({}, None, follow=True)
+            assert copy is not None
+            pinned.fill_(number)
+            on_gpu.copy_(pinned, non_blocking=True)
+            assert bool((on_gpu == number).all())
+            on_gpu.fill_(number + 1)
+            pinned.copy_(on_gpu, non_blocking=True)
+            torch.cuda.synchronize()
+            assert bool((pinned == number + 1).all())
+            assert copy.result(120)
+            assert bool((pinned == number + 1).all())
+    finally:
+        if registers:
+            runtime.cudaHostUnregister(pinned.data_ptr())

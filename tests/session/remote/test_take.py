@@ -99,6 +99,25 @@ def test_none_where_a_copy_might_need_too_much(monkeypatch: pytest.MonkeyPatch) 
             assert copy.result(60)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_none_where_page_locked_memory_would_be_copied_at_once(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """As `cudaHostRegister` leaves it; a copy does not get pages of `cudaHostAlloc`, which are shared."""
+    locked = torch.zeros(50_000_003)
+    if shared:
+        locked.share_memory_()
+    monkeypatch.setattr(take.cuda, "initialized", lambda: True)
+    monkeypatch.setattr(take.cuda, "capturing", lambda: False)
+    monkeypatch.setattr(take, "is_pinned", lambda tensor: tensor is locked)
+    for most, made in ((locked.nbytes, True), (locked.nbytes - 1, shared)):
+        monkeypatch.setattr(take, "_COPIED_AT_ONCE", most)
+        copy = answer_in_copy({}, None, follow=False)
+        assert (copy is not None) == made
+        if copy is not None:
+            assert copy.result(60)
+
+
 def test_none_while_a_backward_runs() -> None:
     answers: list[object] = []
     parameter = torch.ones(3, requires_grad=True)
