@@ -21,6 +21,10 @@ def cut(change: CutKind, releases: int, at: HolderPath = LOSSES, **facts: Any) -
     return CutSeen(cut=change, at=at, releases=releases, of=100 * MIB, **facts)
 
 
+def attributes(*names: str) -> HolderPath:
+    return tuple(PathSegment(SegmentKind.ATTRIBUTE, name) for name in names)
+
+
 def held(*cuts: CutSeen, path: HolderPath = LOSSES, attached: bool = True, **facts: Any) -> Held:
     return a_holder(path, attached=attached, cuts=list(cuts), entries_grow=True, **facts)
 
@@ -60,6 +64,13 @@ def test_the_fix_says_what_is_released_and_what_remains() -> None:
     first, second = as_found(facts)
     assert (first.cut, first.releases, first.remains_per_event) == ("detach", 99 * MIB, 512)
     assert (second.cut, second.remains_per_event) == ("bound", 0)
+
+
+def test_the_fix_does_not_reach_into_private_parts_of_other_objects() -> None:
+    path = (*items_of("main", "trainer")[:-1], *attributes("_connector", "model", "outputs"), ANY_ITEM)
+    assert fix_of(held(path=path, attached=False)).startswith("bound outputs: ")
+    path = (*items_of("main", "trainer")[:-1], *attributes("model", "_outputs"), ANY_ITEM)
+    assert fix_of(held(path=path, attached=False)).startswith("bound trainer.model._outputs: ")
 
 
 def test_without_figures_the_path_decides() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -151,28 +152,32 @@ def test_variables_of_running_functions_go_by_their_thread(program: Any) -> None
     program.run(PRELUDE + MORE)
     program.run(
         """
-        waiting, stop = threading.Barrier(3), threading.Event()
+        ready, stop = [], threading.Lock()
+        stop.acquire()
+        def wait():
+            ready.append(None)
+            stop.acquire()
+            stop.release()
         def work():
             items = [T()]
-            waiting.wait()
-            stop.wait()
+            wait()
         def evaluate():
             acts, cell, module = [T()], T(), nn.Linear(2, 2, bias=False)
             def inner():
                 mine = leaf() * cell
-                waiting.wait()
-                stop.wait()
+                wait()
             return inner()
         """
     )
     threads = [threading.Thread(target=program[name], name=name) for name in ("evaluate", "work")]
     for thread in threads:
         thread.start()
-    program["waiting"].wait()
+    while len(program["ready"]) < 2:
+        time.sleep(0.01)
     try:
         graph = walk_of({"train", "threading"}, threads=threads).run()
     finally:
-        program["stop"].set()
+        program["stop"].release()
         for thread in threads:
             thread.join()
     assert paths(graph) == {

@@ -119,10 +119,14 @@ _EXPRESSION: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE, Seg
 
 
 def expression(path: HolderPath) -> str:
-    """Return a path as the program may write it, `self.losses['lm']`; else its last name."""
+    """Return a path as the program may write it, `self.losses['lm']`; else its last name.
+
+    It does not reach into the private parts of other objects: `trainer._connector.model.outputs`.
+    """
     own = tuple(segment for segment in path if segment.kind not in _ROOTS)
     named = own and own[0].kind is SegmentKind.VARIABLE and all(each.kind in _EXPRESSION for each in own)
-    return in_words(own) if named else last_name(path)
+    private = any(each.kind is SegmentKind.ATTRIBUTE and each.name.startswith("_") for each in own[:-1])
+    return in_words(own) if named and not private else last_name(path)
 
 
 def is_context_attribute(segment: PathSegment) -> bool:
