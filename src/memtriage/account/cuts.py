@@ -273,8 +273,9 @@ class CutMeter:
         nodes = [at for at, name in self._anchors.items() if name == key[1]]
         # Nodes below a node have its element, and what a node saves has that of the node.
         first = [at for at in nodes if self._graph.parents[at] not in self._anchors]
-        storages = [held.position for held in self._groups[key] if held.owner not in _OF_NODES]
-        return nodes, {self._holders.holder_of(at)[1] for at in (*first, *storages)}
+        storages = [held for held in self._groups[key] if held.owner not in _OF_NODES]
+        views = [at for held in storages for at in held.tensors if self._namer.path(at).anchor == key[1]]
+        return nodes, {self._holders.holder_of(at)[1] for at in (*first, *views)}
 
     def _with_others(self, cut: CutSeen, key: GroupKey, parts: Sequence[_OwnBytes]) -> CutSeen:
         """Return a cut together with the same one of other groups, if these keep the same graph."""
@@ -327,7 +328,7 @@ class CutMeter:
         edges: dict[tuple[CutKind, HolderPath], list[Edge]] = {}
         paths: dict[tuple[CutKind, HolderPath], HolderPath] = {}
         seen: set[int] = set()
-        others = (held.position for held in group if held.owner != "saved for backward")
+        others = (at for held in group if held.owner != "saved for backward" for at in held.tensors)
         starts = [*elements, *others]
         own, queue = set(starts), [*starts]
         for at in queue:
