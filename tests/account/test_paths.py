@@ -34,9 +34,28 @@ def test_chains_of_objects_fold_to_two_rounds(program: Any) -> None:
     program.run("cell = None\nfor _ in range(60): cell = (T(), cell)", "tuples")
     program.run("nest = []\nfor _ in range(60): nest = [T(), nest]", "lists")
     program.look()
-    assert program.holders("objects") == {"train.head.t", "train.head.next.t", "train.head.next.next.t"}
+    assert program.holders("objects") == {"train.head.t", "train.head.next.t"}
     assert program.holders("tuples") == {"train.cell[0]", "train.cell[1][0]", "train.cell[1][1][0]"}
     assert program.holders("lists") == {"train.nest[*]", "train.nest[*][*]"}
+
+
+def test_all_exceptions_of_a_chain_have_the_path_of_the_one_that_is_kept(program: Any) -> None:
+    program.run(PRELUDE)
+    program.run(
+        """
+        last = None
+        def load():
+            batch = T()
+            raise ValueError from last
+        for _ in range(5):
+            try:
+                load()
+            except ValueError as error:
+                last = error
+        """
+    )
+    program.look()
+    assert program.holders() == {"train.last.__traceback__ -> frame load(): batch"}
 
 
 def test_frames_of_all_threads(program: Any) -> None:

@@ -46,7 +46,13 @@ GRAD = PathSegment(SegmentKind.GRADIENT, "grad")
 GARBAGE = (PathSegment(SegmentKind.GARBAGE_CYCLE, "Fold"),)
 EPISODES = (*local("main", "buffer"), *attribute("episodes"), item("*"))
 
+EXCEPTION = (*X, PathSegment(SegmentKind.TRACEBACK, "__traceback__"))
+
 ONE_CAUSE: dict[str, tuple[list[HolderPath], str]] = {
+    "functions that an exception passed": (
+        [(*EXCEPTION, *local("load", "batch")), (*EXCEPTION, *local("read", "rows"))],
+        "frame main(): x.__traceback__",
+    ),
     "entries of a dict": (
         [(*PARAMS, item("'0.bias'")), (*PARAMS, item("'0.weight'")), (*PARAMS, item("'2.bias'"))],
         "train.params[*]",

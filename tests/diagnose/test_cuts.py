@@ -73,6 +73,12 @@ def test_the_fix_does_not_reach_into_private_parts_of_other_objects() -> None:
     assert fix_of(held(path=path, attached=False)).startswith("bound trainer.model._outputs: ")
 
 
+def test_the_fix_does_not_reach_into_objects_of_c_code() -> None:
+    path = (*items_of("main", "preview")[:-1], *attributes("<_tee_dataobject>", "<list>"), ANY_ITEM)
+    facts = held(cut("bound", 100 * MIB, path, kind="list"), path=path, attached=False)
+    assert fix_of(facts).startswith("bound preview: take an old entry out ")
+
+
 def test_without_figures_the_path_decides() -> None:
     assert [each.cut for each in cuts_of(held())] == ["detach", "bound"]
     assert [each.cut for each in cuts_of(held(attached=False))] == ["bound"]

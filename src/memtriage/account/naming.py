@@ -376,8 +376,11 @@ class ObjectNamer(HeapObjects):
         return self._add(before, namespace=self._is_exactly(position, dict))
 
     def _from_instance(self, before: Path, parent: int, position: int) -> Path:
-        if self._is_a(parent, BaseException) and self._traceback(parent) == self._identity(position):
-            return self._add(before, PathSegment(SegmentKind.TRACEBACK, "__traceback__"))
+        if self._is_a(parent, BaseException):
+            if self._traceback(parent) == self._identity(position):
+                return self._add(before, PathSegment(SegmentKind.TRACEBACK, "__traceback__"))
+            if self._is_a(position, BaseException):  # raised from it, or while it was handled
+                return before
         attribute = self._from_attributes(before, parent, position)
         return attribute or self._from_slot(before, parent, position)
 
@@ -396,12 +399,17 @@ class ObjectNamer(HeapObjects):
             return None
         if self._is_part_of_module(parent, name):
             return self._add(before, namespace=True)
-        return self._add(before, attribute_segment(name))
+        return self._next_of(before, attribute_segment(name), parent, position)
 
     def _from_slot(self, before: Path, parent: int, position: int) -> Path:
         """The path by the slot that has an object, or by the object's type."""
-        slot = self._slot(parent, position)
-        return self._add(before, attribute_segment(slot or f"<{self._type_name(position)}>"))
+        slot = self._slot(parent, position) or f"<{self._type_name(position)}>"
+        return self._next_of(before, attribute_segment(slot), parent, position)
+
+    def _next_of(self, before: Path, segment: PathSegment, parent: int, position: int) -> Path:
+        """The path by an attribute; in a linked list, all that follow its first object have one path."""
+        linked = before.last == segment and self._class_name(parent) == self._class_name(position)
+        return before if linked else self._add(before, segment)
 
 
 def _context(before: Path, *segments: PathSegment) -> Path:

@@ -4,8 +4,8 @@
 function's closure and the variable in it are one hop.
 
 Folding keeps the number of different paths small: positions in lists and varying keys become `*`, only the
-first and the last node of a walk along the graph are kept, and hops that repeat (linked lists, chains of
-contexts) are cut to two rounds.
+first and the last node of a walk along the graph are kept, and hops that repeat (chains of contexts) are cut
+to two rounds. What follows the first object of a linked list has one path; so has a chain of exceptions.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ Two growths have one cause in these cases, which are inferred from the segments 
 - one name that is registered in many places of one object: `model….lora_A.adapter_*` and
   `model….lora_B.adapter_*`;
 - parts of one cycle through C++, or of garbage cycles that begin at objects of one class;
+- variables of the functions that one kept exception passed;
 - what one part of a library keeps in one variable: a metric's `preds` and `target`;
 - two variables whose tensors have one graph, or that have the same entries.
 
@@ -99,6 +100,9 @@ def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = Fal
         one_part: one part of a library keeps what both lead to.
     """
     shared = _shared(first, second)
+    exception = next((at for at in range(shared) if first[at].kind is SegmentKind.TRACEBACK), None)
+    if exception is not None and first != second:
+        return first[: exception + 1]
     if shared and first[0].kind is SegmentKind.GARBAGE_CYCLE:
         return first[:shared]
     if first == second or first[0].kind is second[0].kind is SegmentKind.NATIVE:

@@ -29,6 +29,7 @@ from memtriage.diagnose.held import (
     on_context,
     only_native,
     subject,
+    writable,
 )
 from memtriage.model.census import CutKind, CutSeen
 from memtriage.model.findings import ReferenceCut
@@ -139,6 +140,8 @@ def _words(cut: CutSeen, held: Held) -> str:
     if cut.of and cut.cut == "bound":
         words["container_name"] = expression(named(cut.at))
     holder = cut.kind or ("Module" if of_model else held.detail.holder_kind if own else None) or ""
+    if writable(cut.at) != cut.at:
+        holder = ""
     bound = BOUNDS.get(_ALIKE.get(holder, holder), BOUNDS[""]).format_map(words)
     return CUTS[kind].format_map(
         {**words, "bound": bound, "at": in_words(cut.at), "place": last_name(anchor_of(cut.at))}

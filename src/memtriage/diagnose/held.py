@@ -6,7 +6,7 @@ import ast
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Final, Literal
 
 from memtriage.model.census import GroupDetail
@@ -121,12 +121,19 @@ _EXPRESSION: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE, Seg
 def expression(path: HolderPath) -> str:
     """Return a path as the program may write it, `self.losses['lm']`; else its last name.
 
-    It does not reach into the private parts of other objects: `trainer._connector.model.outputs`.
+    It does not reach into the private parts of other objects: `trainer._connector.model.outputs`. Nor into
+    an object of C code, whose parts have no names: of `preview.<list>` it is `preview`.
     """
-    own = tuple(segment for segment in path if segment.kind not in _ROOTS)
+    own = tuple(segment for segment in writable(path) if segment.kind not in _ROOTS)
     named = own and own[0].kind is SegmentKind.VARIABLE and all(each.kind in _EXPRESSION for each in own)
     private = any(each.kind is SegmentKind.ATTRIBUTE and each.name.startswith("_") for each in own[:-1])
     return in_words(own) if named and not private else last_name(path)
+
+
+def writable(path: HolderPath) -> HolderPath:
+    """Return a path up to the first object of C code that leads on, whose parts have no names."""
+    named = takewhile(lambda each: each.kind is not SegmentKind.ATTRIBUTE or each.name[0] != "<", path)
+    return tuple(named)
 
 
 def is_context_attribute(segment: PathSegment) -> bool:
