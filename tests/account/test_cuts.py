@@ -122,8 +122,10 @@ by_time = [np.ones(4000) for _ in range(5)]
 by_name = dict(enumerate(by_time))
 settings = {"scale": np.ones(4000)}
 samples = [{"settings": settings, "value": bytes(3000)} for _ in range(5)]
+received = [np.frombuffer(bytes(5000)) for _ in range(5)]
+by_text = {("x" * 5000 + str(number),): None for number in range(5)}
 """
-DATA = ("scans", "rows", "texts", "records", "by_time", "by_name", "samples")
+DATA = ("scans", "rows", "texts", "records", "by_time", "by_name", "samples", "received", "by_text")
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +236,8 @@ def test_a_hook_of_a_node_that_leads_to_its_tensor_is_a_cycle(cuts: dict[str, di
 
 
 def test_data_in_a_container_is_released_with_its_entries(cuts: dict[str, dict[str, CutSeen]]) -> None:
-    for name, least, kind in (("scans", 5 * 8 * 4000, "list"), ("texts", 5 * 5000, "list")):
+    of_texts = ((name, 5 * 5000, "list") for name in ("texts", "received"))
+    for name, least, kind in (("scans", 5 * 8 * 4000, "list"), *of_texts, ("by_text", 5 * 5000, "dict")):
         bound = cuts[name]["bound"]
         assert bound.of == bound.releases >= least and bound.kind == kind
         assert in_words(bound.at) == f"train.{name}[*]" and list(cuts[name]) == ["bound"]

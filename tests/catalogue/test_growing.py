@@ -15,6 +15,8 @@ from memtriage.catalogue.growing import GROWING, growing_part
             "torchmetrics",
         ),
         (["queue.Queue"], "queue"),
+        (["program.Results", "multiprocessing.pool.IMapIterator"], "multiprocessing"),
+        (["itertools._tee_dataobject"], "itertools"),
         (["program.Queue"], None),
         ([], None),
     ],

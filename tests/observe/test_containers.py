@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from functools import lru_cache
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from memtriage.observe.containers import (
     ContainerLengths,
+    KnownLengths,
     bound_of,
     deep_size,
     grown_containers,
@@ -224,9 +226,10 @@ def test_lengths_of_every_kind_of_container() -> None:
         bytearray(1),
     ]
     graph.objects += [[], {}, set(), deque(), OrderedDict(), defaultdict(list), bytearray()]
-    lengths = ContainerLengths(graph.objects).by_address()
-    first, nameless = id(5), -1
-    wanted = [first, first, nameless, first, first, first, nameless]
+    noted = ContainerLengths(graph.objects)
+    lengths = noted.by_address()
+    first, nameless, queue = id(5), -1, id(weakref.ref(graph.objects[3]))
+    wanted = [first, first, nameless, queue, first, first, nameless]
     assert [lengths.of(id(each)) for each in graph.objects] == [(1, each) for each in wanted] + [None] * 7
 
 
@@ -234,6 +237,17 @@ def test_noting_lengths_returns_the_containers_that_have_entries() -> None:
     kept = [[1], {2: 3}, {4}, bytearray(b"5")]
     noted = ContainerLengths().add([*kept, [], {}, (6,), "7", object()])
     assert sorted(map(id, noted)) == sorted(map(id, kept))
+
+
+def test_a_queue_that_lost_its_first_entries_is_still_the_same() -> None:
+    queue, later = deque(range(3)), deque(range(9))
+    noted = ContainerLengths([queue])
+    known = noted.by_address()
+    queue.popleft()
+    queue.extend(range(9))
+    assert most_grown([queue], known) == [queue]
+    at_its_address = KnownLengths({id(later): 3}, {id(later): known.firsts[id(queue)]})
+    assert most_grown([later], at_its_address) == []
 
 
 def test_those_that_got_most_entries_come_first() -> None:

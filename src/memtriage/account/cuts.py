@@ -115,22 +115,22 @@ def cuts_of_data(
 
 def _data_below(graph: HeapGraph, container: int) -> DataBelow:
     entries = graph.objects[container]
-    values = dict.values(entries) if issubclass(type(entries), dict) else entries
-    in_use = int(len(values) > 1)  # the newest may still be a variable of the step
-    newest = islice(values if issubclass(type(values), set) else reversed(values), in_use, _ENTRIES)
-    elements, atoms, looked = list[int](), 0, 0
-    for entry in newest:
+    in_use = int(len(entries) > 1)  # the newest may still be a variable of the step
+    if issubclass(type(entries), dict):
+        newest: Iterable[tuple[Any, ...]] = reversed(dict.items(entries))
+    else:
+        newest = zip(entries if issubclass(type(entries), set) else reversed(entries))
+    elements, atoms, looked = list[tuple[int, ...]](), 0, 0
+    for parts in islice(newest, in_use, _ENTRIES):
         looked += 1
-        at = graph.index.get(id(entry), -1)
-        if at >= 0:
-            elements.append(at)
-        else:
-            atoms += atom_bytes((entry,))
+        found = [graph.index.get(id(part), -1) for part in parts]
+        elements.append(tuple(at for at in found if at >= 0))
+        atoms += atom_bytes([part for part, at in zip(parts, found, strict=True) if at < 0])
     below: dict[int, list[int]] = {container: []}
     nbytes, entry_of = dict[int, int](), {container: -1}
     shared: dict[int, None] = {}
     for number, element in enumerate(elements):
-        queue = [element]
+        queue = [*element]
         for at in queue:
             if entry_of.setdefault(at, number) != number:
                 shared[at] = None
@@ -145,7 +145,8 @@ def _data_below(graph: HeapGraph, container: int) -> DataBelow:
         queue += [child for child in below.get(at, ()) if child not in shared]
         shared.update(dict.fromkeys(below.get(at, ())))
     objects = {at: nbytes[at] for at in nbytes.keys() - shared if nbytes[at]}
-    return DataBelow(container, looked, [(container, at) for at in elements], objects, atoms)
+    edges = [(container, at) for element in elements for at in element]
+    return DataBelow(container, looked, edges, objects, atoms)
 
 
 class CutMeter:

@@ -95,10 +95,25 @@ GROWING: Final = (
         "restart the loader for each round: `while True: yield from loader` in a generator function",
     ),
     GrowingPart(
+        "itertools",
+        frozenset({"itertools._tee", "itertools._tee_dataobject"}),
+        "itertools.tee keeps what one of its iterators gave until the others have given it, too",
+        "delete the iterator that is not advanced any more, or begin a new one for it: `iter(loader)`",
+    ),
+    GrowingPart(
         "queue",
-        frozenset({"queue.Queue", "_queue.SimpleQueue", "asyncio.queues.Queue"}),
+        frozenset(
+            {"queue.Queue", "_queue.SimpleQueue", "asyncio.queues.Queue", "multiprocessing.queues.Queue"}
+        ),
         "it is filled faster than it is emptied, and what waits in it stays alive",
         "bound the queue (`queue.Queue(maxsize=...)`), so that put() waits, or empty it faster",
+    ),
+    GrowingPart(
+        "multiprocessing",
+        frozenset({"multiprocessing.pool.IMapIterator"}),
+        "a pool goes on whether or not its results are taken, and what waits stays alive",
+        "hand the pool few inputs at a time: have the input's generator wait for a `threading.Semaphore` "
+        "that the loop releases when it has taken a result",
     ),
     GrowingPart(
         "weakref",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import types
+import weakref
 from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,9 +21,10 @@ from memtriage.observe.kinds import ARRAY, PLAIN, KindTable
 from memtriage.observe.objects import array_base, array_bytes, tuple_items
 from memtriage.process.stdlib import gc
 
-_ORDERED: Final = addresses(list, dict, deque, OrderedDict, defaultdict)
+_ORDERED: Final = addresses(list, dict, OrderedDict, defaultdict)
+_QUEUES: Final = addresses(deque)
 _UNORDERED: Final = addresses(set, bytearray)
-GROWABLE: Final = _ORDERED | _UNORDERED
+GROWABLE: Final = _ORDERED | _QUEUES | _UNORDERED
 """Types of containers whose growth is followed, by id."""
 _ITEM_LIMIT = 2000
 _ENDS = 256
@@ -179,7 +181,7 @@ _read_maxlen = vars(deque)["maxlen"].__get__
 
 
 class KnownLengths(NamedTuple):
-    """Containers of an earlier walk, by address: number of entries, and id of the first."""
+    """Containers of an earlier walk, by address: number of entries, and id of what tells it from others."""
 
     lengths: dict[int, int]
     firsts: dict[int, int]
@@ -194,12 +196,14 @@ class ContainerLengths:
     """The length and the first entry of each growable container at a walk. Keeps none alive.
 
     The first entry distinguishes an old container from a new one at the same address (-1 for kinds without a
-    usable first entry). Empty containers are left out. It takes 24 bytes per container, because a program may
-    have a hundred thousand, and it is kept from one census to the next.
+    usable first entry). A queue loses its first entries: it has a weak reference instead. Empty containers
+    are left out. It takes 24 bytes per container, because a program may have a hundred thousand, and it is
+    kept from one census to the next.
     """
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         self._addresses, self._lengths, self._firsts = array("q"), array("q"), array("q")
+        self._queues: list[weakref.ref[Any]] = []
         self.add(objects)
 
     def add(self, objects: Iterable[Any]) -> list[Any]:
@@ -207,13 +211,16 @@ class ContainerLengths:
         objects = list(objects)
         types = list(map(id, map(type, objects)))
         ordered = list(filter(None, compress(objects, map(_ORDERED.__contains__, types))))
+        queues = list(filter(None, compress(objects, map(_QUEUES.__contains__, types))))
         unordered = list(filter(None, compress(objects, map(_UNORDERED.__contains__, types))))
         # In C, not entry by entry. If another thread has emptied a container since, it has no first entry.
         first = map(next, map(iter, ordered), repeat(None))
-        self._addresses.extend(chain(map(id, ordered), map(id, unordered)))
-        self._lengths.extend(chain(map(len, ordered), map(len, unordered)))
-        self._firsts.extend(chain(map(id, first), repeat(-1, len(unordered))))
-        return ordered + unordered
+        known = list(map(weakref.ref, queues))  # the same one for a queue each time, as long as it is kept
+        self._queues += known
+        self._addresses.extend(chain(map(id, ordered), map(id, queues), map(id, unordered)))
+        self._lengths.extend(chain(map(len, ordered), map(len, queues), map(len, unordered)))
+        self._firsts.extend(chain(map(id, first), map(id, known), repeat(-1, len(unordered))))
+        return ordered + queues + unordered
 
     def by_address(self) -> KnownLengths:
         """Return them by the containers' addresses."""
@@ -227,8 +234,11 @@ def _sized(objects: Sequence[Any]) -> Iterator[Any]:
 
 
 def _first_of(container: Any) -> int:
-    """Return the id of a container's first entry; -1 for kinds without a usable one."""
-    return -1 if id(type(container)) in _UNORDERED else id(next(iter(container), None))
+    """Return the id of a container's first entry, or of a queue's weak reference; -1 for other kinds."""
+    kind = id(type(container))
+    if kind in _QUEUES:
+        return id(weakref.ref(container))
+    return -1 if kind in _UNORDERED else id(next(iter(container), None))
 
 
 def grown_among(containers: Sequence[Any], earlier: KnownLengths) -> list[Any]:
@@ -355,12 +365,13 @@ def _allocated(obj: Any) -> int:
 def own_bytes(graph: HeapGraph, obj: Any) -> int | None:
     """Return the bytes of plain data with the texts and numbers that only it has, which no graph lists.
 
-    Without the objects below it, and without memory of an array that another object has. None for what
+    Without the objects below it, and without memory of an array that one of these has. None for what
     `deep_size` leaves out.
     """
     kind = graph.kinds[type(obj)]
     if kind == ARRAY:
-        return array_bytes(obj) if array_base(obj) is None else 0
+        base = array_base(obj)
+        return array_bytes(obj) if base is None else atom_bytes((base,))  # unpickled: of a `bytes`
     if kind != PLAIN or exactly(obj, types.FunctionType, types.FrameType):
         return None
     return _allocated(obj) + atom_bytes(gc.get_referents(obj))

@@ -115,7 +115,9 @@ class HostWatch:
             if evidence.mapped_files_first is None:
                 evidence.mapped_files_first = evidence.mapped_files
             evidence.pinned = _pinned_use(view.census().storages, reading)
-        if descendants() and (population := largest_population(view.graph)) is not None:
+        whole = bool(descendants()) and view.graph.all_libraries
+        population = largest_population(view.graph) if whole else None
+        if population is not None:
             position, entries, nbytes = population
             kind = name_of(type(view.graph.objects[position]))
             evidence.population = Population((*view.path(position), ANY_ITEM), kind, entries, nbytes)

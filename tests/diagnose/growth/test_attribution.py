@@ -10,7 +10,7 @@ import pytest
 from memtriage.diagnose.growth.attribution import Rise, attribute
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.model.census import GroupDetail
-from memtriage.model.evidence import HolderSeen
+from memtriage.model.evidence import DataSeen, HolderSeen
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from support.judged import judge
 from support.observed import BASE, Found, data, held, items, observed
@@ -449,6 +449,16 @@ def test_growth_is_what_may_never_end(found: Callable[[int], Found], grows: bool
 def test_data_grows_by_its_entries() -> None:
     rise = the(observed({}, lambda at: [data(at, 10 * KIB)], (6, 12, 18, 24)))
     assert (rise.counter, certainty_of(rise), rise.rate) == ("host", "proven", pytest.approx(10 * KIB))
+
+
+def test_data_has_its_name_and_its_size_from_while_the_program_ran() -> None:
+    def found(at: int) -> Found:
+        ended = at == 24
+        return [data(at, 10 * (10 if ended else KIB), name="buffer" if ended else "rows")]
+
+    rise = the(observed({}, found, (6, 12, 18, 24), last={"between": False}))
+    assert isinstance(rise.seen, DataSeen)
+    assert (rise.seen.path, rise.seen.entries, rise.rate) == (items("rows"), 24, pytest.approx(10 * KIB))
 
 
 def test_little_data_is_a_log() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 
 from memtriage.allocator.settings import MIN_BLOCK
@@ -96,8 +97,8 @@ class Rise:
 
     @property
     def seen(self) -> Seen:
-        """As the last census saw it."""
-        return self.series[-1].seen
+        """As the last census saw it (`_last_seen`)."""
+        return _last_seen(self.series)
 
     @property
     def holders(self) -> list[HolderSeen]:
@@ -133,7 +134,7 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
     If a program makes no step and calls no module in a loop, it has one census, at its end (`once`): the
     holder had nothing when its counter began to rise.
     """
-    grown, last = _run(series), series[-1].seen
+    grown, last = _run(series), _last_seen(series)
     path = last.anchor if isinstance(last, HolderSeen) else last.path
     if isinstance(last, HolderSeen):
         mapped = last.detail is not None and (last.detail.shared or last.detail.mapped)
@@ -165,6 +166,19 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
     rise = Rise(series=series, points=tuple(points), fell_from=fell_from, counter=name, container=container)
     log = isinstance(last, DataSeen) and last.native is None and rise.own_rate < DATA_LEAST
     return None if log else rise
+
+
+def _last_seen(series: Sequence[Sighting]) -> Seen:
+    """Return what the last census saw.
+
+    Where that was at the end of the program, ordinary data keeps its path, and the size of its entries, from
+    when its functions still ran: a queue that is closed has a mark behind its entries.
+    """
+    last = series[-1].seen
+    earlier = next((each.seen for each in reversed(series) if each.between), last)
+    if last is earlier or not isinstance(last, DataSeen) or not isinstance(earlier, DataSeen):
+        return last
+    return msgspec.structs.replace(earlier, entries=last.entries, cuts=last.cuts or earlier.cuts)
 
 
 def _outermost(rises: Iterable[Rise]) -> list[Rise]:

@@ -103,7 +103,7 @@ class Investigator:
         self._before = before
         self._observed = observed
         self._announced = False
-        self._libraries_hold_much = False
+        self._libraries_hold_much = self._has_children = False
         self._objects_recorded = False
 
     def look(
@@ -123,9 +123,11 @@ class Investigator:
                 allocation, whose frames still run). Nothing is read from the device then.
             wanted: which containers of libraries to find, as for `HeapWalk`; None to walk all libraries.
         """
-        # All containers of workers' data sets count, and only an evaluation stack may lead to their loader.
-        if frames is not None or self._libraries_hold_much or descendants():
+        # Only an evaluation stack may lead to a loader, whose data workers copy page by page as they read it.
+        begins_to_fork = not self._has_children and bool(descendants())
+        if frames is not None or self._libraries_hold_much or begins_to_fork:
             wanted = None
+        self._has_children |= begins_to_fork
         if not self._announced:
             self._say("taking a census")
             self._announced = True
