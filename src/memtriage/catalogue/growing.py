@@ -30,26 +30,17 @@ class GrowingPart:
     alone: bool = False
 
 
-ONEDNN: Final = GrowingPart(
-    "oneDNN",
-    frozenset(),
-    "on a CPU, oneDNN keeps a compiled primitive for each new shape, up to 1,024 of them",
-    "pad batches to few shapes, or bound the caches with the environment variables "
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY=N and LRU_CACHE_CAPACITY=N",
-)
+NATIVE: Final = {
+    "shapes vary": "pad batches to few shapes, or bound oneDNN's caches of compiled primitives with the "
+    "environment variables ONEDNN_PRIMITIVE_CACHE_CAPACITY=N and LRU_CACHE_CAPACITY=N",
+    "compressed sparse matrices are multiplied (`csr @ csr`)": "multiply them as COO matrices "
+    "(`a.to_sparse_coo() @ b.to_sparse_coo()`)",
+}
+"""Known growth of native memory on a CPU: what the program does, and what to change.
 
-SPARSE_PRODUCT: Final = GrowingPart(
-    "torch.sparse",
-    frozenset(),
-    "on a CPU, torch does not free a second copy of the product of two compressed sparse matrices "
-    "(`csr @ csr`, `torch.sparse.mm`; CSC, too)",
-    "multiply them as COO matrices (`a.to_sparse_coo() @ b.to_sparse_coo()`)",
-)
-"""Measured in torch 2.13: a product of 35,042 elements leaves 311.6 KiB with float32 and 448.5 KiB with
-float64, `torch.sparse.addmm` twice that; COO products, and CSR times dense, leave nothing."""
-
-NATIVE: Final = (("shapes vary", ONEDNN), ("sparse matrices are multiplied", SPARSE_PRODUCT))
-"""Known growth of native memory, by what the program does."""
+oneDNN keeps a primitive for each new shape, up to 1,024. Torch keeps a second copy of a sparse product.
+Measured in torch 2.13: one of 35,042 elements leaves 311.6 KiB with float32 and 448.5 KiB with float64,
+`torch.sparse.addmm` twice that; COO products, and CSR times dense, leave nothing."""
 
 PROFILER: Final = GrowingPart(
     "torch.profiler",
@@ -111,7 +102,7 @@ GROWING: Final = (
     GrowingPart(
         "multiprocessing",
         frozenset({"multiprocessing.pool.IMapIterator"}),
-        "a pool goes on whether or not its results are taken, and what waits stays alive",
+        "a pool makes results whether or not they are taken, and what waits stays alive",
         "hand the pool few inputs at a time: have the input's generator wait for a `threading.Semaphore` "
         "that the loop releases when it has taken a result",
     ),

@@ -132,7 +132,9 @@ def expression(path: HolderPath) -> str:
 
 def writable(path: HolderPath) -> HolderPath:
     """Return a path up to the first object of C code that leads on, whose parts have no names."""
-    named = takewhile(lambda each: each.kind is not SegmentKind.ATTRIBUTE or each.name[0] != "<", path)
+    named = takewhile(
+        lambda each: each.kind is not SegmentKind.ATTRIBUTE or not each.name.startswith("<"), path
+    )
     return tuple(named)
 
 

@@ -111,8 +111,13 @@ def _threads_pile_up(held: Held) -> bool:
 
 
 def _is_unseen(held: Held) -> bool:
-    """Whether C code alone holds it. What a running loop iterates over is not: its attributes have names."""
-    return held.anchor[0].kind is SegmentKind.UNSEEN and not has(held.anchor[1:], SegmentKind.ATTRIBUTE)
+    """Whether C code alone holds it, or a function that it will call.
+
+    What a running loop iterates over is not: its attributes have names.
+    """
+    root, *inside = held.anchor
+    named = has(tuple(inside), SegmentKind.ATTRIBUTE) and root.name not in ("function", "method", "partial")
+    return root.kind is SegmentKind.UNSEEN and not named
 
 
 def _is_in_library(held: Held) -> bool:

@@ -286,17 +286,18 @@ class GroupDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
         return not self.retains_all and nbytes >= 2 * (self.retained_of or 0)
 
     def take_retained(self, earlier: GroupDetail, nbytes: int, size: int) -> None:
-        """Take what an earlier census computed. Holders that kept all of a group still do.
+        """Take what an earlier census computed. Holders that kept all of a group still do, and a cut releases
+        the same part of it.
 
         Args:
             nbytes: the group's bytes now.
             size: the same with what it keeps besides.
         """
         self.retained, self.retained_of = earlier.retained, earlier.retained_of
-        self.also_held_by, self.cuts = earlier.also_held_by, earlier.cuts
+        self.also_held_by = earlier.also_held_by
+        self.cuts = [cut.scaled(size / max(1, cut.of)) for cut in earlier.cuts]
         if earlier.retains_all:
             self.retained = self.retained_of = nbytes
-            self.cuts = [cut.scaled(size / max(1, cut.of)) for cut in earlier.cuts]
 
 
 class Census(msgspec.Struct, kw_only=True):

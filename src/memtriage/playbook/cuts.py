@@ -33,7 +33,8 @@ CUTS: Final[Mapping[str, str]] = {
     "the cycle (weakref for the back reference)",
     "break": "make one reference of the cycle weak (`weakref.ref()`): {at}",
     "release": "release the object that was given the tensors, or give it detach()ed copies",
-    "no_grad": "run the loop under `torch.inference_mode()` or `torch.no_grad()`; nothing is recorded then",
+    "no_grad": "run the loop under `torch.inference_mode()` or `torch.no_grad()`, in the thread that runs "
+    "it; nothing is recorded then",
 }
 """By kind of cut. Words in braces are filled in."""
 

@@ -83,7 +83,8 @@ MECHANISMS: Final[Mapping[str, MechanismText]] = {
     "only C code": MechanismText(
         "{subject}: no variable of the program leads there. C code holds it, such as a callback that was "
         "registered (atexit, a signal, an extension)",
-        "unregister the callback when it is no longer needed, or give it values instead of the tensors",
+        "unregister the callback when it is no longer needed (`atexit.unregister()`), give it a "
+        "`weakref.ref()` of its object, or values instead of the tensors",
     ),
     "no_grad": MechanismText(
         "{subject} keeps tensors with a grad_fn although no backward has run: every operation is recorded, "
@@ -121,8 +122,8 @@ MECHANISMS: Final[Mapping[str, MechanismText]] = {
     "native code": MechanismText(
         "native code allocates memory and keeps it: a library, or an object that hides its size "
         "(io.StringIO)",
-        "look at native libraries that are called in the loop (tokenizers, data loaders, script modules); a "
-        "profiler of native allocations such as `memray run --native` names the call. {known}",
+        "look at native libraries that are called in the loop (tokenizers, databases, data loaders, script "
+        "modules); a profiler of native allocations such as `memray run --native` names the call. {known}",
     ),
     "native code on a GPU": MechanismText(
         "native code allocates GPU memory and keeps it: an extension in C++ or CUDA, or a library",

@@ -104,7 +104,7 @@ def _mechanism(leak: Leak) -> MechanismText:
     if cause == "native code" and leak.device.startswith("cuda:"):
         return MECHANISMS["native code on a GPU"]
     if cause == "native code":
-        known = " ".join(f"Where {calls}: {part.why}; {part.fix}." for calls, part in NATIVE)
+        known = " ".join(f"Where {calls}, {change}." for calls, change in NATIVE.items())
         return MECHANISMS[cause].filled({"known": known})
     if cause == "not read":
         return MECHANISMS[cause].filled({"why": leak.unread or "it was read too seldom while it lived"})

@@ -633,6 +633,15 @@ def test_parts_of_one_leak_are_projected_once() -> None:
     assert finding.projection is not None and finding.projection.step == pytest.approx(60 + 100, abs=1)
 
 
+def test_memory_runs_out_as_fast_as_pages_are_taken() -> None:
+    """Between what lives, malloc keeps room that nothing fits into: 400 MiB last for 100 steps, not 400."""
+    counters = {"cpu": rising(MIB), "host": rising(4 * MIB)}
+    situation = {"limits": {"cpu": GIB}, "used": {"cpu": GIB - 400 * MIB}}
+    finding = the(observed(counters, keeping(MIB), CENSUSES, situation=situation))
+    assert finding.bytes_per_step == MIB
+    assert finding.projection is not None and finding.projection.step == pytest.approx(60 + 100, abs=1)
+
+
 def test_without_a_limit_there_is_no_projection() -> None:
     assert the(leaking()).projection is None
 

@@ -282,9 +282,11 @@ def _projected(leaks: Sequence[Leak], evidence: Evidence) -> Iterator[Leak]:
             if (memory_of(each), each.scale) == (memory_of(leak), leak.scale):
                 rates[each.process or roles.ITSELF] += each.recent
         within_step = leak.scale != main.scale and not leak.process
-        counter = main.counters.get(memory_of(leak))
-        if roles.ITSELF in rates and not within_step and counter and counter.growth.state == "growing":
-            rates[roles.ITSELF] = max(rates[roles.ITSELF], counter.growth.recent)
+        names = (memory_of(leak), DEVICE_HOST) if memory_of(leak) == "cpu" else (memory_of(leak),)
+        counters = [main.counters[name].growth for name in names if name in main.counters]
+        seen = [growth.recent for growth in counters if growth.state == "growing"]
+        if roles.ITSELF in rates and not within_step and seen:  # malloc also keeps room between what lives
+            rates[roles.ITSELF] = max(rates[roles.ITSELF], *seen)
         limit, used = situation.limits.get(leak.device), situation.used.get(leak.device)
         rate = sum(rates.values())
         if limit is None or used is None or leak.scale == "second" or not rate:

@@ -130,7 +130,7 @@ class OrdinaryData:
             stored_at=None if store is None else sites.named([(store.filename, store.line)]),
             stored_value=None if store is None else store.value,
             classes=list(view.classes(container.position)),
-            cuts=[] if before is None else before.cuts,
+            cuts=[] if before is None else [cut.scaled(len(obj) / before.entries) for cut in before.cuts],
         )
 
     def _longer(self, view: CensusView, sites: SiteRecorder) -> dict[HolderPath, tuple[LongArray, DataSeen]]:
