@@ -142,12 +142,14 @@ def test_only_the_first_is_taken_at_any_cost() -> None:
     assert not affordable(taken([3]), NOTHING, 60, 70)
 
 
-def test_a_suspicion_is_settled_at_any_cost_and_then_no_more() -> None:
+def test_a_suspicion_is_settled_at_any_cost_and_then_seldom() -> None:
     comparison = taken([3, 6, 24])
     for step in range(100, 104):
         assert affordable(comparison, growing(99), 60, 70)
         comparison.censuses += taken([step]).censuses
-    assert not affordable(comparison, growing(99), 60, 70)
+    for step, much_later in [(4 * 103 - 1, False), (4 * 103, True)]:
+        comparison.now = step
+        assert affordable(comparison, growing(99), 60, 70) is much_later
 
 
 def test_what_is_proven_is_confirmed_once_later_at_any_cost() -> None:

@@ -195,6 +195,14 @@ def test_memory_that_no_census_lists_leaks(counter: str, mechanism: str) -> None
     assert finding.evidence == ["from census to census it grows by 1.0 MiB per step"]  # its counter sees more
 
 
+@pytest.mark.parametrize(("short", "leaks"), [((33, 35, 37), True), ((57, 58, 59), False)])
+def test_other_memory_may_come_in_parts_that_short_intervals_lack(short: Sequence[int], leaks: bool) -> None:
+    """64 MiB for each 8 steps: none came from step 33 to 37, nor after step 56, where it may have ended."""
+    censuses = (1, 9, 17, 25, *short, *((45, 57) if leaks else ()))
+    found = judge(other_memory(lambda at: 64 * MIB * (at // 8), lambda at: 64 * MIB * (at // 8), censuses))
+    assert bool(found.findings) is leaks
+
+
 @pytest.mark.parametrize(("until", "leaks"), [(STEPS, True), (20, False)])
 def test_other_memory_grows_on_while_its_counter_does(until: int, leaks: bool) -> None:
     resident = [BASE + MIB * min(at, until) for at in range(1, STEPS + 1)]

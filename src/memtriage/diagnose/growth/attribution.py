@@ -44,6 +44,9 @@ INTERVALS: Final = 3
 ever smaller again, in two more, and past what it had then."""
 LEAST: Final = 256
 """Growth below this many bytes per position is the program's own bookkeeping."""
+LITTLE: Final = 0.02
+"""Memory that no census lists may come in parts of MiB, of which a short interval has none: an interval may
+lack this part of the whole."""
 DATA_LEAST: Final = 4096
 """The same for containers of ordinary data."""
 _NOT_CERTAIN: Final[Mapping[str, tuple[Open, ...]]] = {"filling": ("fills",), "uncertain": ("few",)}
@@ -243,8 +246,8 @@ def _pauses(before: Seen, after: Seen) -> bool:
 def other_growth(comparison: Comparison, intervals: int = INTERVALS) -> dict[str, Growth]:
     """Return the growth of memory that no census lists, by the counter that sees it, where it is certain.
 
-    It grew in each of so many intervals up to the last census, at much the same pace, and beyond what there
-    may have been before them.
+    It grew in so many intervals, the last one among them, at much the same pace, lacked little in any other,
+    and grew beyond what there may have been before.
     """
     found = {}
     for name in ("host", "shared"):
@@ -258,7 +261,10 @@ def other_growth(comparison: Comparison, intervals: int = INTERVALS) -> dict[str
         policy = policy_of(name)
         for first in range(len(at) - intervals):
             grown, span = float(least[-1] - least[first]), float(at[-1] - at[first])
-            even = (np.diff(least[first:]) / np.diff(at[first:])).min() >= OPEN * grown / span
+            late = np.diff(least[first:]) - OPEN * np.diff(at[first:]) * grown / span
+            even = (
+                np.count_nonzero(late >= 0) >= intervals and late[-1] >= 0 and late.min() >= -LITTLE * grown
+            )
             enough = grown >= policy.settles and grown >= policy.least * span
             if even and enough and least[-1] > most[first]:
                 rate = grown / span

@@ -120,8 +120,9 @@ def affordable(comparison: Comparison, suspicion: Suspicion, spent_s: float, ela
     since = sum(position >= suspicion.since for position in taken)
     if not taken or (suspicion.open and since < TO_PROVE):
         return True
-    # One more confirms what is proven, later: a list of an epoch grows evenly until that ends.
+    # Much later, one confirms what is proven (a list of an epoch grows evenly until that ends), or sees what
+    # began meanwhile.
     later = comparison.now - comparison.begins >= WIDENS * (taken[-1] - comparison.begins)
-    if suspicion.grows and since <= TO_PROVE and later:
+    if later and (suspicion.open or (suspicion.grows and since <= TO_PROVE)):
         return True
     return spent_s * (1 + 1 / len(taken)) <= FREE_S + COST * elapsed_s
