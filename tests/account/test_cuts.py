@@ -59,6 +59,9 @@ blocks = [Block(), Block()]
 for _ in range(3):
     scale(blocks, torch.ones(5000))
 
+class Strategy:
+    pass
+
 layers = [Block(), Block()]
 for layer in layers:
     layer.norms = {}
@@ -67,6 +70,14 @@ for number in range(3):
     for layer in layers:
         layer.norms[number] = (edges, number)
 del edges, layer
+
+folds, steppers = [], []
+for _ in range(3):
+    stepper = Strategy()
+    stepper.trained, stepper.state = [torch.ones(5000)], torch.ones(5000)
+    folds.append(stepper.trained[0])
+    steppers.append(stepper)
+del stepper
 
 @functools.lru_cache(maxsize=None)
 def mask(number):
@@ -103,9 +114,6 @@ class Two(torch.autograd.Function):
     def backward(ctx, one, two):
         return one
 Two.apply(weight)
-
-class Strategy:
-    pass
 
 def look_ahead():
     strategy, mean = Strategy(), weight * torch.ones(5000)
@@ -233,6 +241,12 @@ def test_a_hook_of_a_node_that_leads_to_its_tensor_is_a_cycle(cuts: dict[str, di
     of_cycle = next(each for anchor, each in cuts.items() if "functools.partial print" in anchor)
     assert of_cycle["detach"].of > 2 * FLOATS
     assert left(of_cycle["detach"]) == left(of_cycle["break"]) == 0
+
+
+def test_what_two_containers_keep_is_released_by_bounding_both(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    of_both, of_one = cuts["train.folds[*]"]["bound"], cuts["train.steppers[*].state"]["bound"]
+    assert of_both.of >= 3 * FLOATS and left(of_both) == left(of_one) == 0
+    assert (list(map(in_words, of_both.together)), of_one.together) == (["train.steppers[*]"], [])
 
 
 def test_data_in_a_container_is_released_with_its_entries(cuts: dict[str, dict[str, CutSeen]]) -> None:

@@ -55,6 +55,8 @@ _CUT_IN_CYCLE: Final[Mapping[SegmentKind, CutKind]] = {**_CUT_AT, SegmentKind.GR
 _OF_GRAPH: Final = frozenset((SegmentKind.LATER_NODE, SegmentKind.LEAF))
 """References within the autograd graph, which no change of a program removes alone."""
 
+_TOGETHER: Final = frozenset(("detach", "bound"))
+"""Kinds of cuts that several holders of the same objects need together."""
 _OF_NODES: Final = frozenset(("saved for backward", "autograd context"))
 """Owners of what a node refers to."""
 
@@ -168,7 +170,7 @@ class CutMeter:
         self._anchors = anchors
         self._retained = retained
         self._groups = groups
-        self._detached: dict[GroupKey, list[Edge]] = {}
+        self._cut_of: dict[CutKind, dict[GroupKey, tuple[HolderPath, list[Edge]]]] = {}
         self._sizer = NativeSizer(graph.reader)
         self._held_at = {at: held_storage for held_storage in held.values() for at in held_storage.tensors}
         # A cycle that nothing else leads to is entered at any of its objects: that is no root.
@@ -195,7 +197,7 @@ class CutMeter:
         else:
             candidates = self._on_the_way(elements, group)
         cuts = self._measured(candidates, parts)
-        cuts = [self._with_others(cut, key, parts) if cut.cut == "detach" else cut for cut in cuts]
+        cuts = [self._with_others(cut, key, parts) if cut.cut in _TOGETHER else cut for cut in cuts]
         copied = self._clone(elements, parts)
         useful = [cut for cut in cuts if cut.releases or cut.cut != "break"]
         return useful if copied is None else [*useful, copied]
@@ -279,18 +281,18 @@ class CutMeter:
         return nodes, {self._holders.holder_of(at)[1] for at in (*first, *views)}
 
     def _with_others(self, cut: CutSeen, key: GroupKey, parts: Sequence[_OwnBytes]) -> CutSeen:
-        """Return a cut together with the same one of other groups, if these keep the same graph."""
-        if not self._detached:
-            for each in self._groups:
-                graph_edges = [edge for at in self._elements(each)[1] for edge in self._to_its_graph(at)]
-                self._detached[each] = graph_edges
-        own = self._detached[key]
-        others = {each: edges for each, edges in self._detached.items() if each != key and edges}
-        if cut.releases >= _ENOUGH * cut.of or not others:
+        """Return a cut together with the same one of other groups, if these keep the same objects."""
+        if cut.cut not in self._cut_of:
+            found = ((each, self._outermost(cut.cut, each)) for each in self._groups)
+            self._cut_of[cut.cut] = {each: cut_of_it for each, cut_of_it in found if cut_of_it is not None}
+        known = self._cut_of[cut.cut]
+        others = {each: cut_of_it for each, cut_of_it in known.items() if each != key}
+        if cut.releases >= _ENOUGH * cut.of or not others or key not in known or known[key][0] != cut.at:
             return cut
+        own = known[key][1]
 
         def released(without: GroupKey | None = None) -> int:
-            edges = (edge for each, of_it in others.items() if each != without for edge in of_it)
+            edges = (edge for each, (_, of_it) in others.items() if each != without for edge in of_it)
             return self._released(parts, [*own, *edges])
 
         most = released()
@@ -299,8 +301,16 @@ class CutMeter:
         for each in list(others):  # three that keep one graph release it only together
             if released(without=each) >= _ENOUGH * most:
                 del others[each]
-        together = [anchor for _, anchor in others]
+        together = [at for at, _ in others.values()]
         return msgspec.structs.replace(cut, releases=released(), together=together)
+
+    def _outermost(self, kind: CutKind, key: GroupKey) -> tuple[HolderPath, list[Edge]] | None:
+        """Return where a kind of cut removes references of a group, nearest to the root; these, too."""
+        if is_native(key[1]) or key[1][0].kind is SegmentKind.GARBAGE_CYCLE:
+            return None
+        on_the_way = self._on_the_way(self._elements(key)[1], self._groups[key])
+        found = [(at, edges) for cut, at, edges in on_the_way if cut == kind]
+        return found[0] if found else None
 
     def _parts(
         self, key: GroupKey, group: Sequence[HeldStorage], nodes: Sequence[int]

@@ -79,9 +79,10 @@ def _one_cause(first: Leak, second: Leak) -> bool:
 
 
 def _share_a_graph(first: Leak, second: Leak) -> bool:
-    """Whether the tensors of one holder must be detached with those of the other, to release their graph."""
+    """Whether the references of one holder must be cut with those of the other, to release what both keep."""
     held = [leak.cause for leak in (first, second) if isinstance(leak.cause, Held)]
-    return any(b.anchor in cut.together for a, b in permutations(held, 2) for cut in a.detail.cuts)
+    cuts = ((at, b) for a, b in permutations(held, 2) for cut in a.detail.cuts for at in cut.together)
+    return any(b.anchor[: len(at)] == at for at, b in cuts)
 
 
 def memory_of(leak: Leak) -> str:
@@ -174,6 +175,10 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
     if not isinstance(named.cause, Held):
         return named
     cuts = _joined_cuts([part.cause for part in parts if isinstance(part.cause, Held)])
+    other = [cut for each in beside if isinstance(each.cause, Held) for cut in cuts_of(each.cause) if cut.of]
+    for number, cut in enumerate(cuts):
+        same = (each.at for each in other if each.cut == cut.cut)
+        cuts[number] = msgspec.structs.replace(cut, together=list(dict.fromkeys([*cut.together, *same])))
     detail = msgspec.structs.replace(named.cause.detail, cuts=cuts)
     return replace(named, cause=replace(named.cause, detail=detail, joined=True, rate=total.rate))
 

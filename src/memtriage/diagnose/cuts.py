@@ -80,8 +80,10 @@ def fix_of(held: Held) -> str:
         return text
     remains = 0 if held.rate is None else _remains(best, held.rate)
     left = f"; {rate(remains, held.every)} remain" if remains else ""
-    others = [expression(named(each)) for each in best.together if not _covers(held.anchor, each)]
-    also = f" (and the same in {', '.join(others)})" if others else ""
+    own = {expression(named(best.at)), expression(container(held))}
+    others = {expression(named(each)): None for each in best.together if not _covers(held.anchor, each)}
+    also = ", ".join(name for name in others if name not in own)
+    also = f" (and the same in {also})" if also else ""
     return f"{text}{also}: releases {size(best.releases)} of {size(best.of)}{left}"
 
 

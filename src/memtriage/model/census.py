@@ -201,7 +201,7 @@ class CutSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cut: the kind.
         at: path to what the removed references lead to; of `detach` and `clone`, to the tensors.
         kind: type of what has these references, such as the container.
-        together: anchors of other groups, if it only releases that much together with the same cut of these.
+        together: paths in other groups, if it only releases that much together with the same cut there.
         releases: bytes of the group that nothing would keep.
         of: its bytes then, with the nodes and tensor objects that it keeps on its device.
     """
