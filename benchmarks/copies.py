@@ -88,9 +88,7 @@ def pause(training: Training) -> None:
         copy = answer_in_copy({}, None, follow=False)
         stood = time.perf_counter() - started
         if copy is None:
-            print(
-                f"  in the process {milliseconds(stood_inside)}; no copy is made: too little memory is left"
-            )
+            print(f"  in the process {milliseconds(stood_inside)}; no copy is made")
             continue
         steps = [training.step() for _ in range(STEPS)]
         answer = copy.result(WITHIN_S)
