@@ -118,31 +118,6 @@ def test_in_a_watched_process_only_marks_are_made(accelerator: Any, tmp_path: Pa
     assert not (tmp_path / "memtriage").exists()
 
 
-def test_metrics_go_to_the_accelerators_trackers(accelerator: Any, tmp_path: Path, no_census: None) -> None:
-    tracking = pytest.importorskip("accelerate.tracking")
-    logged: list[tuple[dict[str, float], int]] = []
-
-    class Tracker(tracking.GeneralTracker):  # type: ignore[misc,name-defined]
-        name = "list"
-        requires_logging_directory = False
-        tracker = None
-
-        def store_init_configuration(self, values: Any) -> None:
-            pass
-
-        def log(self, values: dict[str, float], step: int, **_: Any) -> None:
-            logged.append((values, step))
-
-    accelerator.log_with = [Tracker()]
-    accelerator.init_trackers("run")
-    with watched(accelerator):
-        train(accelerator, keep=False)
-        accelerator.log(memtriage.metrics(), step=STEPS)
-    values, step = logged[-1]
-    assert step == STEPS
-    assert any("allocated" in name for name in values)
-
-
 SCRIPT = """
     import torch
     from accelerate import Accelerator

@@ -108,11 +108,6 @@ def test_what_fits_as_it_is():
     assert "Changes" not in text and "Passed over" not in text
 
 
-@pytest.mark.parametrize("width", [40, 200])
-def test_any_width(width):
-    assert "8-bit AdamW" in shown(made(), width)
-
-
 @pytest.mark.parametrize(
     ("found", "said"),
     [

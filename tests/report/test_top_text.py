@@ -226,11 +226,6 @@ def test_what_grows_and_the_states_are_colored(tmp_path: Path) -> None:
     ]
 
 
-def test_sorted_by_growth(tmp_path: Path) -> None:
-    _, table = rows(shown(two_ranks(tmp_path), sort="growth"))
-    assert [row[0] for row in table] == ["1", "0"]
-
-
 def test_json(tmp_path: Path) -> None:
     said = msgspec.to_builtins(as_json(two_ranks(tmp_path)))
     assert (said["schema"], said["verdict"], said["steps"], said["finished"]) == (1, "leak", 10, False)

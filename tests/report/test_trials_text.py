@@ -283,13 +283,3 @@ def test_the_report_fits(noted: TrialsReport, width: int) -> None:
     assert max(map(len, lines)) <= width
     assert any("fp8 + phase" in line for line in lines)
     assert not any(line != line.rstrip() for line in lines)
-
-
-def test_the_table_is_there_where_there_is_room_for_names(report: TrialsReport) -> None:
-    """The narrowest page with a table; one column less, and figures are listed."""
-    widths = [width for width in range(40, 120) if "variant  " in text_of(report, width)]
-    assert widths == list(range(widths[0], 120))
-    narrow = text_of(report, widths[0]).splitlines()
-    assert any(line.startswith("fp8 + phase ") for line in narrow)
-    assert max(map(len, narrow[3:])) <= widths[0]
-    assert "time per step" in text_of(report, widths[0] - 1)

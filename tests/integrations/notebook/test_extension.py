@@ -11,7 +11,6 @@ pytest.importorskip("IPython")
 
 from IPython.utils.capture import capture_output
 
-import memtriage
 from memtriage.process import active
 from support.notebooks import run
 
@@ -89,16 +88,6 @@ def test_above_another_magic_it_watches_too(shell: Any, no_census: None) -> None
     run(shell, "%%memtriage --json told -q\n%%capture words\nprint('inside')")
     assert shell.user_ns["words"].stdout == "inside\n"
     assert shell.user_ns["told"]["verdict"] == "not_judged"
-
-
-def test_in_a_watched_process_the_cell_runs_and_says_so(
-    shell: Any, no_census: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with memtriage.watch(tmp_path, quiet=True) as outer:
-        result = run(shell, "%%memtriage\n1 + 1")
-    assert result.result == 2
-    assert "watched already" in " ".join(capsys.readouterr().out.split())
-    assert outer.report is not None
 
 
 def test_the_record_stays_where_it_is_asked_for(shell: Any, no_census: None, tmp_path: Path) -> None:

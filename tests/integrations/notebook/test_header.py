@@ -32,12 +32,6 @@ def test_only_the_first_line_with_text_is_the_header(cell: str, header: tuple[in
     assert find_header(cell.splitlines(keepends=True)) == header
 
 
-def test_its_options_are_parsed_as_a_command_s_are() -> None:
-    chosen = chosen_in(["%%memtriage --top 3 -o 'my runs' -q\n"], PARSER)
-    assert chosen is not None
-    assert (chosen.top, chosen.directory, chosen.quiet) == (3, "my runs", True)
-
-
 @pytest.mark.parametrize("line", ["%%memtriage --bogus", "%%memtriage 'open", "%%memtriage -h", "x = 1"])
 def test_what_runs_nothing_is_left_to_the_magic_itself(line: str) -> None:
     lines = [f"{line}\n", "x = 1\n"]

@@ -19,7 +19,7 @@ from memtriage.model.blocks import DeviceCounters
 from memtriage.model.cell import CellReport
 from memtriage.model.census import Census, HolderGroup
 from memtriage.model.findings import Finding
-from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
+from memtriage.model.paths import ANY_ITEM
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import MIB
 from memtriage.observe import cuda
@@ -248,22 +248,6 @@ def test_a_watch_without_a_report_leaves_the_rest(sees: Sees, monkeypatch: pytes
     report = sees(census(), census(held("kept", 2))).run()
     assert report.run_report is None
     assert changed(report.came) == [("kept", 2 * MIB, 1)]
-
-
-def test_what_the_last_traceback_keeps_by_device() -> None:
-    frame = PathSegment(SegmentKind.LAST_TRACEBACK), PathSegment(SegmentKind.FRAME, "f")
-
-    def behind(name: str, mib: float, device: str) -> HolderGroup:
-        group = held("x", mib, device=device)
-        group.anchor = (*frame, PathSegment(SegmentKind.VARIABLE, name))
-        return group
-
-    found = census(
-        behind("a", 2, "cpu"), behind("b", 3, "cpu"), behind("c", 1, "cuda:0"), behind("loss", 0.01, "mps:0"),
-        held("model", 9),
-    )  # fmt: skip
-    assert watched_cell.kept_by(found, SegmentKind.LAST_TRACEBACK) == {"cpu": 5 * MIB, "cuda:0": MIB}
-    assert watched_cell.kept_by(found, SegmentKind.OUTPUT) == {}
 
 
 def test_what_has_gone_since_a_census(monkeypatch: pytest.MonkeyPatch) -> None:

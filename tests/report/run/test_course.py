@@ -36,15 +36,12 @@ def cpu_rank(marks: list[tuple[str, int, int | None]], rank: int | None = None) 
 
 def test_each_device_has_a_chart_and_the_host_comes_last() -> None:
     rank = gpu_rank(steps=3)
-    second = [
-        Mark(name="step", step=step, microbatch=0, rank=None, time_s=step, device="cuda:10", allocated=GIB)
+    others = [
+        Mark(name="step", step=step, microbatch=0, rank=None, time_s=step, device=device, allocated=GIB)
+        for device in ("cuda:10", "cuda:2")
         for step in (1, 2)
     ]
-    third = [
-        Mark(name="step", step=step, microbatch=0, rank=None, time_s=step, device="cuda:2", allocated=GIB)
-        for step in (1, 2)
-    ]
-    rank.marks = second + third + rank.marks
+    rank.marks = others + rank.marks
     assert [chart["title"] for chart in drawn(rank)] == [
         "Memory of cuda:0 over the run",
         "Memory of cuda:2 over the run",

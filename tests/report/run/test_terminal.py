@@ -7,7 +7,6 @@ import pytest
 
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import Finding, FindingKind, Verdict
-from memtriage.model.judged import DetectionLimit, Judged
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.marks import Mark
 from memtriage.model.rank_groups import RankDifference, RankGroup, RankGroups, RankOutlier, RankSpan
@@ -28,37 +27,6 @@ def unwrapped(text):
     return re.sub(r"\s+", "", text)
 
 
-def test_the_verdict_comes_first(make_report, leak):
-    context = RunContext(argv=["train.py", "--lr", "3"], duration_s=92.0, runs_out_in=[196])
-    first, second, *_ = shown(make_report(leak()), context).splitlines()
-    assert first == "LEAK: 164.0 MiB per step on cuda:0, out of memory in 196 steps"
-    assert second == "train.py --lr 3 · 41 steps · 1 min 32 s"
-
-
-def test_a_finding_tells_all_that_is_known(make_report, leak):
-    text = shown(make_report(leak()))
-    for value in (
-        leak().holder,
-        *leak().also_held_by,
-        leak().stored_at,
-        leak().allocated_at,
-        leak().mechanism,
-        leak().fix,
-        *leak().evidence,
-        "size at step 41     6.6 GiB · 82.0 MiB per micro-batch",
-        "detected            in forward",
-        "M21 · Leaks: something keeps what a step makes · memtriage explain M21",
-    ):
-        assert value in text
-
-
-def test_labels_take_as_much_room_as_those_that_are_shown(make_report, leak):
-    finding = leak()
-    assert f"\n  kept alive by       {finding.holder}\n" in shown(make_report(finding))
-    finding.also_held_by = []
-    assert f"\n  kept alive by    {finding.holder}\n" in shown(make_report(finding))
-
-
 @pytest.mark.parametrize("width", [200, 100, 60, 40])
 def test_holder_and_site_are_whole_on_any_terminal(make_report, leak, width):
     text = shown(make_report(leak()), width=width)
@@ -77,14 +45,6 @@ def test_without_a_finding_the_course_of_the_first_device_of_the_ledger_is_drawn
     report.ledger = {"job": [], "host": []}
     report.marks = report.marks[1:]
     assert "allocated on cuda:0" in shown(report)
-
-
-def test_the_same_finding_on_many_ranks_is_told_once(make_report, leak):
-    findings = [leak(rank, device=f"cuda:{rank}", bytes_per_step=(164 + rank) * MiB) for rank in range(7)]
-    text = shown(make_report(*findings, ranks=8))
-    assert text.count("kept alive by       train") == 1
-    assert "leak on cuda:0-6, 7 of 8 ranks (0-6)   164.0 MiB to 170.0 MiB per step" in text
-    assert "41 steps · 8 of 8 ranks" in text
 
 
 @pytest.mark.parametrize("verdict", get_args(Verdict))
@@ -109,24 +69,6 @@ def test_every_kind_has_its_block_even_with_nothing_known(make_report, kind):
     text = shown(make_report(Finding(kind=kind, device="host"), verdict="clean"))
     assert "\n1  " in text
     assert "None" not in text
-
-
-def limit(nbytes, per="step", scale="step", points=310):
-    return Judged(scale=scale, points=points, detection_limit=DetectionLimit(nbytes, per))
-
-
-def test_a_suspicion_is_no_leak_and_says_what_would_settle_it(make_report, leak):
-    suspected = leak(certainty="suspected", holder="run.log[*]")
-    text = shown(make_report(suspected, verdict="not_judged", judged={"cuda:0": limit(512)}))
-    assert text.splitlines()[0] == (
-        "NOT JUDGED: suspected growth of 164.0 MiB per step on cuda:0; run longer to confirm"
-    )
-    assert "suspected leak on cuda:0   164.0 MiB per step" in text
-    assert re.search(r"to confirm +run longer", text)
-    assert "to confirm" not in shown(make_report(leak(certainty="proven")))
-    both = shown(make_report(leak(), suspected))
-    assert both.splitlines()[0].startswith("LEAK: 164.0 MiB per step on cuda:0")
-    assert "more leak" not in both.splitlines()[0]
 
 
 def test_the_exception_is_told(make_report):

@@ -23,15 +23,6 @@ def test_lines_fit_the_terminal_except_whole_values(width: int) -> None:
     assert wide == []
 
 
-def test_what_strands_memory_is_named_with_its_pins() -> None:
-    text = printed(render, load_snapshot(DATA / "fragmentation.pickle.gz"))
-    assert "1. fragmentation  406.7 MiB" in text
-    assert "2. fragmentation  170.4 MiB" in text
-    stranded = text[text.index("Stranded  577.1 MiB in 6 segments") :]
-    assert "406.0 MiB of 438.0 MiB at 0x7f91d2000000, pinned by" in stranded
-    assert "4.1 MiB at 0x7f92ed000000, variable, train.py:82 in per" in stranded
-
-
 def test_plain_ascii_is_enough() -> None:
     text = printed(render, load_snapshot(DATA / "oom.pickle.gz"), encoding="ascii")
     assert "1. out of memory  62.5 MiB" in text
