@@ -641,6 +641,22 @@ def test_parts_of_one_leak_are_projected_once() -> None:
     assert finding.projection is not None and finding.projection.step == pytest.approx(60 + 100, abs=1)
 
 
+def test_parts_of_entries_that_are_found_at_another_place_each_time_belong_to_the_leak() -> None:
+    """An entry has a state, and a model to which two ways of the same length lead."""
+
+    def found(at: int) -> Found:
+        way = ("fit", "test")[at // 15 % 2]
+        parts = [(1, "state"), (2 + at // 15, way)]
+        paths = [
+            (number, (*items("kept"), PathSegment(SegmentKind.ATTRIBUTE, name))) for number, name in parts
+        ]
+        return [held(MIB * at, at, anchor=path, path=path, number=number) for number, path in paths]
+
+    finding = the(observed({"cpu": rising(2 * MIB)}, found, CENSUSES))
+    assert finding.bytes_per_step == pytest.approx(2 * MIB)
+    assert finding.bytes == 2 * 60 * MIB
+
+
 def test_memory_runs_out_as_fast_as_pages_are_taken() -> None:
     """Between what lives, malloc keeps room that nothing fits into: 400 MiB last for 100 steps, not 400."""
     counters = {"cpu": rising(MIB), "host": rising(4 * MIB)}

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 
+import msgspec
+
 from memtriage.diagnose.causes import memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
@@ -19,6 +21,7 @@ from memtriage.diagnose.growth.attribution import (
     DATA_LEAST,
     MINOR,
     OPEN,
+    PACE,
     Open,
     Rise,
     attribute,
@@ -35,7 +38,15 @@ from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import DataSeen, HolderSeen, Role, Situation
 from memtriage.model.findings import DEVICE_HOST, Event, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale
-from memtriage.model.paths import HolderPath, SegmentKind, has, is_entry, is_native
+from memtriage.model.paths import (
+    ANY_ITEM,
+    HolderPath,
+    SegmentKind,
+    has,
+    is_entry,
+    is_native,
+    of_any_item,
+)
 from memtriage.model.position import Scale
 from memtriage.model.units import MIB
 
@@ -68,7 +79,7 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
     for within in within_steps.values():
         rises = [each for each in attribute(within) if each.holders and _goes_on(evidence, within, each)]
         found += _of_rises(evidence, within, rises)
-    leaks = one_a_cause(join_host_part(found))
+    leaks = [_with_all_entries(leak, main) for leak in one_a_cause(join_host_part(found))]
     for name in sorted(main.counters):
         if name not in CONFIRMING and not _ends_by_itself(main, name):
             unnamed = _unnamed(evidence, name, main_rises, leaks)
@@ -168,6 +179,42 @@ def _of_rises(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise])
             kind="garbage_cycle" if garbage else "leak",
             also_held_by=(*([seen.anchor] if detail.carrier else []), *detail.also_held_by),
         )
+
+
+def _with_all_entries(leak: Leak, comparison: Comparison) -> Leak:
+    """Return a leak of a container's entries with all that they keep, where its counter shows more.
+
+    Of several equally short ways to a part of an entry, censuses may find another each time: that part then
+    never grew at one place, and all places below the container grew together.
+    """
+    memory, rise, cause = memory_of(leak), leak.shown_by, leak.cause
+    counter = comparison.counters.get(memory)
+    known = leak.rates.get("step", 0) if comparison.scale == leak.scale == "step" else 0
+    if not (known and counter and ANY_ITEM in leak.anchor and isinstance(rise, Rise) and rise.holders):
+        return leak
+    assert isinstance(cause, Held)
+    container = leak.anchor[: leak.anchor.index(ANY_ITEM) + 1]
+    here: dict[int, int] = {}
+    sizes: dict[float, int] = {}
+    for census in comparison.censuses:
+        for number in (*census.gone, *(seen.id for seen in census.holders)):
+            here.pop(number, None)
+        inside = (s for s in census.holders if of_any_item(s.anchor)[: len(container)] == container)
+        here.update((seen.id, seen.size) for seen in inside if seen.device == memory)
+        if census.at("step") >= rise.since and not census.partial:
+            sizes[census.at("step")] = sum(here.values())
+    first, last = min(sizes, default=0.0), max(sizes, default=0.0)
+    if last <= first:
+        return leak
+    rate = (sizes[last] - sizes[first]) / (last - first)
+    if counter.growth.state != "growing" or not (1 + OPEN) * known < rate <= (1 + PACE) * counter.growth.rate:
+        return leak
+    factor, detail = rate / known, cause.detail
+    cuts = [cut.scaled(sizes[last] / leak.nbytes) for cut in detail.cuts]
+    per_event = None if cause.rate is None else factor * cause.rate
+    cause = replace(cause, detail=msgspec.structs.replace(detail, cuts=cuts), rate=per_event)
+    rates = {per: round(factor * each) for per, each in leak.rates.items()}
+    return replace(leak, cause=cause, rates=rates, recent=factor * leak.recent, nbytes=sizes[last])
 
 
 def is_bounded(seen: HolderSeen) -> bool:
