@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -70,12 +68,12 @@ class Job:
 
     def child(self, before: str = "") -> subprocess.Popen[str]:
         code = "kept = []\nfor size in map(int, iter(input, '')): kept.append(b'x' * size); print(flush=True)"
-        code = before + code
+        code = "print(flush=True)\n" + before + code
         process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
         self._children.callback(process.wait)
         self._children.callback(process.kill)
-        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # `Popen` returns early in its `exec`
-            time.sleep(0.001)
+        assert process.stdout is not None
+        process.stdout.readline()  # what an interpreter takes while it starts is none of the test's growth
         return process
 
     def wakes(self, seconds: float, step: int) -> None:
