@@ -113,14 +113,15 @@ def test_a_list_that_is_at_rest_is_still_followed(followed: Followed) -> None:
     assert followed.census(26) == {path: replace(seen, before=None) for path, seen in grown.items()}
 
 
-def test_cuts_are_measured_again_when_a_list_is_twice_as_long(followed: Followed) -> None:
+def test_cuts_are_of_the_length_of_a_list_at_each_census(followed: Followed) -> None:
+    """They are only measured again when it is twice as long, and scaled until then."""
     followed.census(0)
-    measured = []
     for at, count in enumerate([9, 9, 9, 29], 1):
         followed.program["more"](count)
         (texts,) = followed.census(2 * at).values()
-        measured.append([(cut.cut, cut.releases // 1000) for cut in texts.cuts])
-    assert measured == [[("bound", kilobytes)] for kilobytes in (10, 10, 29, 59)]
+        nbytes = sum(map(sys.getsizeof, followed.program["texts"]))
+        assert [cut.cut for cut in texts.cuts] == ["bound"]
+        assert texts.cuts[0].releases == texts.cuts[0].of == pytest.approx(nbytes, rel=0.02)
 
 
 @pytest.mark.parametrize("clears", [True, False])
