@@ -28,7 +28,7 @@ def test_path_in_python(python_paths: Any, case: str) -> None:
     assert python_paths.holders(case) == ({holder} if holder else set())
 
 
-def test_chains_of_objects_fold_to_two_rounds(program: Any) -> None:
+def test_chains_fold_to_one_or_two_rounds(program: Any) -> None:
     program.run(PRELUDE)
     program.run("head = None\nfor _ in range(60): head, head.next = Thing(T()), head", "objects")
     program.run("cell = None\nfor _ in range(60): cell = (T(), cell)", "tuples")

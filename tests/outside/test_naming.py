@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -152,10 +151,11 @@ def test_variables_of_running_functions_go_by_their_thread(program: Any) -> None
     program.run(PRELUDE + MORE)
     program.run(
         """
-        ready, stop = [], threading.Lock()
+        from queue import SimpleQueue
+        ready, stop = SimpleQueue(), threading.Lock()
         stop.acquire()
         def wait():
-            ready.append(None)
+            ready.put(None)
             stop.acquire()
             stop.release()
         def work():
@@ -172,8 +172,8 @@ def test_variables_of_running_functions_go_by_their_thread(program: Any) -> None
     threads = [threading.Thread(target=program[name], name=name) for name in ("evaluate", "work")]
     for thread in threads:
         thread.start()
-    while len(program["ready"]) < 2:
-        time.sleep(0.01)
+    for _ in threads:
+        program["ready"].get()
     try:
         graph = walk_of({"train", "threading"}, threads=threads).run()
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from memtriage.account.census import Look
+from memtriage.account.census import CensusView, Look
 from memtriage.model.evidence import DataSeen
 from memtriage.model.paths import in_words
 from memtriage.observe.sites import SiteRecorder
@@ -113,8 +113,17 @@ def test_a_list_that_is_at_rest_is_still_followed(followed: Followed) -> None:
     assert followed.census(26) == {path: replace(seen, before=None) for path, seen in grown.items()}
 
 
-def test_cuts_are_of_the_length_of_a_list_at_each_census(followed: Followed) -> None:
+def test_cuts_are_of_the_length_of_a_list_at_each_census(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are only measured again when it is twice as long, and scaled until then."""
+    measure, measured = CensusView.cuts_of_data, list[int]()
+
+    def noted(view: CensusView, wanted: Any) -> Any:
+        measured.append(at)
+        return measure(view, wanted)
+
+    monkeypatch.setattr(CensusView, "cuts_of_data", noted)
     followed.census(0)
     for at, count in enumerate([9, 9, 9, 29], 1):
         followed.program["more"](count)
@@ -122,6 +131,7 @@ def test_cuts_are_of_the_length_of_a_list_at_each_census(followed: Followed) -> 
         nbytes = sum(map(sys.getsizeof, followed.program["texts"]))
         assert [cut.cut for cut in texts.cuts] == ["bound"]
         assert texts.cuts[0].releases == texts.cuts[0].of == pytest.approx(nbytes, rel=0.02)
+    assert measured == [1, 3, 4]
 
 
 @pytest.mark.parametrize("clears", [True, False])
