@@ -132,7 +132,7 @@ def _data_below(graph: HeapGraph, container: int) -> DataBelow:
     nbytes, entry_of = dict[int, int](), {container: -1}
     shared: dict[int, None] = {}
     for number, element in enumerate(elements):
-        queue = [*element]
+        queue = list(element)
         for at in queue:
             if entry_of.setdefault(at, number) != number:
                 shared[at] = None
@@ -282,12 +282,14 @@ class CutMeter:
 
     def _with_others(self, cut: CutSeen, key: GroupKey, parts: Sequence[_OwnBytes]) -> CutSeen:
         """Return a cut together with the same one of other groups, if these keep the same objects."""
+        if cut.releases >= _ENOUGH * cut.of:
+            return cut
         if cut.cut not in self._cut_of:
             found = ((each, self._outermost(cut.cut, each)) for each in self._groups)
             self._cut_of[cut.cut] = {each: cut_of_it for each, cut_of_it in found if cut_of_it is not None}
         known = self._cut_of[cut.cut]
         others = {each: cut_of_it for each, cut_of_it in known.items() if each != key}
-        if cut.releases >= _ENOUGH * cut.of or not others or key not in known or known[key][0] != cut.at:
+        if not others or key not in known or known[key][0] != cut.at:
             return cut
         own = known[key][1]
 
@@ -309,8 +311,7 @@ class CutMeter:
         if is_native(key[1]) or key[1][0].kind is SegmentKind.GARBAGE_CYCLE:
             return None
         on_the_way = self._on_the_way(self._elements(key)[1], self._groups[key])
-        found = [(at, edges) for cut, at, edges in on_the_way if cut == kind]
-        return found[0] if found else None
+        return next(((at, edges) for cut, at, edges in on_the_way if cut == kind), None)
 
     def _parts(
         self, key: GroupKey, group: Sequence[HeldStorage], nodes: Sequence[int]

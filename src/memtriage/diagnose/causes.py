@@ -70,7 +70,7 @@ def _one_cause(first: Leak, second: Leak) -> bool:
         return False
     if memory_of(first) != memory_of(second):
         return isinstance(second.shown_by, Counted) and first.path == second.path
-    if _share_a_graph(first, second):
+    if _are_cut_together(first, second):
         return True
     held = [leak.cause for leak in (first, second) if isinstance(leak.cause, Held)]
     parts = [growing_part(cause.detail.classes) for cause in held]
@@ -78,7 +78,7 @@ def _one_cause(first: Leak, second: Leak) -> bool:
     return common_holder(first.anchor, second.anchor, one_part=one_part) is not None
 
 
-def _share_a_graph(first: Leak, second: Leak) -> bool:
+def _are_cut_together(first: Leak, second: Leak) -> bool:
     """Whether the references of one holder must be cut with those of the other, to release what both keep."""
     held = [leak.cause for leak in (first, second) if isinstance(leak.cause, Held)]
     cuts = ((at, b) for a, b in permutations(held, 2) for cut in a.detail.cuts for at in cut.together)
@@ -156,7 +156,7 @@ def _joined(leaks: Sequence[Leak]) -> Leak:
     parts = sorted(places.values(), key=_speed, reverse=True)
     first = parts[0]
     beside = [each for each in parts[1:] if common_holder(first.anchor, each.anchor) is None]
-    beside = [each for each in beside if _share_a_graph(first, each)]
+    beside = [each for each in beside if _are_cut_together(first, each)]
     if isinstance(first.cause, Held) and first.cause.ordinary:  # their entries are the same
         parts = [each for each in parts if each not in beside]
     also = chain(*(each.also_held_by for each in parts), (each.anchor for each in beside))

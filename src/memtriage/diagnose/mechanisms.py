@@ -115,9 +115,9 @@ def _is_unseen(held: Held) -> bool:
 
     What a running loop iterates over is not: its attributes have names.
     """
-    root, *inside = held.anchor
-    named = has(tuple(inside), SegmentKind.ATTRIBUTE) and root.name not in ("function", "method", "partial")
-    return root.kind is SegmentKind.UNSEEN and not named
+    root, is_named = held.anchor[0], has(held.anchor[1:], SegmentKind.ATTRIBUTE)
+    is_callback = root.name in ("function", "method", "partial")
+    return root.kind is SegmentKind.UNSEEN and (is_callback or not is_named)
 
 
 def _is_in_library(held: Held) -> bool:

@@ -329,7 +329,8 @@ def _projected(leaks: Sequence[Leak], evidence: Evidence) -> Iterator[Leak]:
             if (memory_of(each), each.scale) == (memory_of(leak), leak.scale):
                 rates[each.process or roles.ITSELF] += each.recent
         within_step = leak.scale != main.scale and not leak.process
-        names = (memory_of(leak), DEVICE_HOST) if memory_of(leak) == "cpu" else (memory_of(leak),)
+        memory = memory_of(leak)
+        names = (memory, DEVICE_HOST) if memory == "cpu" else (memory,)
         counters = [main.counters[name].growth for name in names if name in main.counters]
         seen = [growth.recent for growth in counters if growth.state == "growing"]
         if roles.ITSELF in rates and not within_step and seen:  # malloc also keeps room between what lives
