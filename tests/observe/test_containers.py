@@ -17,6 +17,7 @@ import torch
 from memtriage.observe.containers import (
     ContainerLengths,
     KnownLengths,
+    alike,
     bound_of,
     deep_size,
     grown_containers,
@@ -212,6 +213,77 @@ def test_deep_size_ends_on_cycles_and_large_structures() -> None:
     cycle.append(cycle)
     assert deep_size(KindTable(), cycle) == 96 == sys.getsizeof(cycle) + 8
     assert deep_size(KindTable(), [[number] for number in range(100_000)]) < 100_000 * 100
+
+
+class Strict:
+    """Its length and entries are only for the program."""
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    __iter__ = __bool__ = __getitem__ = items = __len__
+
+
+def test_containers_of_derived_classes_are_followed_by_no_code_of_theirs() -> None:
+    kinds = (list, dict, set, deque, OrderedDict, defaultdict)
+    classes = [type("Own", (Strict, kind), {}) for kind in kinds]
+    kept = [klass() for klass in classes]
+    added: list[Any] = [list.append, None, set.add, deque.append, None, None]
+
+    def grow(numbers: range) -> None:
+        for number in numbers:
+            for container, add in zip(kept, added, strict=True):
+                dict.__setitem__(container, number, 0) if add is None else add(container, number)
+
+    grow(range(3))
+    with HeapWalk() as graph:
+        before = ContainerLengths(graph.objects)
+    grow(range(3, 10))
+    with HeapWalk() as graph:
+        grown = grown_containers(graph, before.by_address(), most=1000)
+        more = {id(graph.objects[each.position]): each.more for each in grown}
+    assert [more.get(id(container)) for container in kept] == [7] * len(kept)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_a_longer_copy_continues_the_container_that_it_replaces(kind: Any) -> None:
+    def made(count: int) -> Any:
+        return kind((number, [number]) for number in range(count))
+
+    first, other = made(100), made(100)
+    longer = first | {-1: [0]} if kind is dict else first + kind([0])
+    earlier = ContainerLengths([first, other])
+    assert list(ContainerLengths([longer, other]).copies_of(earlier)) == [(id(longer), id(first))]
+    both = ContainerLengths([longer, first, other])  # nothing was replaced
+    assert list(both.copies_of(earlier)) == []
+    assert list(ContainerLengths([made(200)]).copies_of(earlier)) == []  # of other entries
+
+
+def test_containers_of_one_class_of_holders_are_alike() -> None:
+    class Worker:
+        def __init__(self) -> None:
+            self.log, self.names = [0], {0: [0]}
+
+    workers, others = [Worker() for _ in range(40)], [[0] for _ in range(9)]
+    with HeapWalk() as graph:
+        found, factor = alike(graph, graph.index[id(workers[0].log)])
+        lists = {id(part) for worker in workers for part in (worker.log, worker.names[0])}
+        assert {id(graph.objects[each]) for each in found} == lists and factor == 1
+        some, factor = alike(graph, graph.index[id(workers[0].log)], most=20)
+        assert len(some) <= 20 and len(some) * factor == pytest.approx(80, rel=0.8)
+        assert set(some) < set(found)
+    assert len(others) == 9
+
+
+def test_an_entry_of_a_dict_is_its_key_and_its_value() -> None:
+    kept = {number + 0.5: number + 0.25 for number in range(9)}
+    with HeapWalk() as graph:
+        before = ContainerLengths(graph.objects)
+    kept.update((number + 0.5, number + 0.25) for number in range(9, 10_000))
+    with HeapWalk() as graph:
+        grown = grown_containers(graph, before.by_address(), most=1000)
+        (entry,) = [each.entry_bytes for each in grown if graph.objects[each.position] is kept]
+    assert entry == 2 * 32 + sys.getsizeof(kept) // len(kept)  # two floats of 24 bytes, in units of 16
 
 
 def test_lengths_of_every_kind_of_container() -> None:

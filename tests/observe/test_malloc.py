@@ -187,6 +187,22 @@ def test_python_arenas_grow_with_small_objects() -> None:
     assert after % MIB == 0
 
 
+def test_python_hands_out_what_small_objects_take() -> None:
+    if python_arenas() is None:
+        pytest.skip("this Python does not say")
+    script = (
+        "from memtriage.observe.malloc import python_in_use\n"
+        "before = python_in_use()\n"
+        "kept = [number + 0.5 for number in range(100_000)]\n"
+        "print(python_in_use() - before)\n"
+        "kept.clear()\n"
+        "print(python_in_use() - before)\n"
+    )
+    kept, left = printed_by(script)
+    assert kept == pytest.approx(100_000 * 32, rel=0.02)  # floats of 24 bytes, in units of 16
+    assert abs(left) < 64 * 1024
+
+
 def test_python_arenas_unknown_without_pymalloc() -> None:
     script = "from memtriage.observe.malloc import python_arenas; print(python_arenas())"
     printed = subprocess.run(

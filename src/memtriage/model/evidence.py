@@ -21,7 +21,8 @@ class Readings(msgspec.Struct, kw_only=True, omit_defaults=True):
         scale: what positions count.
         counter: `cpu` (malloc's bytes in use; of a role: anonymous memory, resident or swapped out), a
             device, `host` (the resident set), `shared` (its shared and mapped part), `code` (generated code),
-            or an event, whose readings are counts.
+            `heap` (what malloc and Python's allocator have handed out, read now and then), or an event, whose
+            readings are counts.
         role: the process of the job, as `Role.role` has it; empty for the main process.
         step: for readings from micro-batch to micro-batch of one step: that step; None for those of the run.
         width: readings per block.
@@ -143,7 +144,9 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
         other_memory: least and most bytes of memory that no census lists, just before it, by the counter that
             sees it: `host` for private memory that neither malloc nor Python gives out, and `shared`.
         waiting: bytes that wait for the cyclic collector, by device, and by the class they belong to.
-        collector_off: Python's cyclic collector was off.
+        tracked: objects that Python's cyclic collector tracks.
+        collections: times that it has looked through all of them.
+        collector_off: it was off.
         profiled: torch's profiler was on.
         role: the process, as for `Readings`. Of another process than the main one it was read from outside.
     """
@@ -161,6 +164,8 @@ class CensusSeen(msgspec.Struct, kw_only=True, omit_defaults=True):
     totals: dict[str, Whole] = {}
     other_memory: dict[str, tuple[Whole, Whole]] = {}
     waiting: dict[str, dict[str, Whole]] = {}
+    tracked: Whole = 0
+    collections: Whole = 0
     collector_off: bool = False
     profiled: bool = False
     role: str = ""
@@ -211,6 +216,7 @@ class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
         works_s: position on the scale of seconds at which the program's work was first seen to repeat; before
             that it imports, loads and builds.
         shapes_vary: whether the program trained on batches of several shapes; None if unknown.
+        collectives: of how many `torch.distributed` keeps a record, the last ones.
         came_with: bytes by which malloc's use rose during each event.
     """
 
@@ -220,6 +226,7 @@ class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):
     readable: dict[str, bool] = {}
     works_s: float = 0.0
     shapes_vary: bool | None = None
+    collectives: Whole = 0
     came_with: dict[Event, Whole] = {}
 
 

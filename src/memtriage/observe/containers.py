@@ -7,12 +7,12 @@ import sys
 import types
 import weakref
 from array import array
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, compress, islice, repeat
-from operator import lt
+from operator import is_, lt
 from typing import Any, Final, NamedTuple
 
 from memtriage.observe.classes import addresses, bases_of, exactly, instance_dict, name_of, size_of
@@ -21,11 +21,14 @@ from memtriage.observe.kinds import ARRAY, PLAIN, KindTable
 from memtriage.observe.objects import array_base, array_bytes, tuple_items
 from memtriage.process.stdlib import gc
 
-_ORDERED: Final = addresses(list, dict, OrderedDict, defaultdict)
-_QUEUES: Final = addresses(deque)
-_UNORDERED: Final = addresses(set, bytearray)
-GROWABLE: Final = _ORDERED | _QUEUES | _UNORDERED
-"""Types of containers whose growth is followed, by id."""
+_ORDERED: Final[tuple[Any, ...]] = (list, dict, tuple)
+_UNORDERED: Final[tuple[Any, ...]] = (set, bytearray)
+_BASES: Final = (*_ORDERED, deque, *_UNORDERED)
+"""Types of containers whose growth is followed, as that of types derived from them. A tuple is followed
+because a longer one may replace it."""
+_BASES_BY_ID: Final = {id(base): base for base in _BASES}
+_LONG_ENTRIES = 64
+"""Entries of a container that is known again in a longer copy, of which it is the beginning."""
 _ITEM_LIMIT = 2000
 _ENDS = 256
 """Bytes of an array that are compared."""
@@ -163,21 +166,53 @@ def bound_of(container: Any, known: Mapping[int, int]) -> tuple[int | None, int 
         container: any object.
         known: bounds of libraries' containers (`known_bounds`).
     """
-    kind = type(container)
-    if kind is _LRU:
+    if type(container) is _LRU:
         state = container.cache_info()
         return state.maxsize, state.currsize
-    if issubclass(kind, deque):
-        return _read_maxlen(container), deque.__len__(container)
-    base = next((base for base in _BASES if issubclass(kind, base)), None)
-    entries = None if base is None else base.__len__(container)  # not `len`, which a subclass may define
+    entries = None if base_of(type(container)) is None else length_of(container)
+    if issubclass(type(container), deque):
+        return _read_maxlen(container), entries
     bound = known.get(id(container))
     return (bound if bound is not None and (entries or 0) <= bound else None), entries
 
 
 _LRU: Final = type(lru_cache(lambda: None))
-_BASES: Final[tuple[Any, ...]] = (list, dict, set, tuple)
 _read_maxlen = vars(deque)["maxlen"].__get__
+
+
+def base_of(kind: type) -> Any:
+    """Return the built-in type that a type of containers is, or is derived from; None for other types.
+
+    Its methods call none that a derived class defines.
+    """
+    return next((base for each in bases_of(kind) if (base := _BASES_BY_ID.get(id(each)))), None)
+
+
+def length_of(container: Any) -> int:
+    """Return how many entries a container has, by its built-in type."""
+    length: int = base_of(type(container)).__len__(container)
+    return length
+
+
+def containers_among(objects: Sequence[Any]) -> dict[Any, list[Any]]:
+    """Return the containers among some objects that are not empty, by the built-in types of theirs.
+
+    Short tuples are left out.
+    """
+    types = list(map(id, map(type, objects)))
+    found: dict[Any, list[Any]] = {base: [] for base in _BASES}
+    bases = {key: base_of(kind) for key, kind in dict(zip(types, map(type, objects), strict=True)).items()}
+    add = {key: found[base].append for key, base in bases.items() if base is not None}
+    for obj in compress(objects, map(add.__contains__, types)):
+        add[id(type(obj))](obj)
+    for base in _BASES:
+        found[base] = list(
+            compress(
+                found[base],
+                map((_LONG_ENTRIES if base is tuple else 1).__le__, map(base.__len__, found[base])),
+            )
+        )
+    return found
 
 
 class KnownLengths(NamedTuple):
@@ -204,41 +239,66 @@ class ContainerLengths:
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         self._addresses, self._lengths, self._firsts = array("q"), array("q"), array("q")
         self._queues: list[weakref.ref[Any]] = []
+        self._long: dict[tuple[int, int, int], int] = {}
         self.add(objects)
 
     def add(self, objects: Iterable[Any]) -> list[Any]:
         """Note the lengths of the containers among some objects, and return the containers."""
-        objects = list(objects)
-        types = list(map(id, map(type, objects)))
-        ordered = list(filter(None, compress(objects, map(_ORDERED.__contains__, types))))
-        queues = list(filter(None, compress(objects, map(_QUEUES.__contains__, types))))
-        unordered = list(filter(None, compress(objects, map(_UNORDERED.__contains__, types))))
-        # In C, not entry by entry. If another thread has emptied a container since, it has no first entry.
-        first = map(next, map(iter, ordered), repeat(None))
-        known = list(map(weakref.ref, queues))  # the same one for a queue each time, as long as it is kept
-        self._queues += known
-        self._addresses.extend(chain(map(id, ordered), map(id, queues), map(id, unordered)))
-        self._lengths.extend(chain(map(len, ordered), map(len, queues), map(len, unordered)))
-        self._firsts.extend(chain(map(id, first), map(id, known), repeat(-1, len(unordered))))
-        return ordered + queues + unordered
+        found = containers_among(list(objects))
+        for base, containers in found.items():
+            self._addresses.extend(map(id, containers))
+            self._lengths.extend(map(base.__len__, containers))
+            if base is deque:
+                known = list(map(weakref.ref, containers))  # for a queue the same one, as long as it is kept
+                self._queues += known
+                self._firsts.extend(map(id, known))
+            elif base in _UNORDERED:
+                self._firsts.extend(repeat(-1, len(containers)))
+            else:
+                self._firsts.extend(map(id, _nth(base, containers, 0)))
+                self._note_long(base, containers)
+        return list(chain.from_iterable(found.values()))
+
+    def _note_long(self, base: Any, containers: Sequence[Any]) -> None:
+        long = list(compress(containers, map(_LONG_ENTRIES.__le__, map(base.__len__, containers))))
+        parts = (map(type, long), _nth(base, long, 0), _nth(base, long, _LONG_ENTRIES - 1))
+        keys = zip(*(map(id, part) for part in parts), strict=True)
+        for address, key in zip(map(id, long), keys, strict=True):
+            self._long[key] = -1 if key in self._long else address
 
     def by_address(self) -> KnownLengths:
         """Return them by the containers' addresses."""
         lengths = dict(zip(self._addresses, self._lengths, strict=True))
         return KnownLengths(lengths, dict(zip(self._addresses, self._firsts, strict=True)))
 
+    def copies_of(self, earlier: ContainerLengths) -> Iterator[tuple[int, int]]:
+        """Yield the addresses of long containers that begin as those that they replaced, and of these.
 
-def _sized(objects: Sequence[Any]) -> Iterator[Any]:
-    """Yield the growable containers among some objects, except empty ones."""
-    return filter(None, compress(objects, map(GROWABLE.__contains__, map(id, map(type, objects)))))
+        They have the same entries at the beginning, and no other container has.
+        """
+        for key, address in self._long.items():
+            before = earlier._long.get(key, -1)
+            if -1 not in (before, address) and before != address:
+                yield address, before
+
+
+def _nth(base: Any, containers: Iterable[Any], at: int) -> Iterator[Any]:
+    """Yield an entry of each container; None where another thread has removed it.
+
+    Of a dict that is its first key, or a later value: keys may be numbers that many dicts have.
+
+    In C, container by container, so that no other thread runs while one is read.
+    """
+    entries = map(dict.values, containers) if base is dict and at else map(base.__iter__, containers)
+    return map(next, map(islice, entries, repeat(at), repeat(None)), repeat(None))
 
 
 def _first_of(container: Any) -> int:
     """Return the id of a container's first entry, or of a queue's weak reference; -1 for other kinds."""
-    kind = id(type(container))
-    if kind in _QUEUES:
+    base = base_of(type(container))
+    if base is deque:
         return id(weakref.ref(container))
-    return -1 if kind in _UNORDERED else id(next(iter(container), None))
+    return -1 if base in _UNORDERED else id(next(base.__iter__(container), None))
 
 
 def grown_among(containers: Sequence[Any], earlier: KnownLengths) -> list[Any]:
@@ -249,17 +309,17 @@ def grown_among(containers: Sequence[Any], earlier: KnownLengths) -> list[Any]:
         earlier: lengths and first entries at an earlier walk (`ContainerLengths.by_address`).
     """
     known = map(earlier.lengths.get, map(id, containers), repeat(sys.maxsize))
-    longer = compress(containers, map(lt, known, map(len, containers)))
+    longer = compress(containers, map(lt, known, map(length_of, containers)))
     return [obj for obj in longer if earlier.firsts[id(obj)] == _first_of(obj)]
 
 
 def most_grown(containers: Sequence[Any], earlier: KnownLengths, most: int = 32) -> list[Any]:
     """Return the `most` containers of `grown_among` that got most entries."""
     grown = grown_among(containers, earlier)
-    return sorted(grown, key=lambda obj: earlier.lengths[id(obj)] - len(obj))[:most]
+    return sorted(grown, key=lambda obj: earlier.lengths[id(obj)] - length_of(obj))[:most]
 
 
-def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) -> list[GrownContainer]:
+def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 256) -> list[GrownContainer]:
     """Containers that existed before and have more entries now, by additional bytes.
 
     Those with a bound are left out.
@@ -267,24 +327,49 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
     Args:
         graph: of the later walk.
         earlier: lengths and first entries at the earlier walk (`ContainerLengths.by_address`).
-        most: how many to return at most.
+        most: how many to return at most, those with most additional entries.
     """
     if not earlier.lengths:
         return []
     containers = []
     # From `first_own` on there are memtriage's own objects, and what no variable of the program leads to.
     objects = [*graph.objects[: graph.first_own], *_of_running_loops(graph)]
-    grown = grown_among(list(_sized(objects)), earlier)
+    grown = grown_among(list(chain.from_iterable(containers_among(objects).values())), earlier)
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
-    for obj in grown:
-        if bound_of(obj, bounds)[0] is not None:
-            continue
+    unbounded = [obj for obj in grown if bound_of(obj, bounds)[0] is None]
+    unbounded.sort(key=lambda obj: earlier.lengths[id(obj)] - length_of(obj))
+    for obj in unbounded[:most]:
         position = graph.index[id(obj)]
-        more = len(obj) - earlier.lengths[id(obj)]
+        more = length_of(obj) - earlier.lengths[id(obj)]
         entry_bytes, native = recent_entries(graph.kinds, obj)
         containers.append(GrownContainer(position, more, entry_bytes, native, name_of(type(obj))))
     containers.sort(key=lambda grown: -grown.more * grown.entry_bytes)
-    return containers[:most]
+    return containers
+
+
+def alike(graph: HeapGraph, position: int, most: int = 8192) -> tuple[list[int], int]:
+    """Return the program's containers of the type of one, that objects of the same class have, and a factor.
+
+    If there are more than `most`, they are a part of all, the same ones at each walk; the factor is how many
+    times as many there are.
+    """
+    kind, holder = type(graph.objects[position]), _holding_class(graph, position)
+    own = list(islice(graph.objects, graph.first_own))
+    of_kind = compress(range(len(own)), map(is_, map(type, own), repeat(kind)))
+    found, factor = [each for each in of_kind if _holding_class(graph, each) is holder], 1
+    while len(found) > most:
+        factor *= 2
+        found = [each for each in found if id(own[each]) // 64 % factor == 0]
+    return found, factor
+
+
+def _holding_class(graph: HeapGraph, position: int) -> type | None:
+    """Return the class of the object that has a container, directly or in other containers; None for none."""
+    while (position := graph.parents[position]) >= 0:
+        kind = type(graph.objects[position])
+        if base_of(kind) is None:
+            return kind
+    return None
 
 
 def _of_running_loops(graph: HeapGraph) -> Iterator[Any]:
@@ -330,19 +415,21 @@ def recent_entries(kinds: KindTable, container: Any) -> tuple[int, str | None]:
     """Return what `GrownContainer` says of a growable container's recent entries: their size and type."""
     newest = _newest(container)
     native = next((name for item in newest if (name := _native_type(item)) is not None), None)
-    place = size_of(container) // max(1, len(container))
+    place = size_of(container) // max(1, length_of(container))
     return place + _added_by_each(kinds, container, newest), native
 
 
 def _newest(container: Any) -> list[Any]:
     """Up to four of the newest entries, by the container's order if it has one."""
-    if isinstance(container, dict):
-        return list(container.items())[:-5:-1]
-    if isinstance(container, set):
-        return list(islice(container, 4))
-    if isinstance(container, bytearray):
+    base = base_of(type(container))
+    if base is dict:
+        return list(islice(reversed(dict.items(container)), 4))
+    if base is set:
+        return list(islice(set.__iter__(container), 4))
+    if base is bytearray:
         return []
-    return [container[-offset] for offset in range(1, min(4, len(container)) + 1)]
+    length = length_of(container)  # a negative index would ask a derived class for it
+    return [base.__getitem__(container, at) for at in range(length - 1, max(-1, length - 5), -1)]
 
 
 def _added_by_each(kinds: KindTable, container: Any, newest: Sequence[Any]) -> int:
@@ -352,7 +439,10 @@ def _added_by_each(kinds: KindTable, container: Any, newest: Sequence[Any]) -> i
     It counts for the oldest of these entries, which is left out unless it is the only one.
     """
     seen = {id(container)}
-    sizes = [deep_size(kinds, entry, seen) for entry in reversed(newest)]
+    pairs = base_of(type(container)) is dict  # which were only made for this
+    sizes = [
+        deep_size(kinds, entry, seen) - (_allocated(entry) if pairs else 0) for entry in reversed(newest)
+    ]
     added = sizes[1:] or sizes
     return sum(added) // max(1, len(added))
 

@@ -52,6 +52,7 @@ class HeapGraph:
         self.first_garbage = 0
         self.cut: str | None = None
         self.collects = True
+        self.tracked = 0
         self.all_libraries = True
 
     def drop(self) -> None:

@@ -351,3 +351,16 @@ def release_of(version: str) -> tuple[int, ...]:
 
 def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
+
+
+def recorded_collectives() -> int:
+    """Of how many of its last collectives torch keeps a record; 0 without a process group.
+
+    Each takes about 1 KiB of malloc's memory, until there are that many.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    number = next((value for name in names if (value := os.environ.get(name, "")).isdecimal()), "2000")
+    return int(number)

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from memtriage.observe.classes import variables_of
-from memtriage.observe.containers import GROWABLE
+from memtriage.observe.containers import base_of
 from memtriage.observe.kinds import (
     ATOM,
     BOUNDARY,
@@ -81,7 +81,9 @@ def enter_holders_of_tensors(
     if holders is None:
         return False
     # No variable for the growable containers: it would look like another holder of the wanted ones.
-    containers = list(wanted_containers(not_among(list(walker.everything.of_types(GROWABLE)), graph.index)))
+    groups = walker.everything.by_type.values()
+    growable = chain.from_iterable(group for group in groups if base_of(type(group[0])) is not None)
+    containers = list(wanted_containers(not_among(list(growable), graph.index)))
     of_containers = _ancestors(walker, containers, libraries, own=(sought, holders))
     if of_containers is not None:
         sought += containers

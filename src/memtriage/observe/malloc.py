@@ -134,6 +134,21 @@ def python_arenas() -> int | None:
     return None if text is None else parse_arenas(text)
 
 
+def python_in_use() -> int | None:
+    """Bytes that Python's object allocator has handed out; None as for `python_arenas`.
+
+    That is objects of up to 512 bytes: larger ones are malloc's. Takes 0.5 ms with a million objects.
+    """
+    if sys.platform != "linux" or sys.implementation.name != "cpython":
+        return None
+    text = _debug_malloc_stats()
+    match = None if text is None else _HANDED_OUT.search(text)
+    return None if match is None else int(match[1].replace(b",", b""))
+
+
+_HANDED_OUT: Final = re.compile(rb"# bytes in allocated blocks *= *([\d,]+)")
+
+
 def parse_arenas(text: bytes) -> int | None:
     """The line `82 arenas * 1048576 bytes/arena = ...` of CPython's allocator statistics, in bytes."""
     match = _ARENAS.search(text)

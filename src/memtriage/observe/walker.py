@@ -81,7 +81,7 @@ class HeapWalker:
         self.waiting_nodes: list[tuple[Any, int]] = []
         self.waiting_optimizers: list[tuple[Any, int]] = []
         self.everything = Listing(tracked_objects())
-        self.total = len(self.everything.objects)
+        self.total = graph.tracked = len(self.everything.objects)
         large = self.total > budget.objects // 2
         self.widest = budget.wide if large else sys.maxsize
         self.wide: list[int] = []

@@ -197,7 +197,8 @@ def _entries(rise: Rise, seen: DataSeen, scale: Scale) -> str:
     first = round(rise.points[0][1] / max(1, seen.entry_bytes))
     between = f"between {_SPANS[scale]} {rise.since:.4g} and {rise.last:.4g}"
     if seen.lengthens:
-        return f"from {size(first)} to {size(seen.entries)} {between}, with the same beginning or end"
+        sizes = f"from {size(first * seen.entry_bytes)} to {size(seen.entries * seen.entry_bytes)}"
+        return f"{sizes} {between}, with the same beginning or end"
     more = f"{seen.entries - first:,} more entries of about {size(seen.entry_bytes)}"
     return f"{more} {between}, tensors not counted"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
-from memtriage.diagnose.growth.evidence import CODE, Evidence
+from memtriage.diagnose.growth.evidence import CODE, HEAP, Evidence
 from memtriage.diagnose.growth.judgment import Judgment, judge
 from memtriage.model.census import Census
 from memtriage.model.evidence import CensusSeen, EvidenceLine, Situation
@@ -16,7 +16,8 @@ from memtriage.observe import cuda
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.events import EventCounts
 from memtriage.observe.generated_code import generated_code
-from memtriage.observe.host import InUse
+from memtriage.observe.host import InUse, recorded_collectives
+from memtriage.observe.malloc import python_in_use
 from memtriage.process.stdlib import time
 from memtriage.report.growth_words import findings_of
 from memtriage.session.job_watch import JobWatch
@@ -38,6 +39,8 @@ class ReadingPolicy:
             needs eight.
         first_share: part of the time that these may take.
         later_share: part of the time that all later readings may take.
+        apart: part of the time since the first mark, without censuses, after which Python's memory is read
+            again: 35 readings of 0.5 ms while that doubles.
         work_s: a mark that takes longer than this has done more than read counters.
         written_s: seconds between two lines of readings in the record.
     """
@@ -45,6 +48,7 @@ class ReadingPolicy:
     first: int = 64
     first_share: float = 0.1
     later_share: float = 0.005
+    apart: float = 0.02
     work_s: float = 0.5e-3
     written_s: float = 5.0
 
@@ -99,7 +103,7 @@ class GrowthWatch:
         self._ledgers = ledgers
         self._batches_vary = batches_vary
         self._write = write
-        self._investigator = Investigator(script_root, say, ledgers.before_census, self._add_census)
+        self._investigator = Investigator(script_root, say, self._before_census, self._add_census)
         self.scheduler = CensusScheduler(
             self.evidence,
             self._investigator,
@@ -109,7 +113,9 @@ class GrowthWatch:
         self._written_s = 0.0
         self._own_bytes: dict[str, int] = {}
         self._code_readings = 0
-        self._code_due_s = 0.0
+        self._code_due_s = self._heap_due_s = self._first_s = 0.0
+        self._python_before: int | None = None
+        self._collectives = 0
         self._readable: dict[str, bool] = {}
         self._in_use: InUse | None = None
         self._readings: Sequence[Reading] = ()
@@ -177,7 +183,26 @@ class GrowthWatch:
             values.pop("cpu", None)  # malloc's counter includes the recorders of allocation sites
         if is_within_step(mark.name, mark.position):
             return values
+        if "cpu" in values and (python := self._of_python()) is not None:
+            values[HEAP] = values["cpu"] + python - self._own_bytes.get(HEAP, 0)
         return values | self._generated_code() | self.events.now()
+
+    def _of_python(self) -> int | None:
+        """Read now and then what Python's allocator has handed out."""
+        paused_s = self._investigator.paused_s
+        started = time.perf_counter() - paused_s
+        self._first_s = self._first_s or started
+        if started < self._heap_due_s:
+            return None
+        python = python_in_use()
+        now = time.perf_counter() - paused_s
+        apart_s = max((now - started) / READING.first_share, READING.apart * (now - self._first_s))
+        self._heap_due_s = now + apart_s
+        return python
+
+    def _before_census(self) -> None:
+        self._python_before = python_in_use()
+        self._ledgers.before_census()
 
     def _subtract_own(self, before: Mapping[str, int], recorders: int) -> None:
         """Subtract from later readings what remains of the memory that a census, or the first estimate, took.
@@ -193,6 +218,10 @@ class GrowthWatch:
             if name in before:
                 # A negative difference is memory of the program: garbage that was collected after a census.
                 self._own_bytes[name] = max(0, value - before[name])
+        before_python, self._python_before = self._python_before, None
+        python = None if before_python is None else python_in_use()
+        if before_python is not None and python is not None:
+            self._own_bytes[HEAP] = max(0, self._own_bytes.get(HEAP, 0) + python - before_python)
 
     def _generated_code(self) -> dict[str, int]:
         """Return the size of generated code now and then, if new shapes may cause more of it."""
@@ -245,6 +274,7 @@ class GrowthWatch:
 
     def _situation(self) -> Situation:
         limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
+        self._collectives = max(self._collectives, recorded_collectives())  # the group may be gone by the end
         return Situation(
             position=self._progress.now(),
             limits=limits,
@@ -252,6 +282,7 @@ class GrowthWatch:
             readable=self._readable,
             works_s=round(self.evidence.run["second"].begins, 3),
             shapes_vary=self._shapes_vary(),
+            collectives=self._collectives,
             came_with=dict(self.events.came_with),
         )
 

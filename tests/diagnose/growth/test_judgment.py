@@ -143,6 +143,43 @@ def test_growth_that_no_holder_explains_is_native() -> None:
     assert finding.bytes_per_step == pytest.approx(MIB, rel=1e-3)
 
 
+def kept_by_c(rate: float, **census: Any) -> Evidence:
+    """A run whose heap grows by small objects of Python, which malloc does not see."""
+    return observed({"cpu": rising(0), "heap": rising(rate)}, censuses=CENSUSES, **census)
+
+
+def test_small_objects_that_grow_are_ordinary_data_however_little_the_resident_set_shows() -> None:
+    counters = {"cpu": rising(0), "heap": rising(9 * KIB), "host": rising(0)}
+    finding = the(observed(counters, lambda at: [data(90 * at, 100)], CENSUSES))
+    assert (finding.certainty, finding.holder_path) == ("proven", items("rows"))
+    assert finding.bytes_per_step == pytest.approx(9000, rel=0.01)
+
+
+def test_small_objects_that_no_census_lists_are_a_leak_unless_they_may_be_garbage() -> None:
+    assert the(kept_by_c(9 * KIB, tracked=1000)).holder_path is None
+    # The collector tracks 20 more objects each step, and has not looked at the old ones.
+    garbage, looked = kept_by_c(9 * KIB), kept_by_c(9 * KIB)
+    for evidence, collections in ((garbage, 0), (looked, 1)):
+        for number, census in enumerate(evidence.main.censuses):
+            census.tracked, census.collections = 1000 + 20 * CENSUSES[number], collections * number
+    assert the(looked).bytes_per_step == pytest.approx(9 * KIB, rel=0.01)
+    assert judge(garbage).findings == []
+
+
+def test_a_clean_run_states_no_limit_below_what_its_small_objects_grew_by() -> None:
+    evidence = kept_by_c(20 * KIB)
+    for number, census in enumerate(evidence.main.censuses):
+        census.tracked = 1000 * number  # it may be garbage
+    limit = judge(evidence).judged["cpu"].detection_limit
+    assert limit is not None and 20 * KIB <= limit.bytes < 21 * KIB
+
+
+@pytest.mark.parametrize(("collectives", "leaks"), [(0, True), (2000, False)])
+def test_the_record_of_collectives_is_no_leak_until_it_is_full(collectives: int, leaks: bool) -> None:
+    evidence = observed({"cpu": rising(40 * KIB)}, censuses=CENSUSES, situation={"collectives": collectives})
+    assert bool(judge(evidence).findings) is leaks
+
+
 def test_native_growth_is_what_holders_do_not_explain() -> None:
     evidence = observed({"cpu": rising(4 * MIB)}, keeping(), CENSUSES)
     by_holder = {finding.holder_path: finding for finding in judge(evidence).findings}

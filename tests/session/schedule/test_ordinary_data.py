@@ -83,6 +83,59 @@ def test_a_list_has_its_length_at_the_census_before_its_first_rise(followed: Fol
     assert texts.entry_bytes == pytest.approx(1033 + place, abs=16)
 
 
+CROWD = """
+class Player:
+    def __init__(self):
+        self.log = []
+
+players = [Player() for _ in range(100)]
+
+def play(steps):
+    for player in players:
+        player.log += [float(step) for step in range(steps)]
+"""
+
+
+def test_many_small_containers_with_one_path_are_followed_together(program: Any) -> None:
+    followed = Followed(program)
+    program.run(CROWD)
+    program["play"](2)
+    followed.census(1)
+    program["play"](6)
+    (first,) = followed.census(3).values()
+    program["play"](4)
+    (later,) = followed.census(5).values()
+    program["players"][7].log.clear()
+    program["play"](1)
+    (cleared,) = followed.census(6).values()
+    assert in_words(later.path) == "train.players[*].log[*]"
+    assert {seen.id for seen in (first, later, cleared)} == {first.id}
+    assert [seen.entries for seen in (first, later, cleared)] == [800, 1200, 1300 - 12]
+    assert (first.before, later.before) == (200, None)
+    assert first.entry_bytes == pytest.approx(32 + 8, abs=8)  # a float, and its place in a list
+
+
+REPLACED = """
+kept = [bytes(1000) for _ in range(100)]
+
+def more():
+    global kept
+    kept = kept + [bytes(1000) for _ in range(50)]
+"""
+
+
+def test_a_list_that_a_longer_one_replaces_is_the_same(program: Any) -> None:
+    followed = Followed(program)
+    program.run(REPLACED)
+    followed.census(1)
+    program["more"]()
+    (first,) = followed.census(2).values()
+    program["more"]()
+    (later,) = followed.census(3).values()
+    assert (first.id, first.before, first.entries, first.lengthens) == (later.id, 100, 150, True)
+    assert (later.before, later.entries, later.stored_at) == (None, 200, first.stored_at)
+
+
 def test_little_is_not_followed_until_it_grows_faster(followed: Followed) -> None:
     followed.census(0)
     followed.program["more"](3)

@@ -20,7 +20,7 @@ import numpy as np
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import Growth, grow, policy_of
-from memtriage.diagnose.growth.evidence import Comparison, Counter, Seen, Sighting
+from memtriage.diagnose.growth.evidence import HEAP, Comparison, Counter, Seen, Sighting
 from memtriage.model.evidence import DataSeen, HolderSeen
 from memtriage.model.paths import HolderPath, of_any_item
 
@@ -144,7 +144,8 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
         name = "shared" if mapped else last.device
         nbytes = {each.at: counted(each.seen) for each in series if isinstance(each.seen, HolderSeen)}
     else:
-        name = "host"
+        heap = counters.get(HEAP)
+        name = "host" if heap is None or heap.growth.state == "too_short" else HEAP
         nbytes = {each.at: max(1, last.entry_bytes) * each.seen.entries for each in series}
     points = [(each.at, float(nbytes[each.at])) for each in grown]
     counter = counters.get(name)
@@ -223,7 +224,7 @@ def accumulates(before: Seen, after: Seen, apart: float) -> bool:
     """Whether a holder grew in a way that may never end.
 
     It has more storages or nodes, or as many that begin or end with the same content. A graph without any old
-    node does not count, nor do log entries: detached losses, each of one block of an allocator.
+    node does not count, nor do a few log entries: detached losses, each of one block of an allocator.
     """
     if isinstance(before, DataSeen) or isinstance(after, DataSeen):
         return after.entries > before.entries
@@ -233,7 +234,8 @@ def accumulates(before: Seen, after: Seen, apart: float) -> bool:
     if after.nodes > before.nodes:
         return True
     if count > 0:
-        return after.attached or after.nbytes - before.nbytes > MIN_BLOCK * count
+        is_log = after.nbytes - before.nbytes <= MIN_BLOCK * count and more < DATA_LEAST * apart
+        return after.attached or not is_log
     return after.continued
 
 
@@ -280,14 +282,14 @@ def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) 
     judged = []
     for rise in rises:
         # The resident set sees all ordinary data, and not well; malloc's counter sees large entries.
-        names = ("cpu", rise.counter) if rise.counter == "host" else (rise.counter,)
+        names = {"host": ("cpu", "host"), HEAP: (HEAP, "cpu")}.get(rise.counter, (rise.counter,))
         seen_by = [counters[name] for name in names if name in counters]
         by_counter = (_by_counter(rise, counter, rises) for counter in seen_by)
         found = next((each for each in by_counter if each is not None), None)
         # Growth may go into room that malloc leaves in its pages, as a census by the process itself does.
         of_pages = any(counter.pages for counter in seen_by)
         if found is None or (of_pages and found.reasons):
-            alone = _by_censuses(rise, seen_by[-1] if seen_by else None, now)
+            alone = _by_censuses(rise, counters.get(rise.counter, next(iter(seen_by), None)), now)
             if found is None or (alone is not None and not alone.reasons):
                 found = alone
         if found is not None:
@@ -349,17 +351,20 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
     census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
     Pages do not show it: they count room that malloc keeps unused, or pages of files that come and go.
+    Nor does a counter that jumps, as when the table of a dict is made anew, twice as large.
     """
     judged = list(rises)
     for name, counter in counters.items():
         growth, known = counter.growth, [rise for rise in rises if rise.counter == name and rise.share]
         rate, share = sum(rise.rate for rise in known), sum(rise.share for rise in known)
+        others = sum(rise.rate for rise in rises if rise.counter == name and not rise.share)
         # Between two censuses there may be one more of the rises of a counter, or one less.
         off = max((growth.high - growth.low) / 2, PACE * growth.rate)
         another = growth.by_rises or abs(rate - growth.rate) > off
         explained = known and abs(1 - share) <= max(OPEN, known[0].error)
-        if explained and another and not counter.pages and name != "shared":
-            factor = growth.rate / rate
+        jumps = name == HEAP and any(nbytes > MINOR * counter.grown for _, nbytes in growth.jumps)
+        if explained and another and not counter.pages and not jumps and name != "shared":
+            factor = max(growth.rate - others, min(growth.rate, rate)) / rate
             judged = [
                 replace(each, rate=each.rate * factor, recent=each.recent * factor, share=each.share / share)
                 if each in known

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.diagnose.growth.attribution import ACCOUNTS, INTERVALS, Rise, other_growth
-from memtriage.diagnose.growth.evidence import CONFIRMING, Comparison
+from memtriage.diagnose.growth.evidence import CONFIRMING, HEAP, Comparison
 from memtriage.model.position import Scale
 
 FIRST: Final[Mapping[Scale, float]] = {"step": 3, "microbatch": 8, "second": 5.0}
@@ -62,14 +62,14 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
     proven = [rise for rise in rises if not rise.reasons]
     counters, known = comparison.counters, defaultdict[str, float](float)
     for rise in proven:
-        known["cpu" if rise.counter == "host" else rise.counter] += rise.rate
+        known["cpu" if rise.counter in ("host", HEAP) else rise.counter] += rise.rate
     begin, other = other_growth(comparison, INTERVALS - 1), other_growth(comparison)
-    known["host"] = max(known["cpu"], counters["cpu"].growth.rate if "cpu" in counters else 0.0)
+    known["host"] = known[HEAP] = max(known["cpu"], counters["cpu"].growth.rate if "cpu" in counters else 0.0)
     for name, growth in other.items():
         known[name] += growth.rate
     suspects = []
     for name, counter in counters.items():
-        certain = name == "host" and counter.growth.state == "growing"
+        certain = name in ("host", HEAP) and counter.growth.state == "growing"
         may_grow = certain or (counter.rises and name not in CONFIRMING)
         unexplained = known[name] < ACCOUNTS * counter.growth.rate
         if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):

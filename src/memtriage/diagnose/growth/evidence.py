@@ -17,9 +17,12 @@ from memtriage.model.findings import Event
 from memtriage.model.position import Scale, TrainingPosition
 
 CODE: Final = "code"
-CONFIRMING: Final = frozenset({"host", "shared", CODE})
-"""Counters that only confirm or contradict others: the resident set, its shared or mapped part, and generated
-code (`observe.generated_code`)."""
+HEAP: Final = "heap"
+CONFIRMING: Final = frozenset({"host", "shared", CODE, HEAP})
+"""Counters that only confirm or contradict others: the resident set, its shared or mapped part,
+generated code (`observe.generated_code`), and what malloc and Python's allocator have handed out."""
+COLLECTED: Final = 16 * 1024
+"""Garbage of one object that the cyclic collector tracks is smaller, without what malloc hands out."""
 EVENTS: Final = frozenset(get_args(Event))
 """Counters of events: their readings are counts."""
 WARM_UP: Final = 3
@@ -199,6 +202,19 @@ class Comparison:
             (now - least for now, least in zip(waited, accumulate(waited, min), strict=True)), default=0
         )
         return not self.collector_off and most > 0 and most >= POLICY.share * grown
+
+    def may_be_collected(self, since: float, rate: float) -> bool:
+        """Return whether growth of Python's memory since a position may wait for the cyclic collector.
+
+        Not if the collector has looked through everything meanwhile, or tracks hardly more objects. It had to
+        look twice: what the first time finds may be older.
+        """
+        seen = [census for census in self.while_running if census.at(self.scale) >= since]
+        if len(seen) < 2:
+            return True
+        first, last = seen[0], seen[-1]
+        grown = rate * (last.at(self.scale) - first.at(self.scale))
+        return last.collections < first.collections + 2 and grown < COLLECTED * (last.tracked - first.tracked)
 
     @property
     def while_running(self) -> list[CensusSeen]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
+from typing import Final
 
 import msgspec
 
@@ -31,7 +32,14 @@ from memtriage.diagnose.growth.attribution import (
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit, policy_of
 from memtriage.diagnose.growth.events import event_of
-from memtriage.diagnose.growth.evidence import CODE, CONFIRMING, ENOUGH_MARKS, Comparison, Evidence
+from memtriage.diagnose.growth.evidence import (
+    CODE,
+    CONFIRMING,
+    ENOUGH_MARKS,
+    HEAP,
+    Comparison,
+    Evidence,
+)
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
@@ -49,6 +57,9 @@ from memtriage.model.paths import (
 )
 from memtriage.model.position import Scale
 from memtriage.model.units import MIB
+
+RECORDED: Final = 2048
+"""Bytes of one collective in the record that `torch.distributed` keeps; measured are 840."""
 
 
 @dataclass(slots=True)
@@ -81,7 +92,7 @@ def judge(evidence: Evidence, *, limits: bool = True) -> Judgment:
         found += _of_rises(evidence, within, rises)
     leaks = [_with_all_entries(leak, main) for leak in one_a_cause(join_host_part(found))]
     for name in sorted(main.counters):
-        if name not in CONFIRMING and not _ends_by_itself(main, name):
+        if (name not in CONFIRMING or name == HEAP) and not _ends_by_itself(main, name):
             unnamed = _unnamed(evidence, name, main_rises, leaks)
             leaks = leaks if unnamed is None else one_a_cause([*leaks, unnamed])
     leaks = one_a_cause([*leaks, *_other_memory(evidence)])
@@ -332,7 +343,7 @@ def _projected(leaks: Sequence[Leak], evidence: Evidence) -> Iterator[Leak]:
         memory = memory_of(leak)
         names = (memory, DEVICE_HOST) if memory == "cpu" else (memory,)
         counters = [main.counters[name].growth for name in names if name in main.counters]
-        seen = [growth.recent for growth in counters if growth.state == "growing"]
+        seen = [min(growth.low, growth.recent) for growth in counters if growth.state == "growing"]
         if roles.ITSELF in rates and not within_step and seen:  # malloc also keeps room between what lives
             rates[roles.ITSELF] = max(rates[roles.ITSELF], *seen)
         limit, used = situation.limits.get(leak.device), situation.used.get(leak.device)
@@ -383,13 +394,20 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
         return None
     # Suspected growth may have come once. What has a holder includes it.
     per: Per = "micro-batch" if comparison.scale == "microbatch" else comparison.scale
-    proven = [leak.rates for leak in leaks if memory_of(leak) == name and leak.certainty == "proven"]
+    of_heap = name == HEAP
+    proven = [
+        leak.rates
+        for leak in leaks
+        if memory_of(leak) == ("cpu" if of_heap else name) and (of_heap or leak.certainty == "proven")
+    ]
     held, covered = _held_rate(comparison, name)
     outside, role = comparison.outside, evidence.role
     of_segments = role is not None and role.role == roles.SEGMENTS
     covered = of_segments or (covered and (not outside or name != "cpu"))
     shown = sum(rise.rate for rise in rises if rise.share and rise.counter == name)
     known = max(held, shown, float(sum(rates.get(per, 0) for rates in proven)))
+    if of_heap and "cpu" in comparison.counters:
+        known = max(known, comparison.counters["cpu"].growth.rate)
     missing = growth.rate - known
     if growth.low - known < max(comparison.counters[name].policy.least, OPEN * growth.rate):
         return None
@@ -403,6 +421,7 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     if new_shapes is None and code is not None and code.points.span:
         new_shapes = bool(code.points.floors[-1] > code.points.floors[0])
     since, of_malloc = growth.onset or 0.0, name == "cpu"
+    device = DEVICE_HOST if name in ("cpu", HEAP) else name
     doubts: dict[Open, bool] = {
         "not resident": of_malloc and resident is not None and contradicts(resident, missing, since),
         "new shapes": of_malloc and seen is None and bool(new_shapes),  # native caches may be filling
@@ -417,7 +436,13 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
         cause = "not listed from outside" if role is None else "not read"
     elif name == "cpu" and {census.profiled for census in comparison.while_running} == {True}:
         cause = "profiler"
-    device = DEVICE_HOST if name == "cpu" else name
+    if of_heap and comparison.may_be_collected(since, missing):
+        return None
+    if (
+        device == DEVICE_HOST
+        and missing * (comparison.now - since) < RECORDED * evidence.situation.collectives
+    ):
+        return None
     in_use = evidence.situation.used.get(device, math.inf)
     nbytes = round(min(in_use, missing * max(1, comparison.now - since)))
     counted = Counted(name, growth, known, tuple(doubt for doubt, holds in doubts.items() if holds))
@@ -513,6 +538,11 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
     if not by_time and now - last > max(ENOUGH_MARKS, ESTIMATE.share * now):
         return replace(judged, obstacle="unread", figure=last)
     limit = growth.high if counter.rises else detection_limit(points, policy)
+    heap = comparison.counters.get(HEAP) if device == "cpu" else None
+    if limit is not None and heap is not None and heap.growth.state != "too_short":
+        start, end = float(heap.points.at[0]), float(heap.points.at[-1])
+        risen, error = heap.rise(start, end)
+        limit = max(limit, (risen + error) / (end - start))
     # A limit means nothing if a leak at the limit would have added twice the memory in use.
     if limit is None or limit * points.span > 2 * points.means.max():
         return replace(judged, obstacle="restless")

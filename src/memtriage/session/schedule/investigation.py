@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, Final, get_args
 
@@ -111,6 +112,7 @@ class Investigator:
         also: Callable[[CensusView], None],
         frames: Sequence[FrameType] | None = None,
         wanted: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> Census:
         """Take a census that is compared with no other.
 
@@ -122,6 +124,7 @@ class Investigator:
             frames: given if memory has just run out: the frames of the error (empty inside the failing
                 allocation, whose frames still run). Nothing is read from the device then.
             wanted: which containers of libraries to find, as for `HeapWalk`; None to walk all libraries.
+            prepare: called when the memory of the program has been read.
         """
         # Only an evaluation stack may lead to a loader, whose data workers copy page by page as they read it.
         begins_to_fork = not self._has_children and bool(descendants())
@@ -132,6 +135,7 @@ class Investigator:
             self._say("taking a census")
             self._announced = True
         self._before()
+        prepare()
         with Look(frames or (), self._identities, wanted) as view:
             self._libraries_hold_much |= wanted is not None and view.graph.all_libraries
             census = view.census()
@@ -194,8 +198,6 @@ class Investigator:
             collector_off=not gc.isenabled(),
             profiled=profiler_is_on(),
         )
-        # This makes tables. tracemalloc would follow each entry, but is off by now.
-        following.data.begin(_apart(following.last, line))
 
         def add(view: CensusView) -> None:
             try:
@@ -206,7 +208,9 @@ class Investigator:
                 also(view)
 
         try:
-            census = self.look(add, frames, None if libraries else following.data.of_libraries)
+            # It makes tables. tracemalloc would follow each entry, but is off by now.
+            begin = partial(following.data.begin, _apart(following.last, line))
+            census = self.look(add, frames, None if libraries else following.data.of_libraries, begin)
         finally:
             self.stop()
             took = time.perf_counter() - started
@@ -234,6 +238,7 @@ class Investigator:
         contents = Contents({}, {}) if interrupted else Contents(view.heads(), view.heads(last=True))
         holders = following.holders.add(census, contents, between=line.between)
         line.totals, line.waiting = _totals(census), census.waiting
+        line.tracked, line.collections = view.graph.tracked, gc.get_stats()[-1]["collections"]
         first = {seen.id: following.first.get(seen.id, seen.size) for seen in holders}
         following.first = first if line.between else following.first | first
         grown = [seen for seen in holders if seen.size > following.first[seen.id] and not seen.renewed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
 from typing import Any, Final
@@ -12,12 +13,14 @@ from memtriage.account.census import CensusView
 from memtriage.account.followed import same_bytes
 from memtriage.diagnose.growth.attribution import DATA_LEAST
 from memtriage.model.evidence import DataSeen
-from memtriage.model.paths import ANY_ITEM, HolderPath
+from memtriage.model.paths import ANY_ITEM, HolderPath, of_any_item
 from memtriage.observe.containers import (
     ContainerLengths,
     GrownContainer,
     LongArray,
+    alike,
     grown_containers,
+    length_of,
     long_arrays,
     most_grown,
     recent_entries,
@@ -25,6 +28,8 @@ from memtriage.observe.containers import (
 from memtriage.observe.kinds import KindTable
 from memtriage.observe.sites import SiteRecorder
 
+_MOST: Final = 20
+"""Containers that are followed one by one."""
 _MATCHES: Final = (0.5, 2.0)
 """A line made a container's entries if it allocated 0.5 to 2 times the bytes by which they grew over one
 position: the size of an entry is only estimated."""
@@ -38,6 +43,8 @@ class OrdinaryData:
         self._arrays: dict[HolderPath, tuple[LongArray, DataSeen]] = {}  # by path, if only one array has it
         self._lengths = self._now = ContainerLengths()  # at the previous census, and at this one
         self._earlier = self._lengths.by_address()
+        self._copied: dict[int, int] = {}
+        self._crowds: dict[HolderPath, DataSeen] = {}  # small containers with one path that grow together
         self._apart = 1.0
         self._numbers = count()
         self._lengthened: set[int] = set()
@@ -65,15 +72,21 @@ class OrdinaryData:
             sites: of allocations shortly before it.
         """
         self._now.add(view.graph.objects)
+        self._copied = dict(self._now.copies_of(self._lengths))
+        for address, before in self._copied.items():
+            self._earlier.lengths[address] = self._earlier.lengths[before]
+            self._earlier.firsts[address] = self._earlier.firsts[before]
+            if before in self._followed:
+                self._followed[address] = self._followed.pop(before)
         self._followed = self._containers(view, sites)
         self._lengths, self._earlier = self._now, ContainerLengths().by_address()
         self._arrays = self._longer(view, sites)
         arrays = (seen for _, seen in self._arrays.values() if seen.id in self._lengthened)
-        return [*self._followed.values(), *arrays]
+        return [*self._followed.values(), *self._crowds.values(), *arrays]
 
     def _rate(self, container: Any, entry_bytes: int) -> float:
         """Return the bytes per position by which a container grew."""
-        more = len(container) - self._earlier.lengths[id(container)]
+        more = length_of(container) - self._earlier.lengths[id(container)]
         return entry_bytes * more / max(self._apart, 1e-3)
 
     def _counts(self, container: Any, entry_bytes: int, native: str | None) -> bool:
@@ -90,16 +103,55 @@ class OrdinaryData:
             for address, seen in self._followed.items():
                 if address in now.lengths and now.of(address) == self._earlier.of(address):
                     found[address] = replace(seen, before=None)
+        small: list[GrownContainer] = []
         wanted: dict[int, DataSeen] = {}  # cuts are measured again when a container has twice the entries
         for container in grown:
             obj = view.graph.objects[container.position]
-            if self._counts(obj, container.entry_bytes, container.native):
+            if not self._counts(obj, container.entry_bytes, container.native):
+                small.append(container)
+            elif len(found) < _MOST:
                 seen = found[id(obj)] = self._grown(view, container, by_line, sites)
                 if seen.entries >= 2 * self._measured.get(seen.id, 0):
                     wanted[container.position] = seen
                     self._measured[seen.id] = seen.entries
         for position, cuts in view.cuts_of_data(wanted).items() if wanted else ():
             wanted[position].cuts = cuts
+        self._crowds = self._together(view, small, sites)
+        return found
+
+    def _together(
+        self, view: CensusView, small: Iterable[GrownContainer], sites: SiteRecorder
+    ) -> dict[HolderPath, DataSeen]:
+        """Return the containers with one path of which each grows by little, and all by enough."""
+        by_path: defaultdict[HolderPath, list[GrownContainer]] = defaultdict(list)
+        for container in small:
+            by_path[of_any_item(view.path(container.position))].append(container)
+        found = {path: replace(seen, before=None) for path, seen in self._crowds.items()}
+        for path, grown in by_path.items():
+            more, nbytes = (
+                sum(each.more for each in grown),
+                sum(each.more * each.entry_bytes for each in grown),
+            )
+            before = self._crowds.get(path)
+            if len(grown) < 2 or (before is None and nbytes < DATA_LEAST * max(self._apart, 1e-3)):
+                continue
+            largest = grown[0]
+            positions, factor = alike(view.graph, largest.position)
+            of_path = (each for each in positions if of_any_item(view.path(each)) == path)
+            entries = factor * sum(length_of(view.graph.objects[each]) for each in of_path)
+            store = view.store_of(largest.position)
+            found[path] = DataSeen(
+                id=next(self._numbers) if before is None else before.id,
+                path=(*path, ANY_ITEM),
+                kind=largest.kind,
+                entries=entries,
+                entry_bytes=nbytes // more,
+                before=max(0, entries - more) if before is None else None,
+                native=largest.native,
+                stored_at=None if store is None else sites.named([(store.filename, store.line)]),
+                stored_value=None if store is None else store.value,
+                classes=list(view.classes(largest.position)),
+            )
         return found
 
     def _grown(
@@ -118,19 +170,23 @@ class OrdinaryData:
         site = None if line is None else sites.named([line])
         site = site or (None if before is None else before.allocated_at)
         store = view.store_of(container.position, site)
+        lengthens = id(obj) in self._copied and container.kind in ("list", "tuple")
         return DataSeen(
             id=next(self._numbers) if before is None else before.id,
             path=(*view.path(container.position), ANY_ITEM),
+            lengthens=lengthens,
             kind=container.kind,
-            entries=len(obj),
+            entries=length_of(obj),
             entry_bytes=container.entry_bytes,
-            before=len(obj) - container.more if before is None else None,
+            before=length_of(obj) - container.more if before is None else None,
             native=container.native,
             allocated_at=site,
             stored_at=None if store is None else sites.named([(store.filename, store.line)]),
             stored_value=None if store is None else store.value,
             classes=list(view.classes(container.position)),
-            cuts=[] if before is None else [cut.scaled(len(obj) / before.entries) for cut in before.cuts],
+            cuts=[]
+            if before is None
+            else [cut.scaled(length_of(obj) / before.entries) for cut in before.cuts],
         )
 
     def _longer(self, view: CensusView, sites: SiteRecorder) -> dict[HolderPath, tuple[LongArray, DataSeen]]:
