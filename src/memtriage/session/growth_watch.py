@@ -221,7 +221,8 @@ class GrowthWatch:
         before_python, self._python_before = self._python_before, None
         python = None if before_python is None else python_in_use()
         if before_python is not None and python is not None:
-            self._own_bytes[HEAP] = max(0, self._own_bytes.get(HEAP, 0) + python - before_python)
+            # What it freed were tables of recorders, which have run since the mark before.
+            self._own_bytes[HEAP] = self._own_bytes.get(HEAP, 0) + max(0, python - before_python)
 
     def _generated_code(self) -> dict[str, int]:
         """Return the size of generated code now and then, if new shapes may cause more of it."""

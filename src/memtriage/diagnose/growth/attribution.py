@@ -351,7 +351,7 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
     census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
     Pages do not show it: they count room that malloc keeps unused, or pages of files that come and go.
-    Nor does a counter that jumps, as when the table of a dict is made anew, twice as large.
+    What the heap rises by at once, as when the table of a dict is made anew, is part of its rate.
     """
     judged = list(rises)
     for name, counter in counters.items():
@@ -360,11 +360,11 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
         others = sum(rise.rate for rise in rises if rise.counter == name and not rise.share)
         # Between two censuses there may be one more of the rises of a counter, or one less.
         off = max((growth.high - growth.low) / 2, PACE * growth.rate)
-        another = growth.by_rises or abs(rate - growth.rate) > off
+        usual = counter.whole_rate if name == HEAP else growth.rate
+        another = growth.by_rises or abs(rate - usual) > off
         explained = known and abs(1 - share) <= max(OPEN, known[0].error)
-        jumps = name == HEAP and any(nbytes > MINOR * counter.grown for _, nbytes in growth.jumps)
-        if explained and another and not counter.pages and not jumps and name != "shared":
-            factor = max(growth.rate - others, min(growth.rate, rate)) / rate
+        if explained and another and not counter.pages and name != "shared":
+            factor = max(usual - others, min(usual, rate)) / rate
             judged = [
                 replace(each, rate=each.rate * factor, recent=each.recent * factor, share=each.share / share)
                 if each in known
@@ -424,6 +424,9 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise | None
         if risen <= 2 * error or risen < half:
             return replace(found, reasons=("aged",))
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
+    least = DATA_LEAST if isinstance(rise.seen, DataSeen) else LEAST
+    if rates[-1] < least and 2 * (rise.last - points[-2][0]) >= rise.last - rise.since:
+        return None  # over half of the time it got next to nothing
     needed = INTERVALS + (2 if rise.fell_from else 0)
     if len(rates) < needed or points[-1][1] < rise.fell_from:
         return replace(found, reasons=("few",))

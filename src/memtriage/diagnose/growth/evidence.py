@@ -76,6 +76,15 @@ class Counter:
         return (float(last - first) - jumped) * more, error * more
 
     @property
+    def whole_rate(self) -> float:
+        """Bytes per position by which it rose since its growth began, jumps included."""
+        if self.growth.onset is None:
+            return self.growth.rate
+        start, end = self.growth.onset, float(self.points.at[-1])
+        jumped = sum(nbytes for when, nbytes in self.growth.jumps if when > start)
+        return (self.rise(start, end)[0] + jumped) / (end - start) if end > start else self.growth.rate
+
+    @property
     def grown(self) -> float:
         """Bytes by which it rose since its growth began: by its rate, or less if it fell at the end."""
         if not self.rises:
