@@ -164,8 +164,9 @@ class JobWatch:
             self._loaders = [*self._loaders[-7:], (epoch, named)]
 
     def at_mark(self, position: TrainingPosition) -> None:
-        """Note when the program was where: readings come later."""
-        self._positions.append((time.monotonic(), position))
+        """Note when the program was where, while there are other processes: readings come later."""
+        if self._processes or not self._positions:
+            self._positions.append((time.monotonic(), position))
 
     def at_wake(self) -> None:
         """Read the processes if that is due."""

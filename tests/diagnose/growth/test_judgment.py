@@ -156,13 +156,13 @@ def test_small_objects_that_grow_are_ordinary_data_however_little_the_resident_s
 
 
 def test_small_objects_that_no_census_lists_are_a_leak_unless_they_may_be_garbage() -> None:
-    assert the(kept_by_c(9 * KIB, tracked=1000)).holder_path is None
+    assert the(kept_by_c(90 * KIB, tracked=1000)).holder_path is None
     # The collector tracks 20 more objects each step, and has not looked at the old ones.
-    garbage, looked = kept_by_c(9 * KIB), kept_by_c(9 * KIB)
+    garbage, looked = kept_by_c(90 * KIB), kept_by_c(90 * KIB)
     for evidence, collections in ((garbage, 0), (looked, 1)):
         for number, census in enumerate(evidence.main.censuses):
             census.tracked, census.collections = 1000 + 20 * CENSUSES[number], collections * number
-    assert the(looked).bytes_per_step == pytest.approx(9 * KIB, rel=0.01)
+    assert the(looked).bytes_per_step == pytest.approx(90 * KIB, rel=0.01)
     assert judge(garbage).findings == []
 
 

@@ -117,7 +117,7 @@ def attribute(comparison: Comparison) -> list[Rise]:
     rises = _outermost(rise for rise in found if rise is not None)
     # Whether growth within a step goes on is seen in the next step.
     now = comparison.now if comparison.step is None else 0.0
-    judged = _at_counters_rate(_judged(rises, counters, now), counters)
+    judged = _at_counters_rate(_judged(rises, counters, now), counters, comparison.positions)
     if once:
         judged = [replace(r, reasons=("once",)) for r in judged if r.share]
     return sorted(judged, key=lambda rise: -rise.rate)
@@ -345,13 +345,15 @@ def _by_counter(rise: Rise, counter: Counter, rises: Sequence[Rise]) -> Rise | N
     )
 
 
-def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) -> list[Rise]:
+def _at_counters_rate(
+    rises: Sequence[Rise], counters: Mapping[str, Counter], censuses: Sequence[float]
+) -> list[Rise]:
     """Return growth at its counter's rate where that is another and the holders explain it.
 
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
     census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
     Pages do not show it: they count room that malloc keeps unused, or pages of files that come and go.
-    What the heap rises by at once, as when the table of a dict is made anew, is part of its rate.
+    What the heap rises by at once, as when a dict makes a larger table, is part of its rate.
     """
     judged = list(rises)
     for name, counter in counters.items():
@@ -360,7 +362,7 @@ def _at_counters_rate(rises: Sequence[Rise], counters: Mapping[str, Counter]) ->
         others = sum(rise.rate for rise in rises if rise.counter == name and not rise.share)
         # Between two censuses there may be one more of the rises of a counter, or one less.
         off = max((growth.high - growth.low) / 2, PACE * growth.rate)
-        usual = counter.whole_rate if name == HEAP else growth.rate
+        usual = counter.whole_rate(censuses) if name == HEAP else growth.rate
         another = growth.by_rises or abs(rate - usual) > off
         explained = known and abs(1 - share) <= max(OPEN, known[0].error)
         if explained and another and not counter.pages and name != "shared":

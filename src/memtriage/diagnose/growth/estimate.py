@@ -74,6 +74,7 @@ class Policy:
 POLICY: Final = Policy()
 _COUNTERS: Final = {
     "cpu": POLICY,
+    "heap": Policy(settles=2 * MIB),
     "shared": Policy(least=16 * 1024, settles=4 * MIB),
     "host": Policy(least=16 * 1024, settles=16 * MIB),
 }
@@ -81,7 +82,7 @@ _ALLOCATOR: Final = Policy(least=256, settles=8 * 1024)
 
 
 def policy_of(counter: str) -> Policy:
-    """Return the policy for a counter: `cpu` (malloc's), `shared`, `host` (resident set) or a device's.
+    """Return the policy for `cpu` (malloc), `heap`, `shared`, `host` (the resident set) or a device.
 
     An allocator of a device counts blocks of 512 bytes and nothing else, so that it has hardly any noise.
     """

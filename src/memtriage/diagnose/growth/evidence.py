@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, get_args
@@ -75,14 +75,21 @@ class Counter:
         more = (end - start) / (min(end, float(at[-1])) - max(start, float(at[0])))
         return (float(last - first) - jumped) * more, error * more
 
-    @property
-    def whole_rate(self) -> float:
-        """Bytes per position by which it rose since its growth began, jumps included."""
-        if self.growth.onset is None:
+    def whole_rate(self, censuses: Sequence[float]) -> float:
+        """Return the bytes per position by which it rose since its growth began, jumps included.
+
+        Except those in which there was a census, of which something stays.
+        """
+        at, start = self.points.at, self.growth.onset
+        if start is None or start >= at[-1]:
             return self.growth.rate
-        start, end = self.growth.onset, float(self.points.at[-1])
-        jumped = sum(nbytes for when, nbytes in self.growth.jumps if when > start)
-        return (self.rise(start, end)[0] + jumped) / (end - start) if end > start else self.growth.rate
+        jumped = 0.0
+        for when, nbytes in self.growth.jumps:
+            before = at[max(0, int(np.searchsorted(at, when)) - 1)]
+            if when > start and not any(before <= census <= when for census in censuses):
+                jumped += nbytes
+        end = float(at[-1])
+        return (self.rise(start, end)[0] + jumped) / (end - start)
 
     @property
     def grown(self) -> float:
