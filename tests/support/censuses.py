@@ -72,7 +72,7 @@ def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Make all censuses find nothing. Returns what each was asked to do with its view."""
     asked: list[object] = []
 
-    def looked(self: Investigator, also: object, frames: object = None, wanted: object = None) -> Census:
+    def looked(self: Investigator, also: object, *more: object) -> Census:
         asked.append(also)
         return census()
 

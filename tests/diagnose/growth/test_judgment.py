@@ -143,6 +143,16 @@ def test_growth_that_no_holder_explains_is_native() -> None:
     assert finding.bytes_per_step == pytest.approx(MIB, rel=1e-3)
 
 
+def test_the_last_rise_of_a_list_that_is_emptied_now_and_then_proves_no_leak() -> None:
+    """What is computed from its entries stays: the counter does not fall to where it was."""
+    at = np.arange(1, 401)
+    counter = BASE + 40 * KIB * (at % 150) + 3 * MIB * (at >= 150)
+    evidence = observed(
+        {"cpu": counter}, lambda at: [held(40 * KIB * (at % 150), at % 150)], range(385, 401, 5)
+    )
+    assert "proven" not in [finding.certainty for finding in judge(evidence).findings]
+
+
 def kept_by_c(rate: float, **census: Any) -> Evidence:
     """A run whose heap grows by small objects of Python, which malloc does not see."""
     return observed({"cpu": rising(0), "heap": rising(rate)}, censuses=CENSUSES, **census)

@@ -38,7 +38,8 @@ PACE: Final = 0.1
 """Holders get their counter's rate if theirs differs by more than this part of it: malloc rounds up."""
 MINOR: Final = 0.1
 """What is less than this part of a proven rise is not seen in it: a holder is then proven by the censuses
-alone, and a suspicion is not reported."""
+alone, and a suspicion is not reported. Nor do censuses over less than this part of a run prove anything
+alone, unless a counter certainly grows."""
 INTERVALS: Final = 3
 """Without a counter, a holder must have grown in this many intervals up to the last census; a holder that was
 ever smaller again, in two more, and past what it had then."""
@@ -430,7 +431,10 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise | None
     if rates[-1] < least and 2 * (rise.last - points[-2][0]) >= rise.last - rise.since:
         return None  # over half of the time it got next to nothing
     needed = INTERVALS + (2 if rise.fell_from else 0)
-    if len(rates) < needed or points[-1][1] < rise.fell_from:
+    # A list that is emptied now and then grows, too, until that comes again.
+    grows = counter is not None and counter.growth.state == "growing"
+    short = not grows and rise.last - rise.since < MINOR * now
+    if len(rates) < needed or points[-1][1] < rise.fell_from or short:
         return replace(found, reasons=("few",))
     if isinstance(rise.seen, HolderSeen) and rise.seen.replaced:
         return replace(found, reasons=("replaced",))

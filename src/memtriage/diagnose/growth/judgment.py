@@ -436,13 +436,11 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
         cause = "not listed from outside" if role is None else "not read"
     elif name == "cpu" and {census.profiled for census in comparison.while_running} == {True}:
         cause = "profiler"
-    if of_heap and comparison.may_be_collected(since, missing):
-        return None
-    if (
-        device == DEVICE_HOST
-        and missing * (comparison.now - since) < RECORDED * evidence.situation.collectives
-    ):
-        return None
+    if cause == "native code" and device == DEVICE_HOST:
+        recorded = RECORDED * evidence.situation.collectives
+        fills = missing * (comparison.now - since) < recorded
+        if fills or (of_heap and comparison.may_be_collected(since, missing)):
+            return None
     in_use = evidence.situation.used.get(device, math.inf)
     nbytes = round(min(in_use, missing * max(1, comparison.now - since)))
     counted = Counted(name, growth, known, tuple(doubt for doubt, holds in doubts.items() if holds))
