@@ -129,7 +129,8 @@ def test_a_model_that_only_the_leak_keeps_after_its_function_is_no_growth(tmp_pa
     with Watch(tmp_path, quiet=True) as watch:
         train()
     (rank,) = read_run([watch.folder]).ranks
-    found = judged_again(rank).findings
+    # Of tests before, malloc may keep freed memory, which is another finding.
+    found = [finding for finding in judged_again(rank).findings if finding.kind == "leak"]
     assert [finding.bytes_per_step for finding in found] == [pytest.approx(256 * KIB, rel=0.05)], found
 
 
