@@ -11,7 +11,7 @@ import msgspec
 from memtriage.catalogue.growing import NATIVE, PROFILER, growing_part
 from memtriage.diagnose.cuts import as_found
 from memtriage.diagnose.growth.attribution import Open, Rise, counted
-from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, Evidence
+from memtriage.diagnose.growth.evidence import ENOUGH_MARKS, HEAP, Evidence
 from memtriage.diagnose.growth.facts import JudgedDevice, Leak
 from memtriage.diagnose.growth.judgment import judge
 from memtriage.diagnose.held import Held
@@ -174,8 +174,10 @@ def _shown_by(leak: Leak) -> str:
     per = _SPANS[leak.scale].removesuffix("s")
     if leak.cause in ("other anonymous memory", "mapped shared memory"):
         return f"from census to census it grows by {size(round(shown.growth.rate))} per {per}"
+    handed_out = "what malloc and Python have handed out"
+    what = handed_out if shown.counter == HEAP else f"the counter of {shown.counter}"
     return (
-        f"the counter of {shown.counter} rises by {size(round(shown.growth.rate))} per {per} "
+        f"{what} rises by {size(round(shown.growth.rate))} per {per} "
         f"({size(round(shown.growth.low))} to {size(round(shown.growth.high))}); "
         f"censuses name {size(round(shown.named))} of it"
     )
