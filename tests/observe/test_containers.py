@@ -19,6 +19,7 @@ from memtriage.observe.containers import (
     KnownLengths,
     alike,
     bound_of,
+    containers_among,
     deep_size,
     grown_containers,
     known_bounds,
@@ -308,7 +309,7 @@ def test_lengths_of_every_kind_of_container() -> None:
 def test_noting_lengths_returns_the_containers_that_have_entries() -> None:
     kept = [[1], {2: 3}, {4}, bytearray(b"5")]
     noted = ContainerLengths().add([*kept, [], {}, (6,), "7", object()])
-    assert sorted(map(id, noted)) == sorted(map(id, kept))
+    assert sorted(id(each) for of_base in noted.values() for each in of_base) == sorted(map(id, kept))
 
 
 def test_a_queue_that_lost_its_first_entries_is_still_the_same() -> None:
@@ -317,9 +318,9 @@ def test_a_queue_that_lost_its_first_entries_is_still_the_same() -> None:
     known = noted.by_address()
     queue.popleft()
     queue.extend(range(9))
-    assert most_grown([queue], known) == [queue]
+    assert most_grown(containers_among([queue]), known) == [queue]
     at_its_address = KnownLengths({id(later): 3}, {id(later): known.firsts[id(queue)]})
-    assert most_grown([later], at_its_address) == []
+    assert most_grown(containers_among([later]), at_its_address) == []
 
 
 def test_those_that_got_most_entries_come_first() -> None:
@@ -329,9 +330,9 @@ def test_those_that_got_most_entries_come_first() -> None:
         container += range(more)
     kept[3][0] = 1000  # another first entry: not the container that was there
     kept[3].insert(0, 10**9)
-    assert most_grown(kept, earlier) == [kept[1], kept[0]]
-    assert most_grown(kept, earlier, most=1) == [kept[1]]
-    assert most_grown([[1, 2]], earlier) == []
+    assert most_grown(containers_among(kept), earlier) == [kept[1], kept[0]]
+    assert most_grown(containers_among(kept), earlier, most=1) == [kept[1]]
+    assert most_grown(containers_among([[1, 2]]), earlier) == []
 
 
 def test_entries_of_native_types_are_known_also_as_a_part_of_an_entry(program: Any) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, compress, islice, repeat
+from itertools import compress, islice, repeat
 from operator import is_, lt
 from typing import Any, Final, NamedTuple
 
@@ -205,14 +205,15 @@ def containers_among(objects: Sequence[Any]) -> dict[Any, list[Any]]:
     add = {key: found[base].append for key, base in bases.items() if base is not None}
     for obj in compress(objects, map(add.__contains__, types)):
         add[id(type(obj))](obj)
-    for base in _BASES:
-        found[base] = list(
-            compress(
-                found[base],
-                map((_LONG_ENTRIES if base is tuple else 1).__le__, map(base.__len__, found[base])),
-            )
-        )
-    return found
+    return {
+        base: _with(_LONG_ENTRIES if base is tuple else 1, base, containers)
+        for base, containers in found.items()
+    }
+
+
+def _with(entries: int, base: Any, containers: Sequence[Any]) -> list[Any]:
+    """Return the containers that have at least so many entries."""
+    return list(compress(containers, map(entries.__le__, map(base.__len__, containers))))
 
 
 class KnownLengths(NamedTuple):
@@ -242,8 +243,8 @@ class ContainerLengths:
         self._long: dict[tuple[int, int, int], int] = {}
         self.add(objects)
 
-    def add(self, objects: Iterable[Any]) -> list[Any]:
-        """Note the lengths of the containers among some objects, and return the containers."""
+    def add(self, objects: Iterable[Any]) -> dict[Any, list[Any]]:
+        """Note the lengths of the containers among some objects; return these as `containers_among` does."""
         found = containers_among(list(objects))
         for base, containers in found.items():
             self._addresses.extend(map(id, containers))
@@ -257,10 +258,10 @@ class ContainerLengths:
             else:
                 self._firsts.extend(map(id, _nth(base, containers, 0)))
                 self._note_long(base, containers)
-        return list(chain.from_iterable(found.values()))
+        return found
 
     def _note_long(self, base: Any, containers: Sequence[Any]) -> None:
-        long = list(compress(containers, map(_LONG_ENTRIES.__le__, map(base.__len__, containers))))
+        long = _with(_LONG_ENTRIES, base, containers)
         parts = (map(type, long), _nth(base, long, 0), _nth(base, long, _LONG_ENTRIES - 1))
         keys = zip(*(map(id, part) for part in parts), strict=True)
         for address, key in zip(map(id, long), keys, strict=True):
@@ -301,19 +302,22 @@ def _first_of(container: Any) -> int:
     return -1 if base in _UNORDERED else id(next(base.__iter__(container), None))
 
 
-def grown_among(containers: Sequence[Any], earlier: KnownLengths) -> list[Any]:
+def grown_among(containers: Mapping[Any, Sequence[Any]], earlier: KnownLengths) -> list[Any]:
     """Return the containers that existed before and have more entries now, in order.
 
     Args:
-        containers: containers, none of them empty.
+        containers: as `containers_among` returns them.
         earlier: lengths and first entries at an earlier walk (`ContainerLengths.by_address`).
     """
-    known = map(earlier.lengths.get, map(id, containers), repeat(sys.maxsize))
-    longer = compress(containers, map(lt, known, map(length_of, containers)))
-    return [obj for obj in longer if earlier.firsts[id(obj)] == _first_of(obj)]
+    grown: list[Any] = []
+    for base, of_base in containers.items():
+        known = map(earlier.lengths.get, map(id, of_base), repeat(sys.maxsize))
+        longer = compress(of_base, map(lt, known, map(base.__len__, of_base)))
+        grown += (obj for obj in longer if earlier.firsts[id(obj)] == _first_of(obj))
+    return grown
 
 
-def most_grown(containers: Sequence[Any], earlier: KnownLengths, most: int = 32) -> list[Any]:
+def most_grown(containers: Mapping[Any, Sequence[Any]], earlier: KnownLengths, most: int = 32) -> list[Any]:
     """Return the `most` containers of `grown_among` that got most entries."""
     grown = grown_among(containers, earlier)
     return sorted(grown, key=lambda obj: earlier.lengths[id(obj)] - length_of(obj))[:most]
@@ -334,7 +338,7 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 256) -
     containers = []
     # From `first_own` on there are memtriage's own objects, and what no variable of the program leads to.
     objects = [*graph.objects[: graph.first_own], *_of_running_loops(graph)]
-    grown = grown_among(list(chain.from_iterable(containers_among(objects).values())), earlier)
+    grown = grown_among(containers_among(objects), earlier)
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
     unbounded = [obj for obj in grown if bound_of(obj, bounds)[0] is None]
     unbounded.sort(key=lambda obj: earlier.lengths[id(obj)] - length_of(obj))
