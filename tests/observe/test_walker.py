@@ -66,10 +66,10 @@ def test_what_is_fenced_or_entered_is_not_entered_again(program: Any) -> None:
 
 def test_a_walk_ends_at_the_most_objects(program: Any) -> None:
     program.run("many = [[[number]] for number in range(10_000)]")
-    walker = walked(program.module, CensusBudget(objects=10_000, wide=1 << 30))
-    graph = walker.graph
+    graph = walked(program.module, CensusBudget(objects=10_000, wide=1 << 30)).graph
     assert graph.cut == (
-        f"searched {len(graph.objects):,} of more than {walker.total:,} objects, the most that a census takes"
+        f"searched {len(graph.objects):,} of more than {graph.tracked:,} objects, "
+        "the most that a census takes"
     )
     assert 10_000 < len(graph.objects) < 20_000
     assert walked(program.module, CensusBudget(objects=40_000, wide=1 << 30)).graph.cut is None
@@ -80,7 +80,7 @@ def test_a_walk_ends_when_its_time_is_over(program: Any) -> None:
     walker = walked(program.module, CensusBudget(seconds=-1.0))
     graph = walker.graph
     assert graph.cut == (
-        f"searched {len(graph.objects):,} of more than {walker.total:,} objects, "
+        f"searched {len(graph.objects):,} of more than {graph.tracked:,} objects, "
         "in the longest time that a census takes"
     )
     assert walker.head == 4096

@@ -128,8 +128,6 @@ def python_arenas() -> int | None:
     all of it is resident, except the unused part of the newest arena (1 MiB since Python 3.10). Takes about
     0.1 ms; reads the text that `sys._debugmallocstats` prints.
     """
-    if sys.platform != "linux" or sys.implementation.name != "cpython":
-        return None
     text = _debug_malloc_stats()
     return None if text is None else parse_arenas(text)
 
@@ -139,8 +137,6 @@ def python_in_use() -> int | None:
 
     That is objects of up to 512 bytes: larger ones are malloc's. Takes 0.5 ms with a million objects.
     """
-    if sys.platform != "linux" or sys.implementation.name != "cpython":
-        return None
     text = _debug_malloc_stats()
     match = None if text is None else _HANDED_OUT.search(text)
     return None if match is None else int(match[1].replace(b",", b""))
@@ -263,7 +259,9 @@ def written_text(write: Callable[[ctypes.c_void_p], object]) -> bytes | None:
 
 
 def _debug_malloc_stats() -> bytes | None:
-    """CPython's allocator statistics as text."""
+    """CPython's allocator statistics as text; None if there are none."""
+    if sys.platform != "linux" or sys.implementation.name != "cpython":
+        return None
     try:
         write = ctypes.pythonapi._PyObject_DebugMallocStats
     except AttributeError:  # not exported by this build of Python

@@ -81,8 +81,8 @@ class HeapWalker:
         self.waiting_nodes: list[tuple[Any, int]] = []
         self.waiting_optimizers: list[tuple[Any, int]] = []
         self.everything = Listing(tracked_objects())
-        self.total = graph.tracked = len(self.everything.objects)
-        large = self.total > budget.objects // 2
+        graph.tracked = len(self.everything.objects)
+        large = graph.tracked > budget.objects // 2
         self.widest = budget.wide if large else sys.maxsize
         self.wide: list[int] = []
         self.reader.find_checkpoints(self.everything)
@@ -173,7 +173,7 @@ class HeapWalker:
         """Whether the budget is used up, after which nothing more is walked."""
         graph, budget = self.graph, self.budget
         if graph.cut is None:
-            walked = f"{len(graph.objects):,} of more than {self.total:,} objects"
+            walked = f"{len(graph.objects):,} of more than {graph.tracked:,} objects"
             if len(graph.objects) > budget.objects:
                 graph.cut = f"searched {walked}, the most that a census takes"
             elif time.thread_time() > self.deadline_s:

@@ -219,8 +219,7 @@ class GrowthWatch:
                 # A negative difference is memory of the program: garbage that was collected after a census.
                 self._own_bytes[name] = max(0, value - before[name])
         before_python, self._python_before = self._python_before, None
-        python = None if before_python is None else python_in_use()
-        if before_python is not None and python is not None:
+        if before_python is not None and (python := python_in_use()) is not None:
             # What it freed were tables of recorders, which have run since the mark before.
             self._own_bytes[HEAP] = self._own_bytes.get(HEAP, 0) + max(0, python - before_python)
 

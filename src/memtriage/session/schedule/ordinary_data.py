@@ -128,10 +128,8 @@ class OrdinaryData:
             by_path[of_any_item(view.path(container.position))].append(container)
         found = {path: replace(seen, before=None) for path, seen in self._crowds.items()}
         for path, grown in by_path.items():
-            more, nbytes = (
-                sum(each.more for each in grown),
-                sum(each.more * each.entry_bytes for each in grown),
-            )
+            more = sum(each.more for each in grown)
+            nbytes = sum(each.more * each.entry_bytes for each in grown)
             before = self._crowds.get(path)
             if len(grown) < 2 or (before is None and nbytes < DATA_LEAST * max(self._apart, 1e-3)):
                 continue
@@ -139,19 +137,8 @@ class OrdinaryData:
             positions, factor = alike(view.graph, largest.position)
             of_path = (each for each in positions if of_any_item(view.path(each)) == path)
             entries = factor * sum(length_of(view.graph.objects[each]) for each in of_path)
-            store = view.store_of(largest.position)
-            found[path] = DataSeen(
-                id=next(self._numbers) if before is None else before.id,
-                path=(*path, ANY_ITEM),
-                kind=largest.kind,
-                entries=entries,
-                entry_bytes=nbytes // more,
-                before=max(0, entries - more) if before is None else None,
-                native=largest.native,
-                stored_at=None if store is None else sites.named([(store.filename, store.line)]),
-                stored_value=None if store is None else store.value,
-                classes=list(view.classes(largest.position)),
-            )
+            seen = self._seen(view, largest, before, sites, entries, more)
+            found[path] = replace(seen, path=(*path, ANY_ITEM), entry_bytes=nbytes // more)
         return found
 
     def _grown(
@@ -169,24 +156,38 @@ class OrdinaryData:
         line = min(made, key=lambda line: abs(by_line[line] - rate), default=None)
         site = None if line is None else sites.named([line])
         site = site or (None if before is None else before.allocated_at)
-        store = view.store_of(container.position, site)
-        lengthens = id(obj) in self._copied and container.kind in ("list", "tuple")
+        entries = length_of(obj)
+        seen = self._seen(view, container, before, sites, entries, container.more, site)
+        return replace(
+            seen,
+            lengthens=id(obj) in self._copied and container.kind in ("list", "tuple"),
+            cuts=[] if before is None else [cut.scaled(entries / before.entries) for cut in before.cuts],
+        )
+
+    def _seen(
+        self,
+        view: CensusView,
+        container: GrownContainer,
+        before: DataSeen | None,
+        sites: SiteRecorder,
+        entries: int,
+        more: int,
+        allocated_at: str | None = None,
+    ) -> DataSeen:
+        """Return what a census sees of a container that has so many entries, `more` of them new."""
+        store = view.store_of(container.position, allocated_at)
         return DataSeen(
             id=next(self._numbers) if before is None else before.id,
             path=(*view.path(container.position), ANY_ITEM),
-            lengthens=lengthens,
             kind=container.kind,
-            entries=length_of(obj),
+            entries=entries,
             entry_bytes=container.entry_bytes,
-            before=length_of(obj) - container.more if before is None else None,
+            before=max(0, entries - more) if before is None else None,
             native=container.native,
-            allocated_at=site,
+            allocated_at=allocated_at,
             stored_at=None if store is None else sites.named([(store.filename, store.line)]),
             stored_value=None if store is None else store.value,
             classes=list(view.classes(container.position)),
-            cuts=[]
-            if before is None
-            else [cut.scaled(length_of(obj) / before.entries) for cut in before.cuts],
         )
 
     def _longer(self, view: CensusView, sites: SiteRecorder) -> dict[HolderPath, tuple[LongArray, DataSeen]]:
