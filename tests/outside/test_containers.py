@@ -28,12 +28,14 @@ import collections, sys, torch, numpy as np
 class Clips:
     def __init__(self):
         self.cache, self.seen, self.recent = {{}}, [], collections.deque(maxlen=4)
+        self.failed = []
 
     def grow(self, first):
         for index in range(first, first + {MORE}):
             self.cache[index, index % 3] = np.zeros(({SIDE}, {SIDE}), np.float64) + index
             self.seen.append((index, bytes({TEXT})))
             self.recent.append(index)
+            self.failed.append(None)
 
 def main():
     clips = Clips()
@@ -79,9 +81,12 @@ def test_what_grows_is_named_with_its_entries_their_size_and_the_line_that_store
     cache, texts = found["frame main(): clips.cache[*]"], found["frame main(): clips.seen[*]"]
     assert (cache.entries, cache.before) == (2 * MORE, MORE)
     assert cache.entry_bytes == pytest.approx(SIDE * SIDE * 8, rel=0.02)
-    assert cache.stored_at is not None and cache.stored_at.startswith("clips.py:10")
+    assert cache.stored_at is not None and cache.stored_at.startswith("clips.py:11")
     assert texts.entry_bytes == pytest.approx(TEXT, rel=0.05) and texts.kind == "list"
     assert not [path for path in found if "recent" in path], "its bound is reached"
+    assert found["frame main(): clips.failed[*]"].entry_bytes in (8, 9), (
+        "a list's pointer to an object of all"
+    )
     again = {in_words(seen.path): seen for seen in third.data}["frame main(): clips.cache[*]"]
     assert (again.id, again.entries, again.before) == (cache.id, 3 * MORE, None)
     assert third.position.time_s > second.position.time_s

@@ -121,6 +121,28 @@ def test_a_graph_leads_to_its_leaves_and_to_what_it_saved(reader: Callable[[], T
     assert read.saved(read.next_nodes(times)[0]) == []
 
 
+@pytest.mark.parametrize("left", [0, 40, "next"])
+def test_what_was_freed_while_it_was_read_is_no_node(
+    reader: Callable[[], TorchReader], left: int | str
+) -> None:
+    """The first word of freed memory is malloc's: nothing, a number, or the address of the next free one."""
+    loss = nn.Parameter(torch.ones(4)).exp().sum()
+    read = reader()
+    total = read.node(read.tensor(id(loss)))
+    (exp,) = read.next_nodes(total)
+    memory = read._heap.memory
+    for freed, before in ((exp, total), (total, read.tensor(id(loss)))):
+        word = freed + 64 if left == "next" else left
+        memory.put(np.array([freed], np.int64), np.array([[word]], np.int64))
+        if before == total:
+            assert read.next_nodes(total) == []
+            parts = {name: found.tolist() for name, found, _ in read.node_parts(np.array([total]))}
+            assert parts["next"] == [0]
+        else:
+            assert read.node(before) == 0
+            assert read.tensor_parts(np.array([before])).nodes.tolist() == [0]
+
+
 def test_after_its_backward_a_node_saves_nothing(reader: Callable[[], TorchReader]) -> None:
     leaf = nn.Parameter(torch.ones(4))
     product = leaf * torch.full((4,), 3.0)

@@ -27,6 +27,7 @@ def layout() -> TorchLayout:
         (b"N3c1010TensorImplE", "TensorImpl"),
         (b"N5torch8autograd9generated12MulBackward0E", "MulBackward0"),
         (b"N5torch8autograd", "autograd"),
+        (b"6MyNode", "MyNode"),
         (b"St9exception", ""),
         (b"", ""),
         (b"N", ""),

@@ -90,14 +90,19 @@ class RemoteContainers:
         earlier = before.of(now.addresses)
         more = np.where(earlier >= 0, now.lengths - earlier, 0)
         grown = np.flatnonzero(more > 0)
+        if not len(grown):
+            return []
         grown = grown[np.argsort(-more[grown], kind="stable")][:_MOST]
         by_path: dict[HolderPath, list[int]] = {}
         for at in grown.tolist():
             by_path.setdefault((*namer.path(int(positions[at])).anchor, ANY_ITEM), []).append(at)
-        sizes = _EntrySizes(graph.heap, translate) if len(grown) else None
+        sizes = _EntrySizes(graph.heap, translate)
         found: dict[int, DataSeen] = {}
         for path, members in by_path.items():
             addresses, first = now.addresses[members].tolist(), int(positions[members[0]])
+            entry_bytes = sizes.of_newer(graph.objects[first], int(earlier[members[0]]))
+            if entry_bytes is None:
+                continue
             known = next((self._known[each] for each in addresses if each in self._known), None)
             self._numbers += known is None
             classes = _classes(graph, first)
@@ -108,9 +113,7 @@ class RemoteContainers:
                 path=path,
                 kind="container" if klass is None else klass.name,
                 entries=entries,
-                entry_bytes=0
-                if sizes is None
-                else sizes.of_newer(graph.objects[first], int(earlier[members[0]])),
+                entry_bytes=entry_bytes,
                 before=entries - int(more[members].sum()) if known is None else None,
                 stored_at=self.stored_at(path, modules.files_of(classes))
                 if known is None
@@ -119,8 +122,7 @@ class RemoteContainers:
             )
             found.setdefault(seen.id, seen)
             self._known |= dict.fromkeys(addresses, seen)
-        if sizes is not None:
-            sizes.close()
+        sizes.close()
         return list(found.values())
 
     def stored_at(self, path: HolderPath, files: Sequence[str]) -> str | None:
@@ -180,21 +182,24 @@ class _EntrySizes:
         """Release the copy."""
         self._heap.memory.release()
 
-    def of_newer(self, container: int, earlier: int) -> int:
+    def of_newer(self, container: int, earlier: int) -> int | None:
         """Return the usual size of the entries that a container has got since it had so many.
 
-        The oldest of them has what they share.
+        With their place in the container, and without what they share, which counts for the oldest of them.
+        None where there are none: it has been cleared or freed.
         """
         seen: set[int] = {container}
-        newer = list(self._entries(container, self._heap.type_of(container)))[earlier:]
+        klass = self._heap.type_of(container)
+        entries = [] if klass is None else self._entries(container, klass)
+        newer = entries[earlier:]
         chosen = newer[:: max(1, len(newer) // _NEWEST)][: _NEWEST + 1]
+        if klass is None or not chosen:
+            return None
         sizes = [sum(self._deep(part, seen) for part in entry) for entry in chosen]
-        return int(np.median(sizes[1:] or sizes or [0]))
+        return self._own(container, klass) // len(entries) + int(np.median(sizes[1:] or sizes))
 
-    def _entries(self, container: int, klass: RemoteType | None) -> Sequence[tuple[int, ...]]:
+    def _entries(self, container: int, klass: RemoteType) -> Sequence[tuple[int, ...]]:
         heap = self._heap
-        if klass is None:
-            return []
         if heap.is_a(klass, dict):
             return heap.dict_items(container)
         if heap.is_a(klass, list):

@@ -110,7 +110,7 @@ class TorchReader:
         name = self._names.get(table)
         if name is None:
             mangled = type_name_of(self._memory.words, self._memory.text_bytes, table)
-            name = self._names[table] = class_name(mangled) if mangled.startswith(b"N") else ""
+            name = self._names[table] = class_name(mangled)
         return name
 
     # --- tensors ---
@@ -121,9 +121,16 @@ class TorchReader:
 
     def defined(self, tensor: int) -> int:
         """Return an address if a tensor is there, else 0."""
-        if tensor < 4096 or tensor & 7:
+        return self._if(_is_tensor, tensor)
+
+    def _if(self, fits: Callable[[str], object], address: int) -> int:
+        """Return an address if a C++ object is there whose class has a name that fits, else 0.
+
+        Of what was freed while the process was read, anything may be left: followed, it leads anywhere.
+        """
+        if address < 4096 or address & 7:
             return 0
-        return tensor if _is_tensor(self.class_of(tensor)) else 0
+        return address if fits(self.class_of(address)) else 0
 
     def wrapper(self, tensor: int) -> int:
         """Return Python's object for a tensor; 0 where it has none."""
@@ -142,7 +149,7 @@ class TorchReader:
     def node(self, tensor: int) -> int:
         """Return the node of `.grad_fn`; 0 where there is none."""
         meta = self._meta(tensor)
-        return self._memory.word(meta + self._layout.meta_node) if meta else 0
+        return self._if(bool, self._memory.word(meta + self._layout.meta_node)) if meta else 0
 
     def base(self, tensor: int) -> int:
         """Return the tensor that a view is of; 0 where it is no view."""
@@ -194,7 +201,10 @@ class TorchReader:
         bases = np.zeros(len(tensors), np.int64)
         bases[views] = data[metas[views] + layout.meta_base // 8]
         return TensorParts(
-            np.where(mutual, wrappers, 0), nodes, self._defined(gradients), self._defined(bases)
+            np.where(mutual, wrappers, 0),
+            self._where(bool, nodes),
+            self._defined(gradients),
+            self._defined(bases),
         )
 
     def leaves(self, tensors: Words) -> Words:
@@ -206,14 +216,18 @@ class TorchReader:
         return found
 
     def _defined(self, tensors: Words) -> Words:
-        sound = (tensors >= 4096) & (tensors & 7 == 0)
-        places = self._memory.places(np.where(sound, tensors, 0))
-        return np.where(self._are_named(places, _is_tensor), tensors, 0)
+        return self._where(_is_tensor, tensors)
 
-    def _are_named(self, places: Words, fits: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+    def _where(self, fits: Callable[[str], object], addresses: Words) -> Words:
+        """Return what `_if` does, of many addresses."""
+        sound = (addresses >= 4096) & (addresses & 7 == 0)
+        places = self._memory.places(np.where(sound, addresses, 0))
+        return np.where(self._are_named(places, fits), addresses, 0)
+
+    def _are_named(self, places: Words, fits: Callable[[str], object]) -> npt.NDArray[np.bool_]:
         """Whether the class of the C++ object at each place has a name that fits."""
         tables, which = np.unique(self._memory.data[places], return_inverse=True)
-        named = [table > 0 and fits(self._class_with(table)) for table in tables.tolist()]
+        named = [table > 0 and bool(fits(self._class_with(table))) for table in tables.tolist()]
         return np.array(named, bool)[which]
 
     # --- as it is now, beside the copy ---
@@ -271,7 +285,7 @@ class TorchReader:
     def next_nodes(self, node: int) -> list[int]:
         """Return the nodes that the gradient flows to next."""
         edges = self._vector(node + self._layout.node_edges, self._layout.edge_size)
-        return [found for edge in edges[:_MOST_EDGES] if (found := self._memory.word(edge))]
+        return [found for edge in edges if (found := self._if(bool, self._memory.word(edge)))]
 
     def leaf(self, node: int) -> int:
         """Return the tensor that a leaf's node accumulates into; 0 for any other node."""
@@ -318,7 +332,8 @@ class TorchReader:
         """Yield what nodes not read one by one lead to: (part, addresses, which node has them)."""
         memory, layout = self._memory, self._layout
         begins, counts = self._vectors(nodes + layout.node_edges, layout.edge_size)
-        yield "next", *memory.spans(begins, counts, layout.edge_size)
+        following, which = memory.spans(begins, counts, layout.edge_size)
+        yield "next", self._where(bool, following), which
         for chosen, name, members in self._by_type(nodes, memory.places(nodes)):
             if name == _LEAF:
                 yield "leaf", self._defined(memory.data[memory.places(nodes[chosen] + layout.leaf)]), chosen

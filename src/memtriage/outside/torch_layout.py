@@ -208,10 +208,11 @@ def type_name_of(
 
 
 def class_name(mangled: bytes) -> str:
-    """Return the last name of a mangled one: `AccumulateGrad` of `N5torch8autograd14AccumulateGradE`."""
-    if not mangled.startswith(b"N"):
-        return ""
-    at, name = 1, b""
+    """Return the last name of a mangled one: `AccumulateGrad` of `N5torch8autograd14AccumulateGradE`.
+
+    Empty where there is none.
+    """
+    at, name = int(mangled.startswith(b"N")), b""
     while at < len(mangled) and mangled[at : at + 1].isdigit():
         digits = at
         while mangled[digits : digits + 1].isdigit():

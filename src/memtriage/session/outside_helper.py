@@ -108,9 +108,8 @@ class ReadProcess:
             reading = self.reader.read_again(before, gradients=False)
             before.chunks = reading.chunks
         self.trains = self.trains or reading.trains
-        if any(not seen.entry_bytes for seen in reading.data):
-            # Its memory was freed while it was read: it is about to end.
-            return ReadReply(self.pid, reading.at, time.process_time() - started)
+        if sizes_of(self.pid) is None:
+            raise GoneError(f"the memory of process {self.pid} was freed while it was read")
         census = self.followed.add(joined([reading]), reading.at, reading.data, program_only=True)
         ran, self.running = self.running, self.reader.runs_program()
         if ran and not self.running:  # its functions have returned, and what their variables had is gone
