@@ -72,6 +72,28 @@ def test_a_list_that_grows_with_its_counter_is_a_proven_leak() -> None:
     assert finding.bytes_per_step == pytest.approx(MIB, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "every", "together"), [("models", 1, True), ("models", 2, False), ("batches", 1, False)]
+)
+def test_small_parts_of_entries_come_with_the_large_ones(name: str, every: int, together: bool) -> None:
+    """A part below a tenth of the rise is not seen in it, and two censuses alone prove nothing."""
+
+    def at_each(step: int) -> Found:
+        weight = (*items("models"), PathSegment(SegmentKind.ATTRIBUTE, "weight"))
+        other = (*items(name), PathSegment(SegmentKind.ATTRIBUTE, "bias"))
+        large, small = held(MIB * step, step), held(MIB // 12 * step, step // every, number=2)
+        return [
+            msgspec.structs.replace(large, anchor=weight, path=weight),
+            msgspec.structs.replace(small, anchor=other, path=other),
+        ]
+
+    found = judge(observed({"cpu": rising(MIB + MIB // 12)}, at_each, [4, STEPS])).findings
+    (finding,) = (each for each in found if each.certainty == "proven")
+    small = MIB // 12 if together else 0
+    assert finding.bytes_per_step == pytest.approx(MIB + small, rel=0.02)
+    assert finding.bytes == pytest.approx(STEPS * (MIB + small), rel=0.02)
+
+
 def test_a_size_has_the_step_of_the_census_that_saw_it() -> None:
     def found(at: int) -> Found:
         return [] if at == STEPS else [held(MIB * at, at)]  # its function has returned before the last

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from memtriage.diagnose.causes import memory_of, one_a_cause
+from memtriage.diagnose.causes import common_holder, memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
 from memtriage.diagnose.growth.attribution import (
@@ -163,12 +163,16 @@ def _of_rises(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise])
     """Yield the leaks of holders and of containers of ordinary data.
 
     These are none: a container with a bound, a cycle that the collector will free, a rise over one interval
-    that no counter shows (most programs allocate something once), and data that is only suspected to grow
-    over time: a program without positions that repeat may collect it while it starts.
+    that no counter shows (most programs allocate something once) and that came with no proven one, and data
+    that is only suspected to grow over time: a program without positions that repeat may collect it while it
+    starts.
     """
+    rises = list(rises)
+    proven = [rise for rise in rises if not rise.reasons]
     for rise in rises:
         seen, suspected = rise.seen, bool(rise.reasons)
-        if suspected and len(rise.rises) == 1 and not rise.share:
+        once = suspected and len(rise.rises) == 1 and not rise.share
+        if once and not any(_came_with(rise, each) for each in proven):
             continue
         if isinstance(seen, DataSeen):
             if rise.rate >= DATA_LEAST and not (suspected and comparison.scale == "second"):
@@ -190,6 +194,15 @@ def _of_rises(evidence: Evidence, comparison: Comparison, rises: Iterable[Rise])
             kind="garbage_cycle" if garbage else "leak",
             also_held_by=(*([seen.anchor] if detail.carrier else []), *detail.also_held_by),
         )
+
+
+def _came_with(rise: Rise, proven: Rise) -> bool:
+    """Whether a holder got as many storages as a proven one of the same cause, over the same censuses."""
+    if not rise.holders or not proven.holders or (rise.since, rise.last) != (proven.since, proven.last):
+        return False
+    (first, *_, last), (before, *_, after) = rise.holders, proven.holders
+    alike = 0 < last.storages - first.storages == after.storages - before.storages
+    return alike and common_holder(last.anchor, after.anchor) is not None
 
 
 def _with_all_entries(leak: Leak, comparison: Comparison) -> Leak:
