@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.roles import SEGMENTS
+from memtriage.diagnose.growth.judgment import judge
+from memtriage.diagnose.growth.roles import LIVING, SEGMENTS
 from memtriage.model.evidence import CensusSeen, EvidenceLine
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.host import ChildSample, HostSample, ShmUse
@@ -283,3 +284,35 @@ def test_an_empty_dev_shm_is_what_its_use_is_compared_with(job: Job, monkeypatch
     assert SEGMENTS not in job.evidence.roles
     job.wakes(2, 2)
     assert SEGMENTS in job.evidence.roles
+
+
+def pile_up(job: Job, kept: bool) -> Evidence:
+    """Two processes of 40 MiB each are started every fifth step; earlier ones end where they are not kept."""
+    living: list[subprocess.Popen[bytes]] = []
+    for step in range(1, 101):
+        if step % 5 == 0:
+            for process in [] if kept else living:
+                process.kill()
+                process.wait()
+            living = [*(living if kept else []), *(subprocess.Popen(["sleep", "100"]) for _ in range(2))]
+        job.wakes(step, step)
+        if step % 10 == 9:
+            below = [ChildSample(pid=each.pid, name="sleep", rss=9, uss=40 * MIB) for each in living]
+            job.watch.at_sample(HostSample(rss=1, pss=1, uss=1), below, None)
+    for process in living:  # the program has made its last step
+        process.kill()
+        process.wait()
+        job.wakes(100.5, 100)
+    job.evidence.situation.position = job.position
+    return job.evidence
+
+
+def test_processes_that_pile_up_are_a_leak_of_what_each_has_for_itself(job: Job) -> None:
+    (leak,) = judge(pile_up(job, kept=True)).leaks
+    assert (leak.certainty, leak.process, leak.cause) == ("proven", LIVING, "processes")
+    assert leak.rates["step"] == pytest.approx(2 * 40 * MIB / 5, rel=0.1)
+    assert leak.unread is not None and "of them" in leak.unread and "40.0 MiB" in leak.unread
+
+
+def test_processes_that_follow_one_another_are_none(job: Job) -> None:
+    assert judge(pile_up(job, kept=False)).leaks == []

@@ -193,7 +193,9 @@ class Role(msgspec.Struct, kw_only=True, omit_defaults=True):
         processes: how many have had this role so far.
         lived_s: seconds that the longest of them was seen.
         highest: most bytes of anonymous memory that one of them had.
-        unread: why its objects could not be read; None if they were, or were not asked for.
+        unread: why its objects could not be read; None if they were, or were not asked for. Of all processes
+            together (`roles.LIVING`): what they are.
+        each: bytes that each of these has for itself: their number is what is read, as so many MiB.
     """
 
     role: str
@@ -203,6 +205,7 @@ class Role(msgspec.Struct, kw_only=True, omit_defaults=True):
     lived_s: Seconds = 0.0
     highest: Whole = 0
     unread: str | None = None
+    each: Whole = 0
 
 
 class Situation(msgspec.Struct, kw_only=True, omit_defaults=True):

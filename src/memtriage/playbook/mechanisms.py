@@ -157,6 +157,11 @@ MECHANISMS: Final[Mapping[str, MechanismText]] = {
         "close what maps it once it has been used (`close()`, and `unlink()` by the process that made it), "
         "or use a few of these again",
     ),
+    "processes": MechanismText(
+        "more and more processes live at once: {why}",
+        "end them when their work is done: make a loader with `persistent_workers=True` once and use it "
+        "again, or drop the last reference to it; `close()` and `join()` pools, `shutdown()` executors",
+    ),
     "not read": MechanismText(
         "what its objects hold is not known: {why}",
         "let the processes live longer (`persistent_workers=True`, fewer and longer epochs), or try the same "

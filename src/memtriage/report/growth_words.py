@@ -30,6 +30,7 @@ from memtriage.store.records import failed
 NOT_NAMED: Final = "not named"
 """Holder of growth that no census covers."""
 CPP_ONLY: Final = "C++ only (nothing that a census lists explains it)"
+STARTED: Final = "what started them: a loader, pool or executor that is kept"
 OPEN_SEGMENTS: Final = "open segments of shared memory that no process maps"
 _SPANS: Final[Mapping[Scale, str]] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
 _WHY: Final[Mapping[Open, str]] = {
@@ -90,6 +91,8 @@ def _holder(leak: Leak) -> str:
         return in_words(leak.path)
     if leak.cause == "shared memory":
         return OPEN_SEGMENTS
+    if leak.cause == "processes":
+        return STARTED
     named = isinstance(leak.shown_by, Rise) or "not covered" in leak.shown_by.reasons
     return NOT_NAMED if named else CPP_ONLY
 
@@ -106,7 +109,7 @@ def _mechanism(leak: Leak) -> MechanismText:
     if cause == "native code":
         known = " ".join(f"Where {calls}, {change}." for calls, change in NATIVE.items())
         return MECHANISMS[cause].filled({"known": known})
-    if cause == "not read":
+    if cause in ("not read", "processes"):
         return MECHANISMS[cause].filled({"why": leak.unread or "it was read too seldom while it lived"})
     if isinstance(cause, str):
         return MECHANISMS[cause]
@@ -172,6 +175,9 @@ def _shown_by(leak: Leak) -> str:
         seen = shown.seen
         return _entries(shown, seen, leak.scale) if isinstance(seen, DataSeen) else _sizes(shown, leak.scale)
     per = _SPANS[leak.scale].removesuffix("s")
+    if leak.cause == "processes":
+        of_all = "their number, times what each has of its own,"
+        return f"{of_all} rises by {size(round(shown.growth.rate))} per {per}"
     if leak.cause in ("other anonymous memory", "mapped shared memory"):
         return f"from census to census it grows by {size(round(shown.growth.rate))} per {per}"
     handed_out = "what malloc and Python have handed out"

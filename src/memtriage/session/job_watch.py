@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from memtriage.account.job_ledger import job_ledger
 from memtriage.diagnose.growth.estimate import FEWEST
 from memtriage.diagnose.growth.evidence import Evidence
-from memtriage.diagnose.growth.roles import ITSELF, SEGMENTS
+from memtriage.diagnose.growth.roles import ITSELF, LIVING, SEGMENTS
 from memtriage.diagnose.growth.track import Floats
 from memtriage.model.evidence import EvidenceLine
 from memtriage.model.ledger import Ledger
 from memtriage.model.position import TrainingPosition
-from memtriage.model.units import MIB
+from memtriage.model.units import MIB, size
 from memtriage.observe.cgroup import CgroupMemory
 from memtriage.observe.host import ChildSample, HostSample, dev_shm
 from memtriage.observe.loaders import Epoch
@@ -53,6 +53,7 @@ class JobPolicy:
         settles_s: seconds after which a new process is named: by then it has become what it will be.
         unnamed_s: the same for a worker of a loader that is not known yet.
         again: growth is estimated again when there are this many times as many readings.
+        several: from so many processes on, their number is followed.
         rises: bytes by which a process must have grown to be read, and half of them lately.
         first_s: least seconds between two readings of what a process that grows holds.
         read_share: part of the time since it was first read that lies between two readings of it.
@@ -70,6 +71,7 @@ class JobPolicy:
     read_share: float = 0.3
     read_cost: float = 0.1
     few: int = 6
+    several: int = 4
     rises: int = 2 * MIB
 
 
@@ -144,6 +146,7 @@ class JobWatch:
     lock: threading.Lock = field(default_factory=threading.Lock)
     ledger: Ledger | None = None
     _shared_at_first: int | None = None
+    _living: tuple[TrainingPosition, int] | None = None
     _processes: dict[int, _JobProcess] = field(default_factory=dict)
     _loaders: list[tuple[Epoch, dict[int, Named]]] = field(default_factory=list)
     _unnamed: set[int] = field(default_factory=set)
@@ -279,6 +282,12 @@ class JobWatch:
             self._follow(pids, position.time_s)
             if pids and not position.step and not position.backwards:
                 self._add_itself(position)
+            # At its end a program ends them one after the other: a reading counts if a step follows it.
+            if self._living is not None and position.step > self._living[0].step:
+                at, count = self._living
+                if LIVING in self.evidence.roles or count >= POLICY.several:
+                    self._add_always(Named("child", LIVING, LIVING), at, {"cpu": count * MIB})
+            self._living = position, len(pids)
             for process in self._processes.values():
                 process.last_s = position.time_s
                 if process.named is not None and (sizes := sizes_of(process.pid)) is not None:
@@ -329,6 +338,13 @@ class JobWatch:
             work = {pid: each.named.group for pid, each in list(self._processes.items()) if each.named}
             self.ledger = job_ledger(own, below, dev_shm(), group, work)
             self.ledger.step = self.now().step
+            about = self.evidence.roles[LIVING].role if LIVING in self.evidence.roles else None
+            if about is not None:
+                (name, most), *_ = Counter(work.get(child.pid, child.name) for child in below).most_common(1)
+                about.each = sum(child.uss or child.rss or 0 for child in below) // len(below)
+                about.unread = (
+                    f"{len(below):,} now, {most:,} of them {name}, each with {size(about.each)} of its own"
+                )
 
     def lines(self, *, last: bool = False) -> Iterator[EvidenceLine]:
         """Yield what is new, for the record; `last` as for `Comparison.new_readings`."""

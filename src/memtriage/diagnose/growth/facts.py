@@ -20,6 +20,7 @@ Unexplained = Literal[
     "not named",
     "not listed from outside",
     "not read",
+    "processes",
     "profiler",
     "native code",
     "other anonymous memory",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from typing import Final
@@ -123,9 +123,11 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
             if judged.obstacle in ("few", "restless"):
                 lived = replace(judged, obstacle="lived", figure=role.lived_s)
                 judged = small if roles.ended(of_role) else lived
+            if name == roles.LIVING:
+                own.leaks = [roles.of_each(role, leak) for leak in own.leaks if role.each]
             if name != roles.ITSELF or not judgment.leaks:
                 found += ((role, leak) for leak in own.leaks)
-        if name == roles.SEGMENTS and not any(of is role for of, _ in found):
+        if name in _OF_ALL and not any(of is role for of, _ in found):
             continue  # a queue fills and empties again
         if limits and name != roles.ITSELF:
             judgment.judged[name] = judged
@@ -133,6 +135,10 @@ def _add_roles(judgment: Judgment, evidence: Evidence, *, limits: bool) -> None:
             judgment.judged["cpu"] = judged
     judgment.leaks += roles.of_job(found)
     judgment.leaks.sort(key=lambda leak: leak.certainty == "suspected")
+
+
+_OF_ALL: Final[Mapping[str, Unexplained]] = {roles.SEGMENTS: "shared memory", roles.LIVING: "processes"}
+"""Roles of no single process, and what it is that then grows."""
 
 
 def worth_reporting(leaks: Sequence[Leak]) -> list[Leak]:
@@ -415,8 +421,8 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
     ]
     held, covered = _held_rate(comparison, name)
     outside, role = comparison.outside, evidence.role
-    of_segments = role is not None and role.role == roles.SEGMENTS
-    covered = of_segments or (covered and (not outside or name != "cpu"))
+    of_all: Unexplained | None = None if role is None else _OF_ALL.get(role.role)
+    covered = of_all is not None or (covered and (not outside or name != "cpu"))
     shown = sum(rise.rate for rise in rises if rise.share and rise.counter == name)
     known = max(held, shown, float(sum(rates.get(per, 0) for rates in proven)))
     if of_heap and "cpu" in comparison.counters:
@@ -441,8 +447,8 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
         "not covered": not covered,
     }
     cause: Held | DataSeen | Unexplained = "native code" if covered else "not named"
-    if of_segments:
-        cause = "shared memory"
+    if of_all is not None:
+        cause = of_all
     elif seen is not None:
         cause = _cause_of_data(seen)
     elif outside and not covered:

@@ -14,11 +14,32 @@ from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.facts import Counted, Leak
 from memtriage.model.evidence import Role
 from memtriage.model.findings import DEVICE_HOST
+from memtriage.model.units import MIB
 
 ITSELF: Final = "this process"
 """Role of the main process while it makes no step, and may only wait for the others."""
 SEGMENTS: Final = "/dev/shm"
 """Role of the shared memory that processes of the job have open and none has mapped."""
+
+LIVING: Final = "its child processes"
+"""Role of all processes below the main one together: of how many there are."""
+
+
+def of_each(role: Role, leak: Leak) -> Leak:
+    """Return growth of the number of processes as that of their memory."""
+    times, counted = role.each / MIB, leak.shown_by
+    assert isinstance(counted, Counted)
+    rate, low, high, recent = (
+        times * getattr(counted.growth, name) for name in ("rate", "low", "high", "recent")
+    )
+    growth = replace(counted.growth, rate=rate, low=low, high=high, recent=recent)
+    return replace(
+        leak,
+        shown_by=replace(counted, growth=growth),
+        rates={per: round(times * rate) for per, rate in leak.rates.items()},
+        recent=times * leak.recent,
+        nbytes=round(times * leak.nbytes),
+    )
 
 
 def risen(role: Evidence) -> int:

@@ -21,7 +21,7 @@ from memtriage.model.judged import Judged
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.marks import Mark
 from memtriage.model.report import RankCount, RunReport
-from memtriage.model.units import ranks_in_words
+from memtriage.model.units import MIB, ranks_in_words
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import SCHEMA
 
@@ -136,7 +136,9 @@ def _courses(rank: RankRecord) -> Iterator[tuple[str, list[Mark]]]:
 
 def process_courses(rank: RankRecord) -> dict[str, list[Mark]]:
     """Return the anonymous memory of other processes over time, of those together that do the same work."""
-    groups = {line.role: line.group for line in rank.evidence if isinstance(line, Role)}
+    roles = {line.role: line for line in rank.evidence if isinstance(line, Role)}
+    groups = {name: role.group for name, role in roles.items()}
+    factors = {name: role.each / MIB for name, role in roles.items() if role.each}  # their number is read
     series: dict[str, dict[str, list[Readings]]] = defaultdict(lambda: defaultdict(list))
     for line in rank.evidence:
         if isinstance(line, Readings) and (line.scale, line.counter) == ("second", "cpu"):
@@ -146,8 +148,11 @@ def process_courses(rank: RankRecord) -> dict[str, list[Mark]]:
     courses = {}
     for group in series.keys() - {"", ITSELF}:  # the main process has its own marks
         sizes = [
-            ([each for line in lines for each in line.at], [each for line in lines for each in line.means])
-            for lines in series[group].values()
+            (
+                [each for line in lines for each in line.at],
+                [factors.get(role, 1.0) * each for line in lines for each in line.means],
+            )
+            for role, lines in series[group].items()
         ]
         times = sorted({each for read, _ in sizes for each in read})
         total = np.sum([np.interp(times, read, means, left=0, right=0) for read, means in sizes], axis=0)
