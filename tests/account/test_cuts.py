@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memtriage.account.census import CensusView
 from memtriage.account.cuts import strongly_connected
+from memtriage.account.native_sizes import SIZES
 from memtriage.model.census import CutSeen
 from memtriage.model.paths import in_words
 from support.torch_state import shows_saved_tensors
@@ -41,6 +42,7 @@ for _ in range(4):
     peaks.append(common.amax())
 
 views = [torch.ones(64, 500)[:1] for _ in range(4)]
+numbers = [one for _ in range(4) for one in torch.ones(256)]  # views that together are their whole storage
 whole = [torch.ones(500) for _ in range(4)]
 arrays = [torch.ones(64, 500).numpy()[:1] for _ in range(4)]
 seen = [torch.ones(64, 500)[:1] for _ in range(4)]
@@ -198,6 +200,14 @@ def test_a_copy_keeps_the_bytes_of_the_view(cuts: dict[str, dict[str, CutSeen]])
     assert "clone" not in cuts["train.whole[*]"]
     of_array = next(each["clone"] for anchor, each in cuts.items() if anchor.startswith("train.arrays"))
     assert left(of_array) < 4 * (4 * 500 + OBJECT)
+
+
+def test_copies_that_need_as_much_as_their_views_release_nothing(
+    cuts: dict[str, dict[str, CutSeen]],
+) -> None:
+    of_numbers = cuts["train.numbers[*]"]
+    assert of_numbers["clone"].releases == 0
+    assert of_numbers["bound"].releases > 4 * 256 * (SIZES.tensor + SIZES.wrapper)
 
 
 def test_a_base_that_is_used_elsewhere_stays(cuts: dict[str, dict[str, CutSeen]]) -> None:

@@ -534,7 +534,10 @@ class CutMeter:
         return CutSeen(cut="clone", at=at_path, releases=max(0, released - copies), of=whole)
 
     def _view(self, element: int) -> tuple[int | None, int]:
-        """Return the tensor or array whose copy would be smaller than what it keeps, and the copy's bytes."""
+        """Return the tensor or array whose copy would be smaller than what it keeps, and the copy's bytes.
+
+        These are of its elements, and on the host of its object, and of the storage that a tensor then has.
+        """
         graph = self._graph
         at, outermost = element, None
         while at >= 0 and graph.kind(at) in (TENSOR, ARRAY):
@@ -546,8 +549,14 @@ class CutMeter:
             return None, 0
         obj = graph.objects[element]
         kept = array_bytes(obj) if held is None else held.facts.nbytes
-        own = _own_bytes(obj) if outermost is None else array_bytes(graph.objects[outermost])
-        return (element if outermost is None else outermost, own) if 2 * own <= kept else (None, 0)
+        if outermost is not None:
+            view = graph.objects[outermost]
+            own, more = array_bytes(view), type(view).__basicsize__
+        else:
+            own, more = _own_bytes(obj), 0
+            if held is not None and held.facts.device == "cpu":
+                more = SIZES.tensor + SIZES.wrapper + SIZES.storage
+        return (element if outermost is None else outermost, own + more) if 2 * own <= kept else (None, 0)
 
     def _from(self, at: int) -> Iterator[Edge]:
         """Yield the references of an object to those that lead to storages."""
