@@ -55,6 +55,17 @@ def test_a_log_of_numbers_may_go_on(remains: int, first: str) -> None:
     assert cuts_of(facts)[0].cut == first
 
 
+@pytest.mark.parametrize(
+    ("kind", "entries", "remains"),
+    [("bound", 1, 0), ("bound", 5, round(MIB / 20)), ("detach", 1, round(MIB / 100))],
+)
+def test_the_entries_in_use_at_a_census_are_none_that_remain(kind: str, entries: int, remains: int) -> None:
+    """A hundred entries of 1 MiB, one per step; variables of the loop keep the last ones."""
+    facts = held(cut(kind, (100 - entries) * MIB), rate=MIB)
+    (found,) = (each for each in as_found(facts) if each.cut == kind)
+    assert found.remains_per_event == remains
+
+
 def test_the_fix_says_what_is_released_and_what_remains() -> None:
     facts = held(cut("detach", 99 * MIB), cut("bound", 100 * MIB), stored_value="loss", rate=50 * 1024.0)
     assert fix_of(facts) == (

@@ -52,6 +52,11 @@ _STOPS: Final = 0.9
 _LEAST: Final = ESTIMATE.least
 """What remains per position or event, if it is less, is the program's own bookkeeping."""
 
+_OF_ENTRIES: Final = frozenset(("bound", "remove", "cache", "close"))
+"""Kinds of cuts that take whole entries out of a container."""
+_IN_USE: Final = 2.0
+"""What so many events have brought may still be in use: variables of a loop keep what its last pass made."""
+
 
 def cuts_of(held: Held) -> list[CutSeen]:
     """Return the cuts that apply, the best one first; `of` is 0 for one that was not measured."""
@@ -170,7 +175,13 @@ def _grows_on(cut: CutSeen, held: Held) -> float:
 
 
 def _remains(cut: CutSeen, growth: float) -> int:
-    return round(growth * (1 - cut.releases / cut.of))
+    """Return what a cut leaves of growth.
+
+    One of whole entries leaves what the latest of them had, if the program still used these at the census.
+    """
+    left = cut.of - cut.releases
+    in_use = _IN_USE * growth if cut.cut in _OF_ENTRIES else 0.0
+    return round(growth * left / cut.of) if left > in_use else 0
 
 
 def _is_in_place(cut: CutSeen, held: Held) -> bool:
