@@ -14,6 +14,7 @@ from support.paths import named
 
 KIB, MIB = 1024, 1024**2
 HEAD = b"\1\2\3\4" * 16
+TAIL = bytes(range(64, 128))
 SEEN: GroupKey = ("cpu", named("seen"))
 NOTHING = Contents({}, {})
 
@@ -109,21 +110,28 @@ def test_a_running_total_is_recognized_by_its_oldest_node() -> None:
 @pytest.mark.parametrize(
     ("heads", "tails", "same"),
     [
-        pytest.param((HEAD, HEAD), (None, None), True, id="longer at its end"),
-        pytest.param((None, None), (HEAD, HEAD), True, id="longer at its beginning"),
-        pytest.param((HEAD, b"\7" * 64), (None, None), False, id="another batch"),
-        pytest.param((bytes(64), bytes(64)), (None, None), False, id="zeros prove nothing"),
-        pytest.param((None, None), (None, None), False, id="not read"),
+        pytest.param(([HEAD], [HEAD]), ([], []), True, id="longer at its end"),
+        pytest.param(([], []), ([HEAD], [HEAD]), True, id="longer at its beginning"),
+        pytest.param(([HEAD, TAIL], [HEAD, TAIL, b"\7" * 64]), ([], []), True, id="a list of copies"),
+        pytest.param(
+            ([HEAD, TAIL, HEAD[::-1]], [TAIL, b"\7" * 64, b"\6" * 64]),
+            ([], []),
+            False,
+            id="three batches, two new",
+        ),
+        pytest.param(([HEAD], [b"\7" * 64]), ([], []), False, id="another batch"),
+        pytest.param(([bytes(64)], [bytes(64)]), ([], []), False, id="zeros prove nothing"),
+        pytest.param(([], []), ([], []), False, id="not read"),
     ],
 )
-def test_a_tensor_that_is_replaced_by_a_longer_one_is_recognized_by_content(
-    heads: tuple[bytes | None, bytes | None], tails: tuple[bytes | None, bytes | None], same: bool
+def test_tensors_that_are_replaced_by_longer_ones_or_more_are_recognized_by_content(
+    heads: tuple[list[bytes], list[bytes]], tails: tuple[list[bytes], list[bytes]], same: bool
 ) -> None:
     first, second = followed(
         [group("seen", MIB, token=1, witnesses=[1])],
         [group("seen", 2 * MIB, token=2, witnesses=[2])],
         contents=[
-            Contents({} if head is None else {SEEN: head}, {} if tail is None else {SEEN: tail})
+            Contents({SEEN: frozenset(head)}, {SEEN: frozenset(tail)})
             for head, tail in zip(heads, tails, strict=True)
         ],
     )

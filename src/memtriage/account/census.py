@@ -42,7 +42,7 @@ from memtriage.process.stdlib import time
 _HEAD: Final = 64
 """Bytes read at either end of a storage, to recognize a longer copy of an earlier tensor."""
 _MOST_HEADS: Final = 64
-"""The ends are only read in groups of at most this many storages: the keys and values of 32 layers."""
+"""The ends are read of at most this many storages of a group: the keys and values of 32 layers."""
 _PAGE: Final = 4096
 """Smaller storages are not looked at closely: they are counters, and pinned or shared memory takes a page."""
 
@@ -104,12 +104,12 @@ class CensusView:
         self._held = held_storages(graph, self._namer)
         self._census: Census | None = None
         self._node_anchors: dict[int, HolderPath] = {}
-        self._in_small_groups: list[tuple[GroupKey, HeldStorage]] | None = None
+        self._ends: dict[GroupKey, list[HeldStorage]] | None = None
 
     def close(self) -> None:
         self._held.clear()
         self._node_anchors.clear()
-        self._in_small_groups = None
+        self._ends = None
         del self._graph, self._namer, self._holders
 
     def census(self) -> Census:
@@ -175,32 +175,34 @@ class CensusView:
         """Return what cuts would release of containers of ordinary data, by their positions in the graph."""
         return cuts_of_data(self._graph, self._namer, self._holders, containers)
 
-    def heads(self, *, last: bool = False) -> dict[GroupKey, bytes]:
-        """Return the first bytes of the storages of each small group of variables, joined, by group.
+    def heads(self, *, last: bool = False) -> dict[GroupKey, frozenset[bytes]]:
+        """Return the first bytes of the first and last storages of each group of variables, by group.
 
-        They show whether a tensor was replaced by a longer one or by other content. Reading device memory
-        waits for its stream; a census is not a fast path.
+        They show whether tensors were replaced by longer ones, by copies, or by other content. Reading device
+        memory waits for its stream; a census is not a fast path.
 
         Args:
             last: return the last bytes instead.
         """
-        if self._in_small_groups is None:
-            self._in_small_groups = self._variables_in_small_groups()
-        heads_of: dict[GroupKey, list[bytes]] = {}
-        for key, held in self._in_small_groups:
-            head = end_bytes(self._graph.objects[held.position], held.facts, _HEAD, last=last)
-            if head is not None:
-                heads_of.setdefault(key, []).append(head)
-        return {key: b"".join(sorted(heads)) for key, heads in heads_of.items()}
+        if self._ends is None:
+            self._ends = self._at_the_ends()
+        heads = {
+            key: (
+                end_bytes(self._graph.objects[each.position], each.facts, _HEAD, last=last) for each in first
+            )
+            for key, first in self._ends.items()
+        }
+        return {key: frozenset(each for each in found if each is not None) for key, found in heads.items()}
 
-    def _variables_in_small_groups(self) -> list[tuple[GroupKey, HeldStorage]]:
-        wanted = {g.key for g in self.census().groups if g.count <= _MOST_HEADS and not g.attached}
-        large = [
-            held
-            for held in self._held.values()
-            if held.owner in ("variable", "buffer") and held.facts.nbytes >= _PAGE
-        ]
-        return [(key, held) for held in large if (key := self._key(held)) in wanted]
+    def _at_the_ends(self) -> dict[GroupKey, list[HeldStorage]]:
+        """Return the first and the last storages of groups: a list is walked from its end, a dict is not."""
+        groups = self.census().groups
+        found: dict[GroupKey, list[HeldStorage]] = {each.key: [] for each in groups if not each.attached}
+        for held in self._held.values():
+            if held.owner in ("variable", "buffer") and held.facts.nbytes >= _PAGE:
+                found.get(self._key(held), []).append(held)
+        half = _MOST_HEADS // 2
+        return {key: all_of[:half] + all_of[half:][-half:] for key, all_of in found.items()}
 
     def _key(self, held: HeldStorage) -> GroupKey:
         return held.facts.device, self._namer.path(held.position).anchor

@@ -13,7 +13,8 @@ from memtriage.model.evidence import HolderSeen
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, has, of_any_item
 
 _SURVIVES: Final = 0.5
-"""Unless this part of a holder's witnesses is still there, its storages count as replaced."""
+"""Unless this part of a holder's witnesses is still there, its storages count as replaced; unless their
+contents are."""
 
 Place = tuple[str, int, PathSegment]
 """Device, token of the holding object, and segment of it: all variables of a module share its token."""
@@ -21,10 +22,10 @@ Place = tuple[str, int, PathSegment]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """First and last bytes of the storages of small groups, by group (`CensusView.heads`)."""
+    """First and last bytes of the first storages of each group (`CensusView.heads`)."""
 
-    heads: dict[GroupKey, bytes]
-    tails: dict[GroupKey, bytes]
+    heads: dict[GroupKey, frozenset[bytes]]
+    tails: dict[GroupKey, frozenset[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class _Earlier:
 
     seen: HolderSeen
     group: HolderGroup
-    head: bytes | None
-    tail: bytes | None
+    heads: frozenset[bytes]
+    tails: frozenset[bytes]
 
 
 class FollowedHolders:
@@ -71,12 +72,13 @@ class FollowedHolders:
         now: dict[GroupKey, _Earlier] = {}
         continued: set[int] = set()
         for group in groups:
-            head, tail = contents.heads.get(group.key), contents.tails.get(group.key)
-            before = self._same(group, head, tail, moved, continued)
+            heads = contents.heads.get(group.key, frozenset())
+            tails = contents.tails.get(group.key, frozenset())
+            before = self._same(group, heads, tails, moved, continued)
             if before is not None:
                 continued.add(before.seen.id)
-            seen = self._seen(group, before, _continues(before, head, tail), named=between)
-            now[group.key] = _Earlier(seen, group, head, tail)
+            seen = self._seen(group, before, _continues(before, heads, tails), named=between)
+            now[group.key] = _Earlier(seen, group, heads, tails)
         self._known = now if between and not partial else {**self._known, **now}
         return [known.seen for known in now.values()]
 
@@ -106,7 +108,7 @@ class FollowedHolders:
             attached=group.attached,
             owner=max(group.owners, key=lambda name: group.owners[name], default="autograd context"),
             known=_known_holder(group),
-            replaced=before is not None and replaced(before.group, group),
+            replaced=before is not None and not continued and replaced(before.group, group),
             renewed=before is not None and renewed(before.group, group),
             continued=continued,
             detail=None if before is None else before.seen.detail,
@@ -115,8 +117,8 @@ class FollowedHolders:
     def _same(
         self,
         group: HolderGroup,
-        head: bytes | None,
-        tail: bytes | None,
+        heads: frozenset[bytes],
+        tails: frozenset[bytes],
         moved: Mapping[Place, _Earlier],
         continued: Container[int],
     ) -> _Earlier | None:
@@ -138,19 +140,20 @@ class FollowedHolders:
                 return before
         elif survived(before.group, group) or carries_on(before.group, group):
             return before
-        return before if _continues(before, head, tail) else None
+        return before if _continues(before, heads, tails) else None
 
 
-def same_bytes(before: bytes | None, after: bytes | None) -> bool:
-    """Whether a storage begins, or ends, with the same bytes as before. Zeros prove nothing.
+def same_bytes(before: frozenset[bytes], after: frozenset[bytes]) -> bool:
+    """Whether storages begin, or end, with the same bytes as before. Zeros prove nothing.
 
-    `torch.cat` lengthens a tensor at its end or its beginning. A longer batch has other content.
+    `torch.cat` lengthens a tensor at its end or its beginning, and a list may be replaced by copies of its
+    tensors and one more. A longer batch has other content.
     """
-    return before is not None and any(before) and before == after
+    return any(map(any, before)) and len(before & after) >= _SURVIVES * len(before)
 
 
-def _continues(before: _Earlier | None, head: bytes | None, tail: bytes | None) -> bool:
-    return before is not None and (same_bytes(before.head, head) or same_bytes(before.tail, tail))
+def _continues(before: _Earlier | None, heads: frozenset[bytes], tails: frozenset[bytes]) -> bool:
+    return before is not None and (same_bytes(before.heads, heads) or same_bytes(before.tails, tails))
 
 
 def places(group: HolderGroup) -> list[Place]:
