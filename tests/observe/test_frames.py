@@ -17,7 +17,7 @@ class Thing:
 
 _COLLECTING = """
 import gc, sys, threading
-from memtriage.observe.frames import current_frames
+from memtriage.observe.frames import stacks
 
 class Slow:
     gone = 0
@@ -40,13 +40,52 @@ while Slow.gone < 50:
     garbage = Slow()
     garbage.itself = garbage
     del garbage
-    assert threading.main_thread().ident in current_frames()
+    assert threading.main_thread().ident in stacks()
     assert gc.isenabled()
 """
 
 
 def test_a_collection_while_listing_frames_does_not_hang() -> None:
     subprocess.run([sys.executable, "-c", _COLLECTING], check=True, timeout=60)
+
+
+_ENDING = """
+import gc, threading, time
+from memtriage.observe.frames import stacks
+
+class Slow:
+    gone = 0
+
+    def __del__(self):
+        Slow.gone += 1
+        time.sleep(0.001)  # the other threads get their turn
+
+def deep(calls):
+    deep(calls - 1) if calls else time.sleep(0.0005)
+
+def run_threads():
+    while True:
+        threads = [threading.Thread(target=deep, args=(40,), daemon=True) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+threading.Thread(target=run_threads, daemon=True).start()
+gc.set_threshold(20)
+while Slow.gone < 1000:
+    for _ in range(3):
+        garbage = Slow()
+        garbage.itself = garbage
+        del garbage
+    assert threading.get_ident() in stacks()
+    assert gc.isenabled()
+"""
+
+
+def test_threads_may_end_while_their_frames_are_listed() -> None:
+    """CPython 3.11 collects as it makes the object of a frame, and then uses the frame of an ended thread."""
+    subprocess.run([sys.executable, "-c", _ENDING], check=True, timeout=60)
 
 
 def outer(free: Thing) -> tuple[dict[str, object], weakref.ref[Thing]]:

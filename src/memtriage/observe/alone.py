@@ -6,10 +6,10 @@ The interpreter passes its lock on after a time slice; with a longer slice a thr
 from __future__ import annotations
 
 import sys
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Final
 
-from memtriage.observe.frames import current_frames
+from memtriage.observe.frames import stacks
 from memtriage.process.stdlib import os, time
 
 _SLICE_S: Final = 0.1
@@ -50,13 +50,7 @@ def backward_runs() -> bool:
     The engine frees what nodes have saved without the interpreter's lock: they must not be read meanwhile. It
     is recognized in Python's stacks: every way into the engine has a frame of `_engine_run_backward`.
     """
-    for top in current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            if is_engine(frame.f_code):
-                return True
-            frame = frame.f_back
-    return False
+    return any(is_engine(frame.f_code) for stack in stacks().values() for frame in stack)
 
 
 def imports_torch() -> bool:

@@ -46,22 +46,28 @@ def frame_locals(frame: FrameType, wanted: Wanted | None = None) -> list[tuple[s
     return _read(frame, code, wanted or (lambda name: True))
 
 
-def current_frames() -> dict[int, FrameType]:
-    """`sys._current_frames()`: the innermost frame of each thread, by its identifier.
+def stacks() -> dict[int, list[FrameType]]:
+    """Return the frames of each thread, the innermost first, by its identifier.
 
-    For the calling thread it is the frame of the caller's caller. Otherwise the caller would have its own
-    frame in a variable: a cycle, which keeps the variables of all its callers alive until the next
-    collection.
+    Those of the calling thread begin with the caller's caller. Otherwise the caller would have its own frame
+    in a variable: a cycle, which keeps the variables of all its callers alive until the next collection.
 
-    Automatic collection is off meanwhile. CPython before 3.11.9 and 3.12.3 holds a lock of the interpreter
-    while it makes the dict: a collection just then may switch to a thread that needs that lock, and the
-    process hangs forever (gh-106883).
+    Automatic collection is off meanwhile, in which other threads would get their turn. `f_back` may make an
+    object of a frame: CPython 3.11 collects just then, and uses the frame afterwards, though its thread may
+    have ended, which ends the process. CPython before 3.11.9 and 3.12.3 holds a lock of the interpreter while
+    it lists the threads, and would hang forever in one that needs that lock (gh-106883).
     """
     with collector_paused():
-        frames = sys._current_frames()
-    asking = sys._getframe(1)
-    frames[threading.get_ident()] = asking.f_back or asking  # a module's body has no caller
-    return frames
+        innermost = sys._current_frames()
+        asking = sys._getframe(1)
+        innermost[threading.get_ident()] = asking.f_back or asking  # a module's body has no caller
+        return {ident: list(_outward(frame)) for ident, frame in innermost.items()}
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def alike_named(threads: Mapping[Ident, str]) -> dict[Ident, str]:
@@ -85,13 +91,11 @@ def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | Non
     """
     names = alike_named({t.ident: t.name for t in threading.enumerate()})
     programs_own = (threading.main_thread().ident, threading.get_ident())
-    for ident, top in reversed(current_frames().items()):  # the oldest thread first
+    for ident, stack in reversed(stacks().items()):  # the oldest thread first
         name = None if ident in programs_own else names.get(ident, f"id {ident}")
-        frame: FrameType | None = top
-        while frame is not None:
+        for frame in stack:
             if not skip_file(frame.f_code.co_filename):
                 yield name, frame
-            frame = frame.f_back
 
 
 def _variable_names(code: CodeType) -> tuple[str, ...]:
@@ -164,9 +168,10 @@ def _read_localsplus(frame: FrameType, code: CodeType, wanted: Wanted) -> list[t
         if not wanted(name):
             continue
         try:
-            # One expression without a call, in which no other thread can run: if the frame is another
-            # thread's, its function could end or release the value at any other point.
-            value = outer.f_frame.contents.localsplus[index]
+            # One expression without a call or a collection, in which no other thread can run: if the frame is
+            # another thread's, its function could end or release the value at any other point.
+            with collector_paused():
+                value = outer.f_frame.contents.localsplus[index]
         except ValueError:  # not bound at this point of the function
             continue
         pair = _unwrapped(name, value)

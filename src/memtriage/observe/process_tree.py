@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from memtriage.model.code_origin import code_owner
 from memtriage.model.findings import ProcessKind
 from memtriage.observe.classes import instance_dict, name_of
-from memtriage.observe.frames import current_frames, frame_locals
+from memtriage.observe.frames import frame_locals, stacks
 from memtriage.process.copies import living
 from memtriage.process.stdlib import os, threading
 
@@ -203,16 +204,13 @@ def _of_spawn() -> Iterator[tuple[int, Named]]:
     """Yield the ranks that `torch.multiprocessing.spawn` started and waits for."""
     if "torch.multiprocessing.spawn" not in sys.modules:
         return
-    for frame in current_frames().values():
-        at: Any = frame
-        while at is not None:
-            if at.f_code.co_filename.endswith(_SPAWN_FILE):
-                for _, value in frame_locals(at, {"self", "context", "processes"}.__contains__):
-                    started = (instance_dict(value) or {}).get("processes", value)
-                    for rank, process in enumerate(started if type(started) is list else ()):
-                        if (pid := _pid_of(process)) is not None:
-                            yield pid, Named("child", "spawned ranks", f"rank {rank}")
-            at = at.f_back
+    for frame in chain.from_iterable(stacks().values()):
+        if frame.f_code.co_filename.endswith(_SPAWN_FILE):
+            for _, value in frame_locals(frame, {"self", "context", "processes"}.__contains__):
+                started = (instance_dict(value) or {}).get("processes", value)
+                for rank, process in enumerate(started if type(started) is list else ()):
+                    if (pid := _pid_of(process)) is not None:
+                        yield pid, Named("child", "spawned ranks", f"rank {rank}")
 
 
 def _of_multiprocessing() -> Iterator[tuple[int, Named]]:

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 from memtriage.observe.alone import is_engine
-from memtriage.observe.frames import current_frames
+from memtriage.observe.frames import stacks
 from memtriage.process.stdlib import os
 
 _CALL: Final = "_wrapped_call_impl"
@@ -31,20 +31,16 @@ class RepeatedCalls:
 
     def seen(self) -> bool:
         """Read the stacks; return whether one shows a repeated call, or the computation of gradients."""
-        return any(map(self._seen_in, current_frames().values()))
+        return any(map(self._seen_in, stacks().values()))
 
-    def _seen_in(self, frame: FrameType | None) -> bool:
-        outermost: FrameType | None = None
-        while frame is not None:
-            if _is_call(frame.f_code):
-                outermost = frame
-            frame = frame.f_back
-        if outermost is None or outermost.f_back is None or outermost.f_trace is not None:
+    def _seen_in(self, stack: list[FrameType]) -> bool:
+        at = max((at for at, frame in enumerate(stack) if _is_call(frame.f_code)), default=len(stack))
+        if at + 1 >= len(stack) or (outermost := stack[at]).f_trace is not None:
             return False
         if is_engine(outermost.f_code):  # inside a call it may be the compiler's, which traces a backward
             return True
         outermost.f_trace = _ignore
-        caller = id(outermost.f_back.f_code), outermost.f_back.f_lasti
+        caller = id(stack[at + 1].f_code), stack[at + 1].f_lasti
         again = caller in self._callers
         self._callers.add(caller)
         return again
