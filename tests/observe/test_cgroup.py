@@ -188,7 +188,7 @@ def test_a_resource_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_use_is_counted_as_the_limit_counts_it() -> None:
-    used = InUse(mapped=7, resident=2, data=5)
+    used = InUse(mapped=7, resident=2, data=5, shared=1)
     sources = ("RLIMIT_AS", "RLIMIT_DATA", "MemTotal", "cgroup v2 /")
     assert [counted(HostLimit(GIB, source), used) for source in sources] == [7, 5, 2, 2]
 

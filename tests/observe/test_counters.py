@@ -195,7 +195,8 @@ def test_devices_without_a_counter_are_named_once() -> None:
 
 def test_host_figures_are_those_of_this_process() -> None:
     reader = CounterReader()
-    rss, shared = reader.rss(), reader.shared()
+    rss, in_use = reader.rss(), reader.in_use()
     assert rss is not None
-    assert shared is not None
-    assert 0 < shared < rss
+    assert in_use is not None
+    assert 0 < in_use.shared < in_use.resident < in_use.mapped
+    assert in_use.resident == pytest.approx(rss, rel=0.1)

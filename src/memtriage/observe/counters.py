@@ -124,10 +124,6 @@ class CounterReader:
         """Bytes in use, as limits on the process count them."""
         return host.in_use()
 
-    def shared(self) -> int | None:
-        """Resident memory that is mapped from files or shared, including tensors in shared memory."""
-        return host.shared()
-
     def pinned(self) -> int | None:
         """Bytes that the pinned-memory allocator owns; None before CUDA is initialized."""
         if not cuda.initialized():

@@ -103,27 +103,25 @@ def rss() -> int | None:
     """
     if sys.platform != "linux":
         return _psutil_rss(os.getpid())
-    return _STATM.column(1)
+    read = _STATM.read()
+    return None if read is None else read.resident
 
 
 class InUse(NamedTuple):
-    """Bytes that limits on a process count: mapped address space, resident set, data and stack."""
+    """Bytes that limits on a process count: mapped address space, resident set, data and stack.
+
+    `shared` is the part of the resident set that is mapped from files or shared memory.
+    """
 
     mapped: int
     resident: int
     data: int
+    shared: int
 
 
 def in_use() -> InUse | None:
     """This process's figures; as cheap as `rss`. None outside Linux."""
-    columns = [_STATM.column(number) for number in (0, 1, 5)] if sys.platform == "linux" else [None]
-    known = [column for column in columns if column is not None]
-    return InUse(*known) if len(known) == len(InUse._fields) else None
-
-
-def shared() -> int | None:
-    """The part of the resident set that is mapped from files or shared memory; as cheap as `rss`."""
-    return _STATM.column(2) if sys.platform == "linux" else None
+    return _STATM.read() if sys.platform == "linux" else None
 
 
 def mapped_ranges() -> list[range]:
@@ -257,22 +255,21 @@ class _Statm:
         self._opened: tuple[int, Descriptor] | None = None
         self._page = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
 
-    def column(self, number: int) -> int | None:
-        """Bytes in a column: 0 is the address space, 1 the resident set, 2 its file-backed or shared part,
-        5 data and stack.
-        """
+    def read(self) -> InUse | None:
         pid = os.getpid()
         if self._opened is not None and self._opened[0] == pid and self._opened[1].ours:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                return self._read(self._opened[1], number)
+                return self._in(self._opened[1])
         try:
             self._opened = (pid, Descriptor(os.open("/proc/self/statm", os.O_RDONLY)))
-            return self._read(self._opened[1], number)
+            return self._in(self._opened[1])
         except OSError:
             return None
 
-    def _read(self, opened: Descriptor, number: int) -> int:
-        return int(os.pread(opened.number, 128, 0).split()[number]) * self._page
+    def _in(self, opened: Descriptor) -> InUse:
+        columns = os.pread(opened.number, 128, 0).split()
+        mapped, resident, shared, data = (int(columns[number]) * self._page for number in (0, 1, 2, 5))
+        return InUse(mapped, resident, data, shared)
 
 
 _STATM: Final = _Statm()

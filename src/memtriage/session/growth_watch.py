@@ -174,7 +174,10 @@ class GrowthWatch:
             reading.device: reading.allocated for reading in mark.readings if reading.allocated is not None
         }
         own = self._own_bytes
-        return {name: value - own.get(name, 0) for name, value in (readings | self._resident()).items()}
+        return {
+            name: value - own.get(name, 0)
+            for name, value in (readings | self._resident(self._in_use)).items()
+        }
 
     def _values(self, mark: MarkPoint, readings: Mapping[str, int]) -> dict[str, int]:
         """Return the undisturbed readings, and the size of generated code."""
@@ -213,7 +216,7 @@ class GrowthWatch:
                 more.
         """
         malloc = self._reader.in_malloc()
-        now = self._resident() | ({} if malloc is None else {"cpu": malloc - recorders})
+        now = self._resident(self._reader.in_use()) | ({} if malloc is None else {"cpu": malloc - recorders})
         for name, value in now.items():
             if name in before:
                 # A negative difference is memory of the program: garbage that was collected after a census.
@@ -243,9 +246,11 @@ class GrowthWatch:
         """
         return True if self.evidence.main.scale == "second" else self._batches_vary()
 
-    def _resident(self) -> dict[str, int]:
-        resident = {"shared": self._reader.shared(), "host": self._reader.rss()}
-        return {name: value for name, value in resident.items() if value is not None}
+    def _resident(self, in_use: InUse | None) -> dict[str, int]:
+        if in_use is None:  # no Linux
+            rss = self._reader.rss()
+            return {} if rss is None else {"host": rss}
+        return {"shared": in_use.shared, "host": in_use.resident}
 
     # --- the record -----------------------------------------------------------------------------------------
 

@@ -53,5 +53,5 @@ def test_memory_that_comes_and_goes_counts_as_in_use(monkeypatch: pytest.MonkeyP
 
 def test_host_memory_has_one_limit_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "host_limit", lambda: HostLimit(9 * GIB, "RLIMIT_DATA"))
-    limits, used = limits_and_use(InUse(mapped=1, resident=2, data=3), [], {})
+    limits, used = limits_and_use(InUse(mapped=1, resident=2, data=3, shared=0), [], {})
     assert limits == {"cpu": 9 * GIB, "host": 9 * GIB} and used == {"cpu": 3, "host": 3}
