@@ -556,6 +556,7 @@ class CutMeter:
             own, more = _own_bytes(obj), 0
             if held is not None and held.facts.device == "cpu":
                 more = SIZES.tensor + SIZES.wrapper + SIZES.storage
+                kept -= SIZES.storage  # a scalar's storage is no larger than a copy's
         return (element if outermost is None else outermost, own + more) if 2 * own <= kept else (None, 0)
 
     def _from(self, at: int) -> Iterator[Edge]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from memtriage.diagnose.growth.census_plan import suspicion_of
 from memtriage.diagnose.growth.estimate import policy_of
 from memtriage.diagnose.growth.evidence import Evidence
 from memtriage.diagnose.growth.judgment import worth_reporting
+from memtriage.diagnose.verdict import verdict
 from memtriage.model.census import GroupDetail
 from memtriage.model.evidence import CensusSeen, Situation
 from memtriage.model.findings import Finding
@@ -94,9 +95,25 @@ def test_small_parts_of_entries_come_with_the_large_ones(name: str, every: int, 
     assert finding.bytes == pytest.approx(STEPS * (MIB + small), rel=0.02)
 
 
-def test_a_size_has_the_step_of_the_census_that_saw_it() -> None:
+@pytest.mark.parametrize(("more", "clean"), [(1, False), (0, True)])
+def test_a_run_is_not_clean_if_what_holds_more_and_more_is_another_each_time(more: int, clean: bool) -> None:
+    """A list of copies may be made anew at each step, and a batch may get longer."""
+
+    def copies(step: int) -> Found:
+        return [held(MIB * step, 1 + more * step, number=step)]
+
+    evidence = observed({"cpu": rising(MIB)}, copies, CENSUSES)
+    for before, census in pairwise(evidence.main.censuses):
+        census.gone = [seen.id for seen in before.holders]
+    judged = judge(evidence)
+    assert judged.findings == []
+    assert (verdict(judged.findings, False, judged.judged) == "clean") is clean
+
+
+@pytest.mark.parametrize("left", [[], [held(MIB, 1)]])
+def test_a_size_has_the_step_of_the_census_that_saw_it(left: Found) -> None:
     def found(at: int) -> Found:
-        return [] if at == STEPS else [held(MIB * at, at)]  # its function has returned before the last
+        return left if at == STEPS else [held(MIB * at, at)]  # its function has returned before the last
 
     finding = the(observed({"cpu": rising(MIB)}, found, CENSUSES, last={"between": False}))
     assert (finding.bytes, finding.bytes_step) == (45 * MIB, 45)

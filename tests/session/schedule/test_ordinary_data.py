@@ -108,6 +108,11 @@ def test_many_small_containers_with_one_path_are_followed_together(program: Any)
     program["players"][7].log.clear()
     program["play"](1)
     (cleared,) = followed.census(6).values()
+    (unchanged,) = followed.census(7).values()
+    assert unchanged.entries == cleared.entries
+    for player in program["players"]:
+        player.log.clear()
+    assert followed.census(8) == {}
     assert in_words(later.path) == "train.players[*].log[*]"
     assert {seen.id for seen in (first, later, cleared)} == {first.id}
     assert [seen.entries for seen in (first, later, cleared)] == [800, 1200, 1300 - 12]

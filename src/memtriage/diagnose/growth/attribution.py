@@ -105,6 +105,11 @@ class Rise:
         return _last_seen(self.series)
 
     @property
+    def seen_at(self) -> float:
+        """Position of the census that saw it so."""
+        return next((each.at for each in reversed(self.series) if each.seen is self.seen), self.series[-1].at)
+
+    @property
     def holders(self) -> list[HolderSeen]:
         """A holder as the censuses since its growth began saw it; none for ordinary data."""
         return [s.seen for s in self.series if s.at >= self.since and isinstance(s.seen, HolderSeen)]
@@ -176,11 +181,14 @@ def _rise(series: Sequence[Sighting], counters: Mapping[str, Counter], *, once: 
 def _last_seen(series: Sequence[Sighting]) -> Seen:
     """Return what the last census saw.
 
-    Where that was at the end of the program, ordinary data keeps its path, and the size of its entries, from
-    when its functions still ran: a queue that is closed has a mark behind its entries.
+    Where that was at the end of the program, a holder that has less by then is as it was when functions still
+    ran. Ordinary data keeps its path, and the size of its entries, from then: a queue that is closed has a
+    mark behind its entries.
     """
     last = series[-1].seen
     earlier = next((each.seen for each in reversed(series) if each.between), last)
+    if isinstance(last, HolderSeen) and isinstance(earlier, HolderSeen):
+        return last if last.size >= earlier.size else earlier
     if last is earlier or not isinstance(last, DataSeen) or not isinstance(earlier, DataSeen):
         return last
     return msgspec.structs.replace(earlier, entries=last.entries, cuts=last.cuts or earlier.cuts)

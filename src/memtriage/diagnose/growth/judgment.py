@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Final
 
 import msgspec
@@ -20,6 +20,7 @@ from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
 from memtriage.diagnose.growth.attribution import (
     DATA_LEAST,
+    INTERVALS,
     MINOR,
     OPEN,
     PACE,
@@ -321,7 +322,7 @@ def _leak(
         rates=rates,
         recent=rate if rise is None else rise.recent,
         nbytes=nbytes,
-        nbytes_step=round(rise.series[-1].at) if rise and comparison.scale == "step" else None,
+        nbytes_step=round(rise.seen_at) if rise and comparison.scale == "step" else None,
         step=evidence.situation.position.step or None,
         path=None if isinstance(cause, str) else cause.path,
         allocated_at=known.allocated_at,
@@ -497,6 +498,29 @@ def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
     return 0.0, False
 
 
+def _not_followed(comparison: Comparison, name: str) -> float:
+    """Return the rate of what has more storages at one path with each census, as another holder each time.
+
+    It may be copied as a whole, which nothing recognizes. What stays one holder is judged by itself.
+    """
+    at_path: dict[HolderPath, list[tuple[float, HolderSeen]]] = defaultdict(list)
+    present: dict[int, HolderSeen] = {}
+    for census in comparison.while_running:
+        for number in census.gone:
+            present.pop(number, None)
+        present |= {seen.id: seen for seen in census.holders}
+        for seen in present.values():
+            if seen.device == name:
+                at_path[seen.anchor].append((census.at(comparison.scale), seen))
+    rate = 0.0
+    for found in at_path.values():
+        (start, first), (end, last) = found[0], found[-1]
+        more = all(a.storages < b.storages and a.id != b.id for (_, a), (_, b) in pairwise(found))
+        if len(found) > INTERVALS and more and not is_bounded(last):
+            rate += max(0, last.size - first.size) / (end - start)
+    return rate
+
+
 def _ends_by_itself(comparison: Comparison, name: str) -> bool:
     """Return whether what seems to grow waits for the cyclic collector, or fills a bounded native cache."""
     counter, code = comparison.counters[name], comparison.counters.get(CODE)
@@ -545,6 +569,7 @@ def judge_counter(comparison: Comparison, device: str) -> JudgedDevice:
     # What accumulates without a bound is not harmless, even if no leak is reported.
     rises = [rise for rise in attribute(comparison) if rise.counter == device and rise.holders]
     unbounded = sum(rise.own_rate for rise in rises if not is_bounded(rise.holders[-1]))
+    unbounded += _not_followed(comparison, device)
     harmless = max(0.0, _held_rate(comparison, device)[0] - unbounded)
     grows = growth.low - harmless >= policy.least and growth.rate - harmless >= OPEN * growth.rate
     if counter.rises and grows and not _ends_by_itself(comparison, device):

@@ -44,7 +44,8 @@ class OrdinaryData:
         self._lengths = self._now = ContainerLengths()  # at the previous census, and at this one
         self._earlier = self._lengths.by_address()
         self._copied: dict[int, int] = {}
-        self._crowds: dict[HolderPath, DataSeen] = {}  # small containers with one path that grow together
+        # Small containers with one path that grow together, and where those are that grew last.
+        self._crowds: dict[HolderPath, tuple[DataSeen, list[int]]] = {}
         self._apart = 1.0
         self._numbers = count()
         self._lengthened: set[int] = set()
@@ -82,7 +83,7 @@ class OrdinaryData:
         self._lengths, self._earlier = self._now, ContainerLengths().by_address()
         self._arrays = self._longer(view, sites)
         arrays = (seen for _, seen in self._arrays.values() if seen.id in self._lengthened)
-        return [*self._followed.values(), *self._crowds.values(), *arrays]
+        return [*self._followed.values(), *(seen for seen, _ in self._crowds.values()), *arrays]
 
     def _rate(self, container: Any, entry_bytes: int) -> float:
         """Return the bytes per position by which a container grew."""
@@ -98,11 +99,8 @@ class OrdinaryData:
         grown = grown_containers(view.graph, self._earlier)
         by_line = sites.live_by_line() if grown else {}
         found: dict[int, DataSeen] = {}
-        if self._followed:  # those that got no entry since, and still exist, are followed on
-            now = self._now.by_address()
-            for address, seen in self._followed.items():
-                if address in now.lengths and now.of(address) == self._earlier.of(address):
-                    found[address] = replace(seen, before=None)
+        for address in self._unchanged(self._followed) if self._followed else ():
+            found[address] = replace(self._followed[address], before=None)
         small: list[GrownContainer] = []
         wanted: dict[int, DataSeen] = {}  # cuts are measured again when a container has twice the entries
         for container in grown:
@@ -119,18 +117,26 @@ class OrdinaryData:
         self._crowds = self._together(view, small, sites)
         return found
 
+    def _unchanged(self, addresses: Iterable[int]) -> list[int]:
+        """Return the containers that got no entry since the last census, and still exist."""
+        now = self._now.by_address()
+        return [at for at in addresses if at in now.lengths and now.of(at) == self._earlier.of(at)]
+
     def _together(
         self, view: CensusView, small: Iterable[GrownContainer], sites: SiteRecorder
-    ) -> dict[HolderPath, DataSeen]:
+    ) -> dict[HolderPath, tuple[DataSeen, list[int]]]:
         """Return the containers with one path of which each grows by little, and all by enough."""
         by_path: defaultdict[HolderPath, list[GrownContainer]] = defaultdict(list)
         for container in small:
             by_path[of_any_item(view.path(container.position))].append(container)
-        found = {path: replace(seen, before=None) for path, seen in self._crowds.items()}
+        found = {}
+        for path, (seen, grew) in self._crowds.items():
+            if left := grew if path in by_path else self._unchanged(grew):
+                found[path] = replace(seen, before=None), left
         for path, grown in by_path.items():
             more = sum(each.more for each in grown)
             nbytes = sum(each.more * each.entry_bytes for each in grown)
-            before = self._crowds.get(path)
+            before = self._crowds[path][0] if path in self._crowds else None
             if len(grown) < 2 or (before is None and nbytes < DATA_LEAST * max(self._apart, 1e-3)):
                 continue
             largest = grown[0]
@@ -138,7 +144,8 @@ class OrdinaryData:
             of_path = (each for each in positions if of_any_item(view.path(each)) == path)
             entries = factor * sum(length_of(view.graph.objects[each]) for each in of_path)
             seen = self._seen(view, largest, before, sites, entries, more)
-            found[path] = replace(seen, path=(*path, ANY_ITEM), entry_bytes=nbytes // more)
+            members = [id(view.graph.objects[each.position]) for each in grown]
+            found[path] = replace(seen, path=(*path, ANY_ITEM), entry_bytes=nbytes // more), members
         return found
 
     def _grown(
