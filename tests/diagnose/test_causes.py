@@ -66,6 +66,10 @@ ONE_CAUSE: dict[str, tuple[list[HolderPath], str]] = {
         [lora("attn.c_attn", "lora_A"), lora("attn.c_attn", "lora_B"), lora("mlp.c_proj", "lora_A")],
         "frame main(): model.base.h[*].*.c_*.lora_*.adapter_*.weight",
     ),
+    "adapters and their gradients": (
+        [lora("attn.c_attn", "lora_A"), (*lora("mlp.c_proj", "lora_B"), GRAD)],
+        "frame main(): model.base.h[*].*.c_*.lora_*.adapter_*.weight.*",
+    ),
     "adapters at different depths": (
         [
             (*local("main", "model"), *attribute("embed", "lora_A", "adapter_*", "weight")),

@@ -115,7 +115,7 @@ def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = Fal
         return max(first, second, key=len)
     same_container = first[shared].kind is second[shared].kind is SegmentKind.ITEM
     same_entries = any("*" in segment.name for segment in first[:shared])
-    numbered = [s for s in first[shared:] if "*" in s.name and s != ANY_ITEM]  # under one name: `adapter_*`
+    numbered = filter(_is_numbered, first[shared:])
     if one_part or same_container or same_entries or set(numbered) & set(second[shared:]):
         return _fold(first, second)
     return None
@@ -127,13 +127,25 @@ def _shared(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def _fold(first: HolderPath, second: HolderPath) -> HolderPath:
-    """Both paths as one, with `*` for each segment that differs, and one `*` for all that only one has."""
+    """Both paths as one, with `*` for each segment that differs, and one `*` for all that only one has.
+
+    A name that both have with another number (`adapter_*`) stays.
+    """
+    numbered = next((segment for segment in first if _is_numbered(segment) and segment in second), None)
+    if numbered is not None:
+        here, there = first.index(numbered), second.index(numbered)
+        after = _fold(first[here + 1 :], second[there + 1 :])
+        return (*_fold(first[:here], second[:there]), numbered, *after)
     if len(first) == len(second):
         return tuple(map(_either, first, second))
     shorter, longer = sorted((first, second), key=len)
     start = _shared(shorter, longer)
     end = len(longer) - _shared(shorter[start:][::-1], longer[start:][::-1])
     return (*longer[:start], _either(longer[start], _ANY_ATTRIBUTE), *longer[end:])
+
+
+def _is_numbered(segment: PathSegment) -> bool:
+    return "*" in segment.name and segment not in (ANY_ITEM, _ANY_ATTRIBUTE)
 
 
 def _either(a: PathSegment, b: PathSegment) -> PathSegment:
