@@ -392,6 +392,21 @@ def test_a_list_that_is_emptied_each_epoch_is_no_growth_once_its_counter_says_so
     assert certainty_of(rise) == "proven"
 
 
+def test_what_else_rises_after_the_censuses_proves_no_small_part_of_what_they_saw() -> None:
+    """Lists of outputs and of labels, emptied each epoch. After the first, its outputs stay as one."""
+
+    def found(at: int) -> list[HolderSeen]:
+        return [held(20 * MIB * at, at, number=1), held(MIB * at, at, name="labels", number=2)]
+
+    censuses = (3, 12, 48, 100, 140)
+    teeth = [
+        BASE + 21 * MIB * ((step - 1) % 150 + 1) + (step > 150) * 150 * 20 * MIB for step in range(1, 401)
+    ]
+    assert all(each.reasons for each in rises(observed({"cpu": teeth}, found, censuses)))
+    both = rises(observed({"cpu": rising(21 * MIB, 400)}, found, censuses))
+    assert list(map(certainty_of, both)) == ["proven", "proven"]
+
+
 def test_what_the_last_census_finds_elsewhere_makes_no_growth_slower() -> None:
     """The function has returned: under the list's name are ten of the forty that came since."""
 

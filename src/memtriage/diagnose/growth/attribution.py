@@ -298,7 +298,8 @@ def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) 
         # Growth may go into room that malloc leaves in its pages, as a census by the process itself does.
         of_pages = any(counter.pages for counter in seen_by)
         if found is None or (of_pages and found.reasons):
-            alone = _by_censuses(rise, counters.get(rise.counter, next(iter(seen_by), None)), now)
+            together = sum(each.own_rate for each in rises if each.counter == rise.counter)
+            alone = _by_censuses(rise, counters.get(rise.counter, next(iter(seen_by), None)), now, together)
             if found is None or (alone is not None and not alone.reasons):
                 found = alone
         if found is not None:
@@ -414,8 +415,11 @@ def _slows(points: Sequence[tuple[float, float]]) -> bool:
     return last >= min(earlier) and rates[-1] < ESTIMATE.slows * min(rates[:-1])
 
 
-def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise | None:
-    """Return what the censuses alone say of a holder's growth; None if it grows no more."""
+def _by_censuses(rise: Rise, counter: Counter | None, now: float, together: float) -> Rise | None:
+    """Return what the censuses alone say of a holder's growth; None if it grows no more.
+
+    After the last of them its counter has to rise on, for it and for all that grew `together` with it.
+    """
     points, rate = rise.points, rise.own_rate
     found = replace(rise, rate=rate, recent=rate)
     grew_until = rise.rises[-1][1][0]
@@ -428,11 +432,11 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float) -> Rise | None
         if ended or contradicts(counter, rate, rise.since):
             return None
     if now - grew_until > ESTIMATE.share * (grew_until - rise.since):
-        half = rate * (now - grew_until) / 2
+        half = (now - grew_until) / 2
         risen, error = (0.0, math.inf) if counter is None else counter.rise(grew_until, now)
-        if risen + 2 * error < half:
+        if risen + 2 * error < half * rate:
             return None
-        if risen <= 2 * error or risen < half:
+        if risen <= 2 * error or risen < half * together:
             return replace(found, reasons=("aged",))
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
     least = DATA_LEAST if isinstance(rise.seen, DataSeen) else LEAST

@@ -316,7 +316,8 @@ def _may_come_again(y: Floats, steps: list[int], sizes: list[float], policy: Pol
     start, falls = 0, sum(size < 0 for size in sizes)
     for at, size in zip(steps, sizes, strict=True):
         if size < 0:
-            before, after = float(y[at - 1] - y[start:at].min()), float(y[-1] - y[at])
+            most = max(y[at - 1], y[at] - size)  # just before it there may be no level
+            before, after = float(most - y[start:at].min()), float(y[-1] - y[at])
             small = max(before, after) * policy.share * (2 if falls == 1 else 1)
             if small < -size < (1 + policy.share) * before and after < 2 * before:
                 return True
