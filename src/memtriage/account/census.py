@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -186,23 +186,23 @@ class CensusView:
         """
         if self._ends is None:
             self._ends = self._at_the_ends()
-        heads = {
-            key: (
-                end_bytes(self._graph.objects[each.position], each.facts, _HEAD, last=last) for each in first
-            )
-            for key, first in self._ends.items()
-        }
-        return {key: frozenset(each for each in found if each is not None) for key, found in heads.items()}
+        heads: defaultdict[GroupKey, set[bytes]] = defaultdict(set)
+        for key, group in self._ends.items():
+            for held in group:
+                head = end_bytes(self._graph.objects[held.position], held.facts, _HEAD, last=last)
+                if head is not None:
+                    heads[key].add(head)
+        return {key: frozenset(found) for key, found in heads.items()}
 
     def _at_the_ends(self) -> dict[GroupKey, list[HeldStorage]]:
         """Return the first and the last storages of groups: a list is walked from its end, a dict is not."""
-        groups = self.census().groups
-        found: dict[GroupKey, list[HeldStorage]] = {each.key: [] for each in groups if not each.attached}
+        detached = {group.key for group in self.census().groups if not group.attached}
+        found: defaultdict[GroupKey, list[HeldStorage]] = defaultdict(list)
         for held in self._held.values():
             if held.owner in ("variable", "buffer") and held.facts.nbytes >= _PAGE:
-                found.get(self._key(held), []).append(held)
+                found[self._key(held)].append(held)
         half = _MOST_HEADS // 2
-        return {key: all_of[:half] + all_of[half:][-half:] for key, all_of in found.items()}
+        return {key: found[key][:half] + found[key][half:][-half:] for key in found.keys() & detached}
 
     def _key(self, held: HeldStorage) -> GroupKey:
         return held.facts.device, self._namer.path(held.position).anchor

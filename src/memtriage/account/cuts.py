@@ -550,14 +550,14 @@ class CutMeter:
         obj = graph.objects[element]
         kept = array_bytes(obj) if held is None else held.facts.nbytes
         if outermost is not None:
-            view = graph.objects[outermost]
-            own, more = array_bytes(view), type(view).__basicsize__
+            view, array = outermost, graph.objects[outermost]
+            own, more = array_bytes(array), type(array).__basicsize__
         else:
-            own, more = _own_bytes(obj), 0
+            view, own, more = element, _own_bytes(obj), 0
             if held is not None and held.facts.device == "cpu":
                 more = SIZES.tensor + SIZES.wrapper + SIZES.storage
                 kept -= SIZES.storage  # a scalar's storage is no larger than a copy's
-        return (element if outermost is None else outermost, own + more) if 2 * own <= kept else (None, 0)
+        return (view, own + more) if 2 * own <= kept else (None, 0)
 
     def _from(self, at: int) -> Iterator[Edge]:
         """Yield the references of an object to those that lead to storages."""

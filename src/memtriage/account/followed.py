@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,8 +13,7 @@ from memtriage.model.evidence import HolderSeen
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, has, of_any_item
 
 _SURVIVES: Final = 0.5
-"""Unless this part of a holder's witnesses is still there, its storages count as replaced; unless their
-contents are."""
+"""Storages count as replaced unless this part of their witnesses, or of their contents, is still there."""
 
 Place = tuple[str, int, PathSegment]
 """Device, token of the holding object, and segment of it: all variables of a module share its token."""
@@ -22,7 +21,7 @@ Place = tuple[str, int, PathSegment]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """First and last bytes of the first storages of each group (`CensusView.heads`)."""
+    """First and last bytes of some storages of each group (`CensusView.heads`)."""
 
     heads: dict[GroupKey, frozenset[bytes]]
     tails: dict[GroupKey, frozenset[bytes]]
@@ -143,7 +142,7 @@ class FollowedHolders:
         return before if _continues(before, heads, tails) else None
 
 
-def same_bytes(before: frozenset[bytes], after: frozenset[bytes]) -> bool:
+def same_bytes(before: Set[bytes], after: Set[bytes]) -> bool:
     """Whether storages begin, or end, with the same bytes as before. Zeros prove nothing.
 
     `torch.cat` lengthens a tensor at its end or its beginning, and a list may be replaced by copies of its

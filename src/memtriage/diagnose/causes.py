@@ -145,6 +145,7 @@ def _fold(first: HolderPath, second: HolderPath) -> HolderPath:
 
 
 def _is_numbered(segment: PathSegment) -> bool:
+    """Whether a segment is one name with any number: `adapter_*`."""
     return "*" in segment.name and segment not in (ANY_ITEM, _ANY_ATTRIBUTE)
 
 

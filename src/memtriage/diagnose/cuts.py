@@ -51,7 +51,6 @@ _STOPS: Final = 0.9
 """A cut stops a growth if it releases this part of what the holder keeps."""
 _LEAST: Final = ESTIMATE.least
 """What remains per position or event, if it is less, is the program's own bookkeeping."""
-
 _OF_ENTRIES: Final = frozenset(("bound", "remove", "cache", "close"))
 """Kinds of cuts that take whole entries out of a container."""
 _IN_USE: Final = 2.0

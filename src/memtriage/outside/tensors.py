@@ -197,7 +197,7 @@ class TorchReader:
         nodes = data[metas + layout.meta_node // 8]
         retains = data[metas + layout.meta_retains // 8] >> 8 * (layout.meta_retains % 8) & 0xFF
         gradients = np.where((nodes == 0) | (retains != 0), data[metas + layout.meta_gradient // 8], 0)
-        views = np.flatnonzero(self._are_named(metas, lambda name: name == _VIEW))
+        views = np.flatnonzero(self._are_named(data[metas], lambda name: name == _VIEW))
         bases = np.zeros(len(tensors), np.int64)
         bases[views] = data[metas[views] + layout.meta_base // 8]
         return TensorParts(
@@ -222,11 +222,11 @@ class TorchReader:
         """Return what `_if` does, of many addresses."""
         sound = (addresses >= 4096) & (addresses & 7 == 0)
         places = self._memory.places(np.where(sound, addresses, 0))
-        return np.where(self._are_named(places, fits), addresses, 0)
+        return np.where(self._are_named(self._memory.data[places], fits), addresses, 0)
 
-    def _are_named(self, places: Words, fits: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-        """Whether the class of the C++ object at each place has a name that fits."""
-        tables, which = np.unique(self._memory.data[places], return_inverse=True)
+    def _are_named(self, tables: Words, fits: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+        """Whether the class of each C++ object, by its table of virtual functions, has a name that fits."""
+        tables, which = np.unique(tables, return_inverse=True)
         named = [table > 0 and bool(fits(self._class_with(table))) for table in tables.tolist()]
         return np.array(named, bool)[which]
 
@@ -244,9 +244,7 @@ class TorchReader:
         memory, layout = self._memory, self._layout
         tensors = np.where((tensors >= 4096) & (tensors & 7 == 0), tensors, 0)
         words = memory.live(tensors, TENSOR_WORDS)
-        tables, which = np.unique(words[:, 0], return_inverse=True)
-        named = [table > 0 and _is_tensor(self._class_with(table)) for table in tables.tolist()]
-        tensors = np.where(np.array(named, bool)[which], tensors, 0)
+        tensors = np.where(self._are_named(words[:, 0], _is_tensor), tensors, 0)
         words[tensors == 0] = 0
         parts = [(tensors, words)]
         for offset, count in (

@@ -338,13 +338,18 @@ class JobWatch:
             work = {pid: each.named.group for pid, each in list(self._processes.items()) if each.named}
             self.ledger = job_ledger(own, below, dev_shm(), group, work)
             self.ledger.step = self.now().step
-            about = self.evidence.roles[LIVING].role if LIVING in self.evidence.roles else None
-            if about is not None:
-                (name, most), *_ = Counter(work.get(child.pid, child.name) for child in below).most_common(1)
-                about.each = sum(child.uss or child.rss or 0 for child in below) // len(below)
-                about.unread = (
-                    f"{len(below):,} now, {most:,} of them {name}, each with {size(about.each)} of its own"
-                )
+            with self.lock:
+                self._describe_living(below, work)
+
+    def _describe_living(self, below: list[ChildSample], work: dict[int, str]) -> None:
+        """Note what all processes together are, and what each has of its own, if their number is followed."""
+        living = self.evidence.roles.get(LIVING)
+        if living is None or living.role is None:
+            return
+        (name, most), *_ = Counter(work.get(child.pid, child.name) for child in below).most_common(1)
+        each = sum(child.uss or child.rss or 0 for child in below) // len(below)
+        living.role.each = each
+        living.role.unread = f"{len(below):,} now, {most:,} of them {name}, each with {size(each)} of its own"
 
     def lines(self, *, last: bool = False) -> Iterator[EvidenceLine]:
         """Yield what is new, for the record; `last` as for `Comparison.new_readings`."""

@@ -97,7 +97,7 @@ def test_small_parts_of_entries_come_with_the_large_ones(name: str, every: int, 
 
 @pytest.mark.parametrize(("more", "clean"), [(1, False), (0, True)])
 def test_a_run_is_not_clean_if_what_holds_more_and_more_is_another_each_time(more: int, clean: bool) -> None:
-    """A list of copies may be made anew at each step, and a batch may get longer."""
+    """A list of copies may be another one at each step, and a batch may get longer."""
 
     def copies(step: int) -> Found:
         return [held(MIB * step, 1 + more * step, number=step)]

@@ -9,6 +9,7 @@ several intervals, and did not slow down.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -107,7 +108,8 @@ class Rise:
     @property
     def seen_at(self) -> float:
         """Position of the census that saw it so."""
-        return next((each.at for each in reversed(self.series) if each.seen is self.seen), self.series[-1].at)
+        seen = self.seen
+        return next((each.at for each in reversed(self.series) if each.seen is seen), self.series[-1].at)
 
     @property
     def holders(self) -> list[HolderSeen]:
@@ -288,7 +290,9 @@ def other_growth(comparison: Comparison, intervals: int = INTERVALS) -> dict[str
 
 
 def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) -> list[Rise]:
-    judged = []
+    judged, together = [], defaultdict[str, float](float)
+    for rise in rises:
+        together[rise.counter] += rise.own_rate
     for rise in rises:
         # The resident set sees all ordinary data, and not well; malloc's counter sees large entries.
         names = {"host": ("cpu", "host"), HEAP: (HEAP, "cpu")}.get(rise.counter, (rise.counter,))
@@ -298,8 +302,8 @@ def _judged(rises: Sequence[Rise], counters: Mapping[str, Counter], now: float) 
         # Growth may go into room that malloc leaves in its pages, as a census by the process itself does.
         of_pages = any(counter.pages for counter in seen_by)
         if found is None or (of_pages and found.reasons):
-            together = sum(each.own_rate for each in rises if each.counter == rise.counter)
-            alone = _by_censuses(rise, counters.get(rise.counter, next(iter(seen_by), None)), now, together)
+            counter = counters.get(rise.counter, next(iter(seen_by), None))
+            alone = _by_censuses(rise, counter, now, together[rise.counter])
             if found is None or (alone is not None and not alone.reasons):
                 found = alone
         if found is not None:

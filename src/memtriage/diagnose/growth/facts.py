@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from memtriage.diagnose.growth.attribution import Open, Rise
@@ -102,6 +102,11 @@ class Leak:
     process: str | None = None
     by_role: tuple[tuple[str, int], ...] = ()
     unread: str | None = None
+
+    def times(self, factor: float) -> Leak:
+        """Return it with so many times the growth."""
+        rates = {per: round(factor * rate) for per, rate in self.rates.items()}
+        return replace(self, rates=rates, recent=factor * self.recent)
 
     @property
     def rate(self) -> int:

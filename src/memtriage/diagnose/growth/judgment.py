@@ -44,7 +44,7 @@ from memtriage.diagnose.growth.evidence import (
 from memtriage.diagnose.growth.facts import Counted, JudgedDevice, Leak, Per, Unexplained
 from memtriage.diagnose.held import Held
 from memtriage.model.census import GroupDetail
-from memtriage.model.evidence import DataSeen, HolderSeen, Role, Situation
+from memtriage.model.evidence import CensusSeen, DataSeen, HolderSeen, Role, Situation
 from memtriage.model.findings import DEVICE_HOST, Event, Projection
 from memtriage.model.judged import DetectionLimit, JudgedScale
 from memtriage.model.paths import (
@@ -207,9 +207,10 @@ def _came_with(rise: Rise, proven: Rise) -> bool:
     """Whether a holder got as many storages as a proven one of the same cause, over the same censuses."""
     if not rise.holders or not proven.holders or (rise.since, rise.last) != (proven.since, proven.last):
         return False
-    (first, *_, last), (before, *_, after) = rise.holders, proven.holders
-    alike = 0 < last.storages - first.storages == after.storages - before.storages
-    return alike and common_holder(last.anchor, after.anchor) is not None
+    more, others = (each.holders[-1].storages - each.holders[0].storages for each in (rise, proven))
+    return (
+        0 < more == others and common_holder(rise.holders[-1].anchor, proven.holders[-1].anchor) is not None
+    )
 
 
 def _with_all_entries(leak: Leak, comparison: Comparison) -> Leak:
@@ -225,15 +226,12 @@ def _with_all_entries(leak: Leak, comparison: Comparison) -> Leak:
         return leak
     assert isinstance(cause, Held)
     container = leak.anchor[: leak.anchor.index(ANY_ITEM) + 1]
-    here: dict[int, int] = {}
     sizes: dict[float, int] = {}
-    for census in comparison.censuses:
-        for number in (*census.gone, *(seen.id for seen in census.holders)):
-            here.pop(number, None)
-        inside = (s for s in census.holders if of_any_item(s.anchor)[: len(container)] == container)
-        here.update((seen.id, seen.size) for seen in inside if seen.device == memory)
+    for census, present in _with_present(comparison.censuses):
         if census.at("step") >= rise.since and not census.partial:
-            sizes[census.at("step")] = sum(here.values())
+            of_memory = (seen for seen in present if seen.device == memory)
+            inside = (s for s in of_memory if of_any_item(s.anchor)[: len(container)] == container)
+            sizes[census.at("step")] = sum(seen.size for seen in inside)
     first, last = min(sizes, default=0.0), max(sizes, default=0.0)
     if last <= first:
         return leak
@@ -244,8 +242,17 @@ def _with_all_entries(leak: Leak, comparison: Comparison) -> Leak:
     cuts = [cut.scaled(sizes[last] / leak.nbytes) for cut in detail.cuts]
     per_event = None if cause.rate is None else factor * cause.rate
     cause = replace(cause, detail=msgspec.structs.replace(detail, cuts=cuts), rate=per_event)
-    rates = {per: round(factor * each) for per, each in leak.rates.items()}
-    return replace(leak, cause=cause, rates=rates, recent=factor * leak.recent, nbytes=sizes[last])
+    return replace(leak.times(factor), cause=cause, nbytes=sizes[last])
+
+
+def _with_present(censuses: Iterable[CensusSeen]) -> Iterator[tuple[CensusSeen, list[HolderSeen]]]:
+    """Yield censuses with all holders at that time: each lists those that differ from the one before."""
+    present: dict[int, HolderSeen] = {}
+    for census in censuses:
+        for number in census.gone:
+            present.pop(number, None)
+        present |= {seen.id: seen for seen in census.holders}
+        yield census, list(present.values())
 
 
 def is_bounded(seen: HolderSeen) -> bool:
@@ -504,12 +511,8 @@ def _not_followed(comparison: Comparison, name: str) -> float:
     It may be copied as a whole, which nothing recognizes. What stays one holder is judged by itself.
     """
     at_path: dict[HolderPath, list[tuple[float, HolderSeen]]] = defaultdict(list)
-    present: dict[int, HolderSeen] = {}
-    for census in comparison.while_running:
-        for number in census.gone:
-            present.pop(number, None)
-        present |= {seen.id: seen for seen in census.holders}
-        for seen in present.values():
+    for census, present in _with_present(comparison.while_running):
+        for seen in present:
             if seen.device == name:
                 at_path[seen.anchor].append((census.at(comparison.scale), seen))
     rate = 0.0

@@ -20,26 +20,24 @@ ITSELF: Final = "this process"
 """Role of the main process while it makes no step, and may only wait for the others."""
 SEGMENTS: Final = "/dev/shm"
 """Role of the shared memory that processes of the job have open and none has mapped."""
-
 LIVING: Final = "its child processes"
 """Role of all processes below the main one together: of how many there are."""
 
 
 def of_each(role: Role, leak: Leak) -> Leak:
     """Return growth of the number of processes as that of their memory."""
-    times, counted = role.each / MIB, leak.shown_by
+    each, counted = role.each / MIB, leak.shown_by
     assert isinstance(counted, Counted)
-    rate, low, high, recent = (
-        times * getattr(counted.growth, name) for name in ("rate", "low", "high", "recent")
+    found = counted.growth
+    growth = replace(
+        found,
+        rate=each * found.rate,
+        low=each * found.low,
+        high=each * found.high,
+        recent=each * found.recent,
     )
-    growth = replace(counted.growth, rate=rate, low=low, high=high, recent=recent)
-    return replace(
-        leak,
-        shown_by=replace(counted, growth=growth),
-        rates={per: round(times * rate) for per, rate in leak.rates.items()},
-        recent=times * leak.recent,
-        nbytes=round(times * leak.nbytes),
-    )
+    nbytes = round(each * leak.nbytes)
+    return replace(leak.times(each), shown_by=replace(counted, growth=growth), nbytes=nbytes)
 
 
 def risen(role: Evidence) -> int:
@@ -71,9 +69,7 @@ def of_job(found: Sequence[tuple[Role, Leak]]) -> list[Leak]:
             alike = key == (other.group, named.kind, named.rates.keys())
             if alike and leak.path in (None, named.path) and role not in [each for each, _ in members]:
                 if isinstance(named.shown_by, Rise) and isinstance(leak.shown_by, Counted):
-                    part = min(1.0, named.shown_by.share or 1.0)
-                    rates = {per: round(part * rate) for per, rate in leak.rates.items()}
-                    leak = replace(leak, rates=rates, recent=part * leak.recent)
+                    leak = leak.times(min(1.0, named.shown_by.share or 1.0))
                 members.append((role, leak))
                 break
         else:

@@ -222,6 +222,5 @@ class OrdinaryData:
 
 def _continues(before: LongArray, after: LongArray) -> bool:
     """Whether an array contains another at its beginning or its end, as far as both were read."""
-    ends = (((before.head,), (after.head,)), ((before.tail,), (after.tail,)))
-    same = any(same_bytes(frozenset(earlier), frozenset(later)) for earlier, later in ends)
-    return same and after.nbytes >= before.nbytes
+    longer = after.nbytes >= before.nbytes
+    return longer and (same_bytes({before.head}, {after.head}) or same_bytes({before.tail}, {after.tail}))
