@@ -2,7 +2,9 @@
 
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,6 +249,27 @@ batches.get()
 """
     with pytest.raises(BuildError, match="send inputs and every part of the model"):
         predict_program(Script(script(text)))
+
+
+def test_a_thread_of_an_earlier_trace_dies_alone(script, monkeypatch):
+    """It was about to load when that trace ended: tensors are no longer faked for it."""
+    shared = SimpleNamespace(next_trace=threading.Event(), died=[])
+    monkeypatch.setitem(sys.modules, "shared", shared)
+    monkeypatch.setattr(threading, "excepthook", lambda died: shared.died.append(died.exc_type))
+    loads = """
+import threading, shared
+
+def load():
+    shared.next_trace.wait()
+    batch()
+
+shared.loads = threading.Thread(target=load, daemon=True)
+shared.loads.start()
+"""
+    dies = "import shared\nshared.next_trace.set()\nshared.loads.join()\n"
+    for before in (loads, dies):
+        predict_program(Script(script(before + ONE), ["1000"]), steps=1)
+    assert shared.died == [NotImplementedError]
 
 
 def test_what_a_script_does_after_training_is_not_run(script):

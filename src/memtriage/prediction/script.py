@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import FrameType
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
@@ -169,7 +169,8 @@ def _check_module(name: str) -> None:
 def _threads_heard(lifetimes: Lifetimes) -> Iterator[None]:
     """What ends a thread of the script ends the script, where it is the trace's: it may wait for that thread.
 
-    Outside the main thread, which alone gets signals, such a thread dies as usual.
+    Outside the main thread, which alone gets signals, such a thread dies as usual; so does one that was there
+    before, which an earlier trace may have left.
 
     Raises:
         BaseException: what ended the thread.
@@ -179,10 +180,12 @@ def _threads_heard(lifetimes: Lifetimes) -> Iterator[None]:
         return
     usual = threading.excepthook
     ended: list[BaseException] = []
+    others = WeakSet(threading.enumerate())
 
     def hook(died: threading.ExceptHookArgs) -> None:
         error = died.exc_value
-        if isinstance(error, _Enough) or (isinstance(error, Exception) and of_the_trace(error)):
+        heard = isinstance(error, _Enough) or (isinstance(error, Exception) and of_the_trace(error))
+        if heard and died.thread not in others:
             ended.append(error)
             lifetimes.over = end
             # A true signal: it wakes a thread that waits for a lock.
