@@ -184,8 +184,8 @@ def _threads_heard(lifetimes: Lifetimes) -> Iterator[None]:
 
     def hook(died: threading.ExceptHookArgs) -> None:
         error = died.exc_value
-        heard = isinstance(error, _Enough) or (isinstance(error, Exception) and of_the_trace(error))
-        if heard and died.thread not in others:
+        of_trace = isinstance(error, _Enough) or (isinstance(error, Exception) and of_the_trace(error))
+        if error is not None and of_trace and died.thread not in others:
             ended.append(error)
             lifetimes.over = end
             # A true signal: it wakes a thread that waits for a lock.
