@@ -333,6 +333,14 @@ def test_what_awaits_the_collector_is_no_native_growth() -> None:
     assert the(off).device == "host"
 
 
+@pytest.mark.parametrize(("waits_at_end", "leaks"), [("Node", 0), ("Model", 1)])
+def test_at_the_end_only_what_waited_before_explains_growth(waits_at_end: str, leaks: int) -> None:
+    """What functions had when they returned may have been kept until then, such as a leak."""
+    last = {"between": False, "waiting": {"cpu": {waits_at_end: 20 * MIB}}}
+    evidence = observed({"cpu": rising(MIB)}, censuses=CENSUSES, waiting={"cpu": {"Node": MIB}}, last=last)
+    assert len(judge(evidence).findings) == leaks
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_garbage_that_the_collector_frees_now_and_then_leaves_a_limit(seed: int) -> None:
     frees = np.cumsum(np.random.default_rng(seed).integers(6, 20, 7))

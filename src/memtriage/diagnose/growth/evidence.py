@@ -211,9 +211,14 @@ class Comparison:
         """Return whether objects that the cyclic collector will free explain part of a growth.
 
         They pile up between its collections, so there is more of them at some census than at one before. What
-        they keep in native memory is not seen, so a part of it is enough.
+        they keep in native memory is not seen, so a part of it is enough. At the end of the program all that
+        its functions had may wait: only classes that waited before count.
         """
-        waited = [sum(census.waiting.get(device, {}).values()) for census in self.while_running]
+        before = {name for census in self.while_running for name in census.waiting.get(device, ())}
+        waited = [
+            sum(nbytes for name, nbytes in census.waiting.get(device, {}).items() if name in before)
+            for census in self.censuses
+        ]
         most = max(
             (now - least for now, least in zip(waited, accumulate(waited, min), strict=True)), default=0
         )
