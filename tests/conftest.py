@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from memtriage.account.census import CensusView, Look
 from memtriage.model.census import Census, StorageRecord
-from memtriage.observe import library_search, walker
+from memtriage.observe import walker
 from support import slow_table, torch_state
 
 if TYPE_CHECKING:
@@ -61,13 +61,6 @@ def torch_settings() -> Iterator[None]:
     before = torch_state.read()
     yield
     torch_state.restore(before)
-
-
-@pytest.fixture
-def without_search_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Censuses search back from all that libraries hold, which is much in a process of many tests."""
-    limits = library_search.SearchLimits(targets=100_000, rounds=1000, holders=10_000_000)
-    monkeypatch.setattr(library_search, "LIMITS", limits)
 
 
 @pytest.fixture(scope="module")

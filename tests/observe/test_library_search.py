@@ -8,9 +8,8 @@ import subprocess
 import sys
 import textwrap
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import torch
 
 from memtriage.account.census import Look
 from memtriage.model.paths import HolderPath, in_words
-from memtriage.observe import library_search
 from memtriage.observe.containers import ContainerLengths, KnownLengths, grown_containers, most_grown
 from memtriage.observe.heap_graph import HeapGraph
 
@@ -117,7 +115,6 @@ class Containers:
         return most_grown(self.now.add(objects), self.earlier)
 
 
-@pytest.mark.usefixtures("without_search_limits")
 def test_a_table_of_a_library_that_grows_is_found(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"first": ("entry", [1])}
     monkeypatch.setattr(json, "table_of_a_test", {"entries": table}, raising=False)
@@ -126,26 +123,14 @@ def test_a_table_of_a_library_that_grows_is_found(program: Any, monkeypatch: pyt
     look_for(program, first)
     table["second"] = ("entry", [2])
     del table
-    searched: list[Any] = []
-    search = library_search._ancestors
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        found = search(*args, **kwargs)
-        searched.extend(len(obj) for obj in (found or {}).values() if type(obj) is list)
-        return found
-
-    monkeypatch.setattr(library_search, "_ancestors", noted)
     all_libraries, grown = look_for(program, Containers(first.now.by_address()))
     assert not all_libraries
     assert "json.table_of_a_test['entries']" in grown
-    # The search's own list of all containers, in which the table is, too, is no holder of it.
-    assert all(length < len(first.now.by_address().lengths) for length in searched)
 
 
 TRACE: ContextVar[list[Any]] = ContextVar("TRACE")
 
 
-@pytest.mark.usefixtures("without_search_limits")
 def test_a_wanted_container_of_tensors_is_named_and_not_kept_alive() -> None:
     TRACE.set([{"output": torch.ones(1013)}])
     output = weakref.ref(TRACE.get()[0]["output"])
@@ -162,30 +147,39 @@ def test_a_wanted_container_of_tensors_is_named_and_not_kept_alive() -> None:
     assert paths == ["context variable TRACE[*]['output']"]
 
 
-def test_much_that_only_a_library_holds_is_walked_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json, "kept", [torch.ones(1) for _ in range(300)], raising=False)
-    with Look(wanted=lambda objects: []) as view:
-        assert view.graph.all_libraries
-        assert sum(in_words(record.path) == "json.kept[*]" for record in view.census().storages) == 300
-
-
-def test_of_many_nodes_a_few_tell_what_holds_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nodes() -> list[Any]:
-        leaf = torch.ones(1, requires_grad=True)
-        return [(leaf * 2).grad_fn for _ in range(300)]
-
-    limits = replace(
-        library_search.LIMITS, rounds=100, holders=1_000_000
-    )  # pytest holds everything in many ways
-    monkeypatch.setattr(library_search, "LIMITS", limits)
-    monkeypatch.setattr(json, "nodes", nodes(), raising=False)
+@pytest.mark.parametrize("make", [lambda leaf: leaf * 2, lambda leaf: (leaf * 2).grad_fn])
+def test_many_tensors_and_nodes_of_a_library_are_found(
+    make: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = [make(torch.ones(1013, requires_grad=True)) for _ in range(300)]
+    for _ in range(100):
+        kept = [kept]
+    monkeypatch.setattr(json, "kept", kept, raising=False)
+    del kept
     with Look(wanted=lambda objects: []) as view:
         assert not view.graph.all_libraries
-        paths = [in_words(view.path(position)) for position in view.graph.nodes]
-        assert sum(path.startswith("json.nodes[*]") for path in paths) >= 300
+        found = [in_words(record.path) for record in view.census().storages if record.nbytes == 4052]
+    assert sum(path.startswith("json.kept[*]") for path in found) >= 300
 
 
-@pytest.mark.usefixtures("without_search_limits")
+def test_many_garbage_cycles_are_garbage() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.me, self.value = self, torch.ones(1013)
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(300):
+            Holder()
+        with Look(wanted=lambda objects: []) as view:
+            assert not view.graph.all_libraries
+            found = [in_words(record.path) for record in view.census().storages if record.nbytes == 4052]
+    finally:
+        gc.enable()
+    assert found == ["garbage cycle of Holder.value"] * 300
+
+
 def test_what_a_library_keeps_too_is_not_said_to_be_retained(
     program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,8 +46,7 @@ class HeapWalk:
         budget: when to stop; by default `walker.BUDGET`.
         wanted: given, only what leads to tensors is walked of the libraries, which are most of a heap. It is
             called with the growable containers that the program's own variables do not reach, and returns
-            those to walk in addition; they are left out if too much leads to them. If too much leads to
-            tensors, all of the libraries are walked.
+            those to walk in addition.
     """
 
     frames: Sequence[FrameType] = ()
@@ -82,7 +81,8 @@ def _walk_all(walker: HeapWalker, ended: Sequence[FrameType], wanted: WantedCont
     graph = walker.graph
     if wanted is not None:
         walker.enter_wide()
-        if graph.cut is None and enter_holders_of_tensors(walker, libraries, wanted):
+        if graph.cut is None:
+            enter_holders_of_tensors(walker, libraries, wanted)
             enter_unrooted(walker)
             return
     enter_libraries(walker, libraries)

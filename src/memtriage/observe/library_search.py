@@ -6,11 +6,13 @@ through ancestors of what is sought, finds the same paths.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from types import ModuleType
 from typing import Any, Final
+
+import numpy as np
 
 from memtriage.observe.classes import variables_of
 from memtriage.observe.containers import base_of
@@ -33,36 +35,20 @@ NamedModules = Sequence[tuple[str, ModuleType]]
 WantedContainers = Callable[[Iterable[Any]], Sequence[Any]]
 """Takes the growable containers that the program's variables do not reach, and returns the wanted ones."""
 
-
-@dataclass(frozen=True, slots=True)
-class SearchLimits:
-    """How far to search backward, from objects that the program's variables do not reach to their holders.
-
-    Attributes:
-        targets: most objects to begin with. `gc.get_referrers` compares each reference of the heap with each
-            of them: 64 take twice the time of one, 256 six times: 0.2 s in a heap of 370,000 objects, whose
-            libraries take a second to walk.
-        rounds: how often the whole heap is searched, 15 to 100 ms each. Ten take about as long as the walk
-            over all libraries.
-        holders: most objects to find: if there are more, something large is held in many ways.
-        alike: nodes of one kind to begin with. A loop makes hundreds that are all held in the same way,
-            mostly by C++ alone, and a container that leads to a few leads to the others.
-    """
-
-    targets: int = 256
-    rounds: int = 10
-    holders: int = 4096
-    alike: int = 8
-
-
-LIMITS: Final = SearchLimits()
 _SOUGHT: Final = frozenset((TENSOR, NODE, FUTURE, SAVED, PLACEHOLDER))
 """Kinds of objects that hold memory of tensors: all of them in libraries are found."""
+_FEW: Final = 64
+"""Objects whose referrers the collector is asked for: they take twice the time of one, 50 ms with 200,000
+objects in the heap."""
+_ASKED: Final = 8.0
+"""How often it is asked for one. To list all references takes as long as 5 to 13 such questions."""
+_AT_ONCE: Final = 4096
+"""Objects whose references are listed in one call; the lists of all would take some hundred MB."""
 
 
 def enter_holders_of_tensors(
     walker: HeapWalker, libraries: NamedModules, wanted_containers: WantedContainers
-) -> bool:
+) -> None:
     """Enter the objects of libraries that lead to tensors and wanted containers, and what these lead to.
 
     Then the same for memtriage's own modules. What no root reaches is left in `walker.everything`.
@@ -70,25 +56,17 @@ def enter_holders_of_tensors(
     Args:
         walker: has walked the program's own variables.
         libraries: their modules, with names.
-        wanted_containers: if too much leads to the containers that it returns, they are left out.
-
-    Returns:
-        Whether that was done. If not, too much leads to tensors, and the libraries still have to be walked.
+        wanted_containers: called once.
     """
     graph = walker.graph
+    referrers = _Referrers(walker, libraries)
     sought = _that_hold_tensors(walker)
-    holders = _ancestors(walker, sought, libraries)
-    if holders is None:
-        return False
     # No variable for the growable containers: it would look like another holder of the wanted ones.
     groups = walker.everything.by_type.values()
     growable = chain.from_iterable(group for group in groups if base_of(type(group[0])) is not None)
-    containers = list(wanted_containers(not_among(list(growable), graph.index)))
-    of_containers = _ancestors(walker, containers, libraries, own=(sought, holders))
-    if of_containers is not None:
-        sought += containers
-        holders |= of_containers
-    del containers, of_containers  # these references would look like references from outside
+    sought += wanted_containers(not_among(list(growable), graph.index))
+    holders = referrers.ancestors(sought)
+    del referrers
     graph.all_libraries = False
     _enter_modules(walker, libraries, holders)
     _walk_within(walker, holders)
@@ -103,7 +81,6 @@ def enter_holders_of_tensors(
     left = list(walker.everything.among(unreached)) if unreached else []
     walker.everything.clear()
     walker.everything.objects += left
-    return True
 
 
 def _that_hold_tensors(walker: HeapWalker) -> list[Any]:
@@ -114,61 +91,73 @@ def _that_hold_tensors(walker: HeapWalker) -> list[Any]:
     return list(not_among(list(chain.from_iterable(sought)), index))
 
 
-def _ancestors(
-    walker: HeapWalker, sought: list[Any], libraries: NamedModules, own: Sequence[Any] = ()
-) -> dict[int, Any] | None:
-    """Return all objects through which roots lead to the sought objects, including these, by id.
+class _Referrers:
+    """What refers to what among the objects that were not reached and the roots of libraries.
+
+    The collector is asked for the referrers of a few objects. It compares each reference of the heap with
+    each object that is asked for, so that for more, or for longer ways to them, all references are listed.
 
     Args:
         walker: has what was reached.
-        sought: the objects to begin with.
-        libraries: whose modules are roots.
-        own: other lists of this search that refer to objects of the program. They must not be taken for
-            holders: in a dict that contains itself, they would keep these objects alive until a collection.
-
-    Returns:
-        None if there are too many.
+        libraries: whose modules are roots, as are classes.
     """
-    index, kinds = walker.graph.index, walker.kinds
-    roots = {id(variables_of(module)) for _, module in [*libraries, *own_modules()]}
-    ancestors = {id(obj): obj for obj in sought}
-    most = len(ancestors) + LIMITS.holders
-    waiting = _few_nodes(walker, sought)
-    passed_over = {id(part) for part in (sought, ancestors, waiting, *own)}
-    for _ in range(LIMITS.rounds):
-        if not waiting:
-            return ancestors
-        if len(waiting) > LIMITS.targets or len(ancestors) > most:
-            break
-        # Pass this tuple on as it is: from CPython 3.13 on, the call itself only leaves out its own copy.
-        targets = tuple(waiting)
-        referrers = gc.get_referrers(*targets)
-        waiting.clear()
-        for referrer in referrers:
-            key, kind = id(referrer), kinds[type(referrer)]
-            if key in ancestors or key in passed_over or kind in (ATOM, BOUNDARY) or referrer is targets:
-                continue
-            is_root = key in roots or kind == KLASS
-            if key in index and not (is_root and index[key] < 0):
-                continue
-            ancestors[key] = referrer
-            if not is_root:
-                waiting.append(referrer)
-        del referrers, targets
-    ancestors.clear()
-    return None
 
+    def __init__(self, walker: HeapWalker, libraries: NamedModules) -> None:
+        self._walker, self._index, self._kinds = walker, walker.graph.index, walker.kinds
+        spaces = [variables_of(module) for _, module in [*libraries, *own_modules()]]
+        groups = walker.everything.by_type.values()
+        classes = chain.from_iterable(group for group in groups if self._kinds[type(group[0])] == KLASS)
+        self._roots = {id(root): root for root in chain(spaces, classes) if self._index.get(id(root), -1) < 0}
+        self._asked = 0.0
+        self._objects: list[Any] = []
 
-def _few_nodes(walker: HeapWalker, sought: list[Any]) -> list[Any]:
-    """Return these objects, but only a few of each kind of node."""
-    seen: dict[int, int] = {}
-    few = []
-    for obj in sought:
-        kind = id(type(obj))
-        seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] <= LIMITS.alike or walker.kinds[type(obj)] != NODE:
-            few.append(obj)
-    return few
+    def ancestors(self, sought: Sequence[Any]) -> dict[int, Any]:
+        """Return all objects through which roots lead to the sought objects, including these, by id."""
+        ancestors = {id(obj): obj for obj in sought}
+        waiting = list(sought)
+        own = {id(part) for part in (sought, ancestors, waiting, self._roots, self._objects)}
+        while waiting:
+            self._asked += 1 + len(waiting) / _FEW
+            # Pass this tuple on as it is: from CPython 3.13 on, the call itself only leaves out its own copy.
+            targets = tuple(waiting)
+            listed = self._objects or len(targets) > _FEW or self._asked > _ASKED
+            referrers = self._listed(targets) if listed else gc.get_referrers(*targets)
+            waiting.clear()
+            for referrer in referrers:
+                key = id(referrer)
+                if key in ancestors or key in own or referrer is targets:
+                    continue
+                if key in self._roots:
+                    ancestors[key] = referrer
+                elif key not in self._index and self._kinds[type(referrer)] not in (ATOM, BOUNDARY):
+                    ancestors[key] = referrer
+                    waiting.append(referrer)
+            del referrers, targets
+        return ancestors
+
+    def _listed(self, sought: Sequence[Any]) -> list[Any]:
+        """Return what refers to these objects, from a list of all references (24 bytes and 0.15 us each)."""
+        if not self._objects:
+            self._list()
+        ids = np.array([id(obj) for obj in sought], np.uint64)
+        first, last = (np.searchsorted(self._children, ids, side) for side in ("left", "right"))
+        found = [self._parents[start:end] for start, end in zip(first, last, strict=True) if start < end]
+        return [self._objects[parent] for parent in np.unique(np.concatenate(found))] if found else []
+
+    def _list(self) -> None:
+        unreached = list(not_among(self._walker.everything.objects, self._index))
+        self._objects += self._roots.values()
+        self._objects += not_among(unreached, self._roots)
+        counts, children = array("q"), array("Q")
+        for start in range(0, len(self._objects), _AT_ONCE):
+            referents = list(map(gc.get_referents, self._objects[start : start + _AT_ONCE]))
+            counts.extend(map(len, referents))
+            children.extend(map(id, chain.from_iterable(referents)))
+        unordered = np.frombuffer(children, np.uint64)
+        order = np.argsort(unordered)
+        self._children = unordered[order]
+        parents = np.repeat(np.arange(len(self._objects)), np.frombuffer(counts, np.int64))
+        self._parents = parents[order]
 
 
 def _enter_modules(walker: HeapWalker, named: NamedModules, wanted: Container[int]) -> None:

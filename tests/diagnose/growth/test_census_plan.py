@@ -225,6 +225,26 @@ def test_growth_of_the_resident_set_is_suspect_unless_malloc_or_data_explains_it
     assert not suspicion({"shared": rising(MIB), "code": rising(MIB)}).open  # these only confirm others
 
 
+@pytest.mark.parametrize(
+    ("censuses", "unlisted", "open_"),
+    [
+        pytest.param((20, 40), 1.0, True, id="it grows by memory that no census lists"),
+        pytest.param((20, 40), 0.1, False, id="by pages of what they list"),
+        pytest.param((20,), 1.0, True, id="one more may show it"),
+        pytest.param((20, 58), 1.0, False, id="it has hardly grown since the last"),
+        pytest.param((), 0.0, True, id="no census yet"),
+    ],
+)
+def test_growth_of_the_resident_set_is_suspect_while_censuses_may_explain_it(
+    censuses: Sequence[int], unlisted: float, open_: bool
+) -> None:
+    evidence = observed({"cpu": rising(0), "host": rising(MIB)})
+    for at in censuses:
+        least = round(unlisted * at * MIB)
+        evidence.add(CensusSeen(position=position(at, "step"), other_memory={"host": (least, least)}))
+    assert suspicion_of(evidence.main, attribute(evidence.main)).open == open_
+
+
 def test_suspicions_know_their_onset_and_their_period() -> None:
     late = suspicion({"cpu": [BASE + MIB * max(0, at - 60) for at in range(1, 121)]})
     assert late.since == pytest.approx(60, abs=5)

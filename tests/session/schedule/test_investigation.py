@@ -455,7 +455,6 @@ def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.Mo
     assert bound.releases == bound.of >= 200_000 * CENSUSES[2]
 
 
-@pytest.mark.usefixtures("without_search_limits")
 def test_what_a_library_keeps_too_is_found_at_the_next_census(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

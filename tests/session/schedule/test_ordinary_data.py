@@ -158,6 +158,7 @@ def test_in_libraries_only_what_grows_enough_or_did_is_searched(followed: Follow
     fast.extend(bytes(4096) for _ in range(3))
     followed.data.begin(2.0)
     assert followed.data.of_libraries([slow, fast]) == [fast]
+    assert followed.data.of_libraries([slow, fast], small=True) == [fast, slow]
     followed.census(2)
     fast.append(b"")
     followed.data.begin(2.0)

@@ -104,7 +104,7 @@ def test_growth_after_the_last_census_is_not_native(monkeypatch: pytest.MonkeyPa
     assert {leak.holder for leak in loop.leaks()} == {"jobs[*]"}
 
 
-def test_all_libraries_are_walked_only_where_sure_growth_has_no_holder() -> None:
+def test_all_of_libraries_is_searched_only_where_sure_growth_has_no_holder() -> None:
     unnamed = Loop().train(60, nothing, malloc=lambda step: step)
     named, flat = Loop().train(60, leaking), Loop().train(60, nothing)
     asked = unnamed.notes.libraries

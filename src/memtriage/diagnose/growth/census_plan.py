@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memtriage.diagnose.growth.attribution import ACCOUNTS, INTERVALS, Rise, other_growth
-from memtriage.diagnose.growth.evidence import CONFIRMING, HEAP, Comparison
+from memtriage.diagnose.growth.attribution import ACCOUNTS, INTERVALS, OPEN, Rise, other_growth
+from memtriage.diagnose.growth.evidence import CONFIRMING, HEAP, Comparison, Counter
 from memtriage.model.position import Scale
 
 FIRST: Final[Mapping[Scale, float]] = {"step": 3, "microbatch": 8, "second": 5.0}
@@ -57,7 +57,8 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
 
     A counter is suspect as long as proven holders explain less than most of its growth, and objects that wait
     for the cyclic collector less than a part of it. The resident set rises with each page that is touched for
-    the first time: it only calls for censuses if it certainly grows, and malloc's counter does not.
+    the first time: it only calls for censuses if it certainly grows, malloc's counter does not, and memory
+    that no census lists may.
     """
     proven = [rise for rise in rises if not rise.reasons]
     counters, known = comparison.counters, defaultdict[str, float](float)
@@ -70,6 +71,8 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
     suspects = []
     for name, counter in counters.items():
         certain = name in ("host", HEAP) and counter.growth.state == "growing"
+        if name == "host" and not _may_be_unlisted(comparison, counter):
+            certain = False
         may_grow = certain or (counter.rises and name not in CONFIRMING)
         unexplained = known[name] < ACCOUNTS * counter.growth.rate
         if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):
@@ -87,6 +90,24 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
         period=max((c.growth.period for c in suspects if c.growth.period is not None), default=None),
         named_nothing=0 if rises or all(c.growth.state != "growing" for c in suspects) else len(after),
     )
+
+
+def _may_be_unlisted(comparison: Comparison, counter: Counter) -> bool:
+    """Whether one more census may show that the resident set grows by memory that no census lists.
+
+    Between censuses it rises by a part of what counts, and such memory took a part of what it rose by so far.
+    """
+    seen = [
+        (census.at(comparison.scale), census.other_memory["host"][0])
+        for census in comparison.while_running
+        if "host" in census.other_memory and census.at(comparison.scale) >= (counter.growth.onset or 0.0)
+    ]
+    if not seen:
+        return True
+    (first, before), (last, now) = seen[0], seen[-1]
+    if counter.rise(last, comparison.now)[0] < counter.policy.settles / INTERVALS:
+        return False
+    return len(seen) == 1 or now - before >= OPEN * counter.rise(first, last)[0]
 
 
 def next_census(comparison: Comparison, suspicion: Suspicion) -> float:

@@ -37,7 +37,7 @@ class Following:
 
     Attributes:
         within_step: it compares micro-batches of one step.
-        in_libraries: certain growth has no holder so far, so libraries are searched for one.
+        in_libraries: certain growth has no holder so far, so all containers of libraries that grow are found.
         holders: numbers the holders.
         data: follows containers of ordinary data.
         recorded: how many of them had allocation sites.
@@ -59,9 +59,9 @@ class Following:
 
     @property
     def needs_libraries(self) -> bool:
-        """Whether holders, or other holders, of what grows can only be found in libraries."""
+        """Whether other holders of what grows can only be found by a walk over all libraries."""
         details = [seen.detail for seen in self.growing if seen.detail is not None]
-        return self.in_libraries or any(each.elsewhere and each.retained is None for each in details)
+        return any(each.elsewhere and each.retained is None for each in details)
 
     @property
     def lacks_sites(self) -> bool:
@@ -104,7 +104,7 @@ class Investigator:
         self._before = before
         self._observed = observed
         self._announced = False
-        self._libraries_hold_much = self._has_children = False
+        self._has_children = False
         self._objects_recorded = False
 
     def look(
@@ -128,7 +128,7 @@ class Investigator:
         """
         # Only an evaluation stack may lead to a loader, whose data workers copy page by page as they read it.
         begins_to_fork = not self._has_children and bool(descendants())
-        if frames is not None or self._libraries_hold_much or begins_to_fork:
+        if frames is not None or begins_to_fork:
             wanted = None
         self._has_children |= begins_to_fork
         if not self._announced:
@@ -137,7 +137,6 @@ class Investigator:
         self._before()
         prepare()
         with Look(frames or (), self._identities, wanted) as view:
-            self._libraries_hold_much |= wanted is not None and view.graph.all_libraries
             census = view.census()
             also(view)
         return census
@@ -210,7 +209,8 @@ class Investigator:
         try:
             # It makes tables. tracemalloc would follow each entry, but is off by now.
             begin = partial(following.data.begin, _apart(following.last, line))
-            census = self.look(add, frames, None if libraries else following.data.of_libraries, begin)
+            wanted = partial(following.data.of_libraries, small=following.in_libraries)
+            census = self.look(add, frames, None if libraries else wanted, begin)
         finally:
             self.stop()
             took = time.perf_counter() - started

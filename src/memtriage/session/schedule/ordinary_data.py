@@ -60,10 +60,14 @@ class OrdinaryData:
         """Prepare for a census so many positions after the previous one: makes tables."""
         self._earlier, self._now, self._apart = self._lengths.by_address(), ContainerLengths(), apart
 
-    def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
-        """Note the containers that the program's variables do not reach; return those that grew enough."""
+    def of_libraries(self, objects: Iterable[Any], *, small: bool = False) -> list[Any]:
+        """Note the containers that the program's variables do not reach; return those that grew enough.
+
+        Args:
+            small: return also those that may only grow by enough together.
+        """
         kinds, grown = KindTable(), most_grown(self._now.add(objects), self._earlier)
-        return [obj for obj in grown if self._counts(obj, *recent_entries(kinds, obj))]
+        return [obj for obj in grown if small or self._counts(obj, *recent_entries(kinds, obj))]
 
     def add(self, view: CensusView, sites: SiteRecorder) -> list[DataSeen]:
         """Return the containers that grow or did, and the arrays that were replaced by longer ones.
