@@ -158,6 +158,17 @@ def test_steady_growth(steps: int, rate: int) -> None:
     assert found.rate == pytest.approx(rate, rel=0.01) == pytest.approx(found.recent, rel=0.01)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steady_growth_that_is_read_in_bursts(seed: int) -> None:
+    """A slow counter is not read for a while, which no rise between two readings may be taken for."""
+    drawn, rate = np.random.default_rng(seed), 16 * KIB
+    gaps = np.where(drawn.random(100) < 0.04, drawn.integers(20, 500, 100), 1)
+    at = np.cumsum([1, *gaps]).astype(np.float64)
+    values = MIB + rate * at + noise(KIB, len(at), seed)
+    growth = grow(Points(at, values, values), CPU)
+    assert growth.state == "growing" and growth.rate == pytest.approx(rate, rel=0.05)
+
+
 def test_too_few_readings() -> None:
     assert grow(points(MIB * STEP[:11]), CPU).state == "too_short"
     assert detection_limit(points(MIB * STEP[:11]), CPU) is None

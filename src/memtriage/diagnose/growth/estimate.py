@@ -211,7 +211,10 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     if len(steps) < 3 or grown < policy.settles:
         return None
     wobble = noise(np.diff(low))
-    high = np.flatnonzero(steps > max(policy.jump * wobble, float(steps.mean())))
+    # What comes at the usual pace while nothing is read is no single rise.
+    apart = np.diff(at)
+    usual = np.median(steps / apart) * apart
+    high = np.flatnonzero(steps - usual > max(policy.jump * wobble, float(steps.mean())))
     if not len(high) or steps[high].sum() < (1 - policy.share) * grown or 3 * len(high) > len(steps):
         return None
     groups = np.split(high, np.flatnonzero(np.diff(high) > 1) + 1)
@@ -228,15 +231,15 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     rate = float(sizes[1:].sum()) / length
     spreads = float(gaps.std() / gaps.mean()), float(sizes.std() / sizes.mean())
     regular = max(spreads) <= policy.share
-    apart = float(np.diff(at).mean())
+    between = float(apart.mean())
     differ = spreads[1] if regular else float(np.hypot(*spreads))
-    reach = (rate * apart + 2 * wobble) / length + policy.interval * rate * differ / count**0.5
+    reach = (rate * between + 2 * wobble) / length + policy.interval * rate * differ / count**0.5
     middle = count // 2
     recent = float(sizes[middle + 1 :].sum() / (when[-1] - when[middle]))
     low, high, period = rate - reach, rate + reach, float(gaps.mean())
     growth = Growth("uncertain", rate, low, high, recent, float(when[0]), None, period, jumps=jumps)
     waits = float(at[-1] - when[-1])
-    if waits > gaps.max() / policy.slows + apart:
+    if waits > gaps.max() / policy.slows + between:
         ended: State = "flat" if waits >= policy.share * points.span else "uncertain"
         return replace(growth, state=ended, until=float(when[-1]), recent=0.0)
     if count < policy.several - regular or rate < policy.least or growth.low <= 0:
