@@ -203,6 +203,16 @@ def test_a_jump_of_the_counter_is_no_growth_of_the_list_that_got_it() -> None:
     assert [(rise.seen.id, rise.rate) for rise in proven] == [(1, 64 * KIB)]
 
 
+@pytest.mark.parametrize("of_holder", [True, False])
+def test_what_the_heap_rises_by_at_once_counts_if_it_is_its_holders(of_holder: bool) -> None:
+    """1 MiB comes at once: a larger table, of which each of the 60 entries has its part, or another's."""
+    at_once, entry = MIB, 64 * KIB
+    counter = [BASE + entry * at + at_once * (at > 20) for at in range(1, STEPS + 1)]
+    entry_bytes = entry + at_once // STEPS * of_holder
+    evidence = observed({"heap": counter}, lambda at: [data(at, entry_bytes)], (12, 30, 48))
+    assert the(evidence).rate == pytest.approx(entry_bytes, rel=0.02)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_list_that_is_full_is_not_proven_where_noise_hides_it_from_the_counter(seed: int) -> None:
     """It got 12 entries between two censuses, then 3."""

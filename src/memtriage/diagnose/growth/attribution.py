@@ -367,7 +367,8 @@ def _at_counters_rate(
     A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
     census, and rises that come seldom. Censuses over a small part of the growth may have one of these more.
     Pages do not show it: they count room that malloc keeps unused, or pages of files that come and go.
-    What the heap rises by at once, as when a dict makes a larger table, is part of its rate.
+    What the heap rises by at once, as when a dict makes a larger table, is part of its rate if its holders
+    are not as fast without.
     """
     judged = list(rises)
     for name, counter in counters.items():
@@ -377,7 +378,7 @@ def _at_counters_rate(
         # Between two censuses there may be one more of the rises of a counter, or one less.
         off = max((growth.high - growth.low) / 2, PACE * growth.rate)
         usual = counter.whole_rate(censuses) if name == HEAP else growth.rate
-        another = growth.by_rises or abs(rate - usual) > off
+        another = growth.by_rises or min(abs(rate - usual), abs(rate - growth.rate)) > off
         explained = known and abs(1 - share) <= max(OPEN, known[0].error)
         if explained and another and not counter.pages and name != "shared":
             factor = max(usual - others, min(usual, rate)) / rate
