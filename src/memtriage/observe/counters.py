@@ -24,16 +24,14 @@ class MallocPolicy:
     Attributes:
         cheap_s: readings that take no longer are made at every mark: they are a small part of its cost.
         always: the first readings, made whatever they cost: short runs are judged by every mark.
-        step_share: share of the time that readings may take at marks of steps and the like. A gap in that
-            series is worse than a slow reading, unless the heap is so fragmented that the program would slow
-            down by a fifth.
+        step_share: share of the time that readings may take at marks of steps and the like.
         within_step_share: backwards within a step have readings, too, while all readings take less than this
             share of the time.
     """
 
     cheap_s: float = 50e-6
-    always: int = 200
-    step_share: float = 0.2
+    always: int = 50
+    step_share: float = 0.03
     within_step_share: float = 0.01
 
 
