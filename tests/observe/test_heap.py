@@ -23,6 +23,7 @@ from memtriage.observe.kinds import (
     TENSOR,
     FrameLocals,
 )
+from memtriage.observe.library_search import WantedContainers
 from memtriage.observe.walker import CensusBudget
 
 
@@ -218,17 +219,27 @@ def test_modules_and_classes_of_a_function_die_with_it() -> None:
     assert [ref() for ref in gone] == [None, None]
 
 
-def test_a_walk_beyond_its_budget_is_partial_and_says_so() -> None:
+@pytest.mark.parametrize("wanted", [None, lambda objects: []])
+def test_a_walk_beyond_its_budget_is_partial_and_says_so(wanted: WantedContainers | None) -> None:
     many = [[number] for number in range(20_000)]
     kept = [torch.ones(8) for _ in range(3)]
-    with HeapWalk(budget=CensusBudget(objects=2_000)) as graph:
+    with HeapWalk(budget=CensusBudget(objects=2_000), wanted=wanted) as graph:
         assert graph.cut is not None and "the most that a census takes" in graph.cut
         reached = {id(graph.objects[position]) for position in graph.tensors}
         assert {id(tensor) for tensor in kept} <= reached
         assert graph.first_garbage == len(graph.objects)
-    with HeapWalk(budget=CensusBudget(seconds=0.0)) as graph:
+    with HeapWalk(budget=CensusBudget(seconds=0.0), wanted=wanted) as graph:
         assert graph.cut is not None and "the longest time" in graph.cut
     del many
+
+
+def test_more_objects_of_libraries_than_the_budget_are_not_searched() -> None:
+    """To list all references between them would take much memory."""
+    half = CensusBudget(objects=len(gc.get_objects()) // 2)
+    with HeapWalk(budget=half, wanted=lambda objects: []) as graph:
+        assert graph.all_libraries and graph.cut is not None
+    with HeapWalk(wanted=lambda objects: []) as graph:
+        assert not graph.all_libraries and graph.cut is None
 
 
 def test_very_many_entries_do_not_hide_what_else_there_is() -> None:

@@ -46,7 +46,8 @@ class HeapWalk:
         budget: when to stop; by default `walker.BUDGET`.
         wanted: given, only what leads to tensors is walked of the libraries, which are most of a heap. It is
             called with the growable containers that the program's own variables do not reach, and returns
-            those to walk in addition.
+            those to walk in addition. If libraries have more objects than the budget, all are walked, up to
+            that.
     """
 
     frames: Sequence[FrameType] = ()
@@ -81,7 +82,7 @@ def _walk_all(walker: HeapWalker, ended: Sequence[FrameType], wanted: WantedCont
     graph = walker.graph
     if wanted is not None:
         walker.enter_wide()
-        if graph.cut is None:
+        if graph.cut is None and graph.tracked - len(graph.objects) <= walker.budget.objects:
             enter_holders_of_tensors(walker, libraries, wanted)
             enter_unrooted(walker)
             return
