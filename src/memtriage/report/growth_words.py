@@ -202,12 +202,14 @@ def _sizes(rise: Rise, scale: Scale) -> str:
 
 
 def _entries(rise: Rise, seen: DataSeen, scale: Scale) -> str:
-    first = round(rise.points[0][1] / max(1, seen.entry_bytes))
+    first, last = (
+        round(nbytes / max(1, seen.entry_bytes)) for _, nbytes in (rise.points[0], rise.points[-1])
+    )
     between = f"between {_SPANS[scale]} {rise.since:.4g} and {rise.last:.4g}"
     if seen.lengthens:
-        sizes = f"from {size(first * seen.entry_bytes)} to {size(seen.entries * seen.entry_bytes)}"
+        sizes = f"from {size(first * seen.entry_bytes)} to {size(last * seen.entry_bytes)}"
         return f"{sizes} {between}, with the same beginning or end"
-    more = f"{seen.entries - first:,} more entries of about {size(seen.entry_bytes)}"
+    more = f"{last - first:,} more entries of about {size(seen.entry_bytes)}"
     return f"{more} {between}, tensors not counted"
 
 

@@ -178,6 +178,14 @@ def test_growth_whose_end_the_counter_saw_after_the_last_census_is_no_growth() -
     assert rises(observed({"cpu": counter}, keeping(), (9, 18, 27, 36))) == []
 
 
+def test_what_ends_with_much_larger_growth_of_its_counter_is_no_growth() -> None:
+    """A cache of labels and of what belongs to each, which is full after the last census."""
+    full = 200
+    counter = [BASE + MIB * min(at, full) for at in range(1, 801)]
+    evidence = observed({"heap": counter}, lambda at: [data(64 * min(at, full), 72)], (3, 12, 36, 80, 140))
+    assert rises(evidence) == []
+
+
 def test_censuses_do_not_prove_growth_that_the_counter_saw_end_lately() -> None:
     """The cache is full at step 106 of 120, within the last of four intervals between censuses."""
     full, steps = 106, 120

@@ -427,18 +427,19 @@ def _by_censuses(rise: Rise, counter: Counter | None, now: float, together: floa
     """
     points, rate = rise.points, rise.own_rate
     found = replace(rise, rate=rate, recent=rate)
-    grew_until = rise.rises[-1][1][0]
+    grew_until = later = rise.rises[-1][1][0]
     if rise.last - grew_until >= max(b[0] - a[0] for a, b in rise.rises):
         return None
     if counter is not None:
-        seen = counter.growth
-        had_room = counter.pages and (seen.until or 0.0) < grew_until  # in malloc: the holder grew on
+        seen, until = counter.growth, counter.growth.until or 0.0
+        had_room = counter.pages and until < grew_until  # in malloc: the holder grew on
         ended = seen.until is not None and not had_room and rate / 2 <= seen.rate <= 2 * rate
-        if ended or contradicts(counter, rate, rise.since):
+        if ended or contradicts(counter, rate, until if until >= grew_until else rise.since):
             return None
+        later = max(until, grew_until)  # what ended meanwhile may have been much more than this holder got
     if now - grew_until > ESTIMATE.share * (grew_until - rise.since):
-        half = (now - grew_until) / 2
-        risen, error = (0.0, math.inf) if counter is None else counter.rise(grew_until, now)
+        half = (now - later) / 2
+        risen, error = (0.0, math.inf) if counter is None else counter.rise(later, now)
         if risen + 2 * error < half * rate:
             return None
         if risen <= 2 * error or risen < half * together:
