@@ -90,7 +90,7 @@ PROGRAM: list[tuple[str, list[str]]] = [
 ]  # fmt: skip
 
 
-NOT_READ = ("future", "sparse values", "compressed rows", "finalizer")
+NOT_READ = ("future", "sparse values", "compressed rows", "finalizer", "method of what C++ calls at the end")
 """Cases in which only C++, or another module than the program, holds the tensor."""
 
 
@@ -215,6 +215,7 @@ def test_what_no_root_leads_to_is_native_or_garbage(program: Any) -> None:
     try:
         garbage = [*program["cycle"](), *program["lists"]()]
         held = [program["suspended"](), T(), (leaf() * T()).grad_fn, program["Thing"](T())]
+        held.append(program["Thing"](T()).go)
         next(held[0])
         graph = walk_of({"train"}, [*garbage, *map(id, held)]).run()
         assert paths(graph) == {
@@ -226,6 +227,7 @@ def test_what_no_root_leads_to_is_native_or_garbage(program: Any) -> None:
             "C++ -> grad_fn MulBackward0 -> saved other",
             "C++ -> grad_fn MulBackward0 -> … -> AccumulateGrad -> variable",
             "C++ or an evaluation stack -> Thing.t",
+            "C++ or an evaluation stack -> method Thing.go.__self__.t",
         }
     finally:
         gc.enable()

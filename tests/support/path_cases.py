@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PRELUDE = """
-import collections, contextlib, dataclasses, functools, gc, queue, threading, types, weakref
+import atexit, collections, contextlib, dataclasses, functools, gc, queue, threading, types, weakref
 import torch
 from torch import nn
 
@@ -34,6 +34,11 @@ PYTHON: dict[str, tuple[str, str | None]] = {
         "class Slotted:\n    __slots__ = ('held',)\nclass Sub(Slotted): pass\n"
         "slotted = Sub(); slotted.held = T()",
         "train.slotted.held",
+    ),
+    "method of what C++ calls at the end": (
+        "class Trainer:\n    def close(self): pass\n"
+        "trainer = Trainer(); trainer.last = T(); atexit.register(trainer.close); del trainer",
+        "C++ or an evaluation stack -> method Trainer.close.__self__.last",
     ),
     "deque": ("recent = collections.deque([T()], maxlen=3)", "train.recent[*]"),
     "defaultdict": (

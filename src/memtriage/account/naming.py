@@ -173,7 +173,10 @@ class ObjectNamer(HeapObjects):
             node = PathSegment(SegmentKind.GRAD_FN, self._node_name(position))
             return Path(((PathSegment(SegmentKind.NATIVE),), (node,)), 1, in_graph=True)
         unrooted = SegmentKind.NATIVE if kind == TENSOR else SegmentKind.UNSEEN
-        return root_path(PathSegment(unrooted, self._type_name(position, "Tensor")))
+        name = self._type_name(position, "Tensor")
+        if self._is_exactly(position, types.MethodType):
+            name = f"{name} {self._callable(position)}"
+        return root_path(PathSegment(unrooted, name))
 
     def _garbage_name(self, position: int) -> str:
         """The most telling type of a cycle: the first class instance met from its entry."""

@@ -136,6 +136,8 @@ def test_an_error_that_is_still_to_come_is_announced(step: int | None, when: str
 def test_why_a_run_is_not_judged() -> None:
     assert said(report("not_judged")) == "growth could not be judged"
     assert said(report("not_judged", judged={"cpu": Judged(reason="too short")})) == "too short"
+    noted = {"cpu": Judged(reason="too restless", note="1.0 MiB in garbage cycles")}
+    assert said(report("not_judged", judged=noted)) == "too restless; 1.0 MiB in garbage cycles"
     one_device = {"cpu": flat(512), "cuda:0": Judged(reason="no counter")}
     assert said(report("not_judged", judged=one_device)) == "cuda:0: no counter"
     assert said(report("not_judged"), RunContext(running=[0])) == "the run had not finished"

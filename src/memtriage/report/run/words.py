@@ -55,12 +55,12 @@ _WORTH_ACTING: Final = 3
 def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGroup]) -> str:
     """Return what stands behind the verdict's word."""
     growing = [group for group in groups if group.kind in GROWING and not group.suspected]
+    notes = [judged.note for judged in report.judged.values() if judged.note is not None]
     match report.verdict:
         case "clean":
-            notes = [judged.note for judged in report.judged.values() if judged.note is not None]
             return "; ".join([_limits(report, context), *notes, *_worth_acting(groups)])
         case "not_judged":
-            return "; ".join([*_not_judged(report, context), *_worth_acting(groups)])
+            return "; ".join([*_not_judged(report, context), *notes, *_worth_acting(groups)])
         case "leak" if growing:
             more = f"; {count(len(growing) - 1, 'more leak')} below" if len(growing) > 1 else ""
             return f"{growing[0].amount}{growing[0].place}{_until_full(growing[0])}{more}"
