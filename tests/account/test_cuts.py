@@ -134,8 +134,9 @@ settings = {"scale": np.ones(4000)}
 samples = [{"settings": settings, "value": bytes(3000)} for _ in range(5)]
 received = [np.frombuffer(bytes(5000)) for _ in range(5)]
 by_text = {("x" * 5000 + str(number),): None for number in range(5)}
+wide = [[[] for _ in range(1000)] for _ in range(100)]
 """
-DATA = ("scans", "rows", "texts", "records", "by_time", "by_name", "samples", "received", "by_text")
+DATA = ("scans", "rows", "texts", "records", "by_time", "by_name", "samples", "received", "by_text", "wide")
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +175,13 @@ def test_a_detached_loss_keeps_its_value(cuts: dict[str, dict[str, CutSeen]]) ->
     assert 0 < left(of_losses["detach"]) < 4 * OBJECT
     assert left(of_losses["bound"]) == 0 and of_losses["bound"].kind == "list"
     assert "clone" not in of_losses
+
+
+@shown
+def test_entries_with_many_objects_stand_for_all(cuts: dict[str, dict[str, CutSeen]]) -> None:
+    """More objects than are looked at: 100 lists of 1,000 lists of 56 bytes, each with a place of 8 bytes."""
+    bound = cuts["wide"]["bound"]
+    assert bound.releases == bound.of == pytest.approx(100 * 1000 * (8 + 56 + 16), rel=0.15)
 
 
 @shown

@@ -63,7 +63,7 @@ _OF_NODES: Final = frozenset(("saved for backward", "autograd context"))
 _ENTRIES: Final = 1_000
 """Newest entries of a container of ordinary data that are looked at."""
 _BELOW: Final = 20_000
-"""Objects below these that are."""
+"""Objects below these: no further entry is looked at then."""
 
 Edge = tuple[int, int]
 Numbers = dict[int, frozenset[int]]
@@ -122,17 +122,17 @@ def _data_below(graph: HeapGraph, container: int) -> DataBelow:
         newest: Iterable[tuple[Any, ...]] = reversed(dict.items(entries))
     else:
         newest = zip(entries if issubclass(type(entries), set) else reversed(entries))
-    elements, atoms, looked = list[tuple[int, ...]](), 0, 0
-    for parts in islice(newest, in_use, _ENTRIES):
-        looked += 1
-        found = [graph.index.get(id(part), -1) for part in parts]
-        elements.append(tuple(at for at in found if at >= 0))
-        atoms += atom_bytes([part for part, at in zip(parts, found, strict=True) if at < 0])
+    elements, atoms = list[list[int]](), 0
     below: dict[int, list[int]] = {container: []}
     nbytes, entry_of = dict[int, int](), {container: -1}
     shared: dict[int, None] = {}
-    for number, element in enumerate(elements):
-        queue = list(element)
+    for number, parts in enumerate(islice(newest, in_use, _ENTRIES)):
+        if len(below) >= _BELOW:
+            break
+        found = [graph.index.get(id(part), -1) for part in parts]
+        atoms += atom_bytes([part for part, at in zip(parts, found, strict=True) if at < 0])
+        queue = [at for at in found if at >= 0]
+        elements.append(list(queue))
         for at in queue:
             if entry_of.setdefault(at, number) != number:
                 shared[at] = None
@@ -148,7 +148,7 @@ def _data_below(graph: HeapGraph, container: int) -> DataBelow:
         shared.update(dict.fromkeys(below.get(at, ())))
     objects = {at: nbytes[at] for at in nbytes.keys() - shared if nbytes[at]}
     edges = [(container, at) for element in elements for at in element]
-    return DataBelow(container, looked, edges, objects, atoms)
+    return DataBelow(container, len(elements), edges, objects, atoms)
 
 
 class CutMeter:
