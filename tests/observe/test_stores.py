@@ -84,6 +84,10 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
         "def prune(layer):\n    parametrize.register_parametrization(layer, 'weight', Mask(m))  # here\n"
         "class Mask:\n    def __init__(self, mask):\n        self.register_buffer('mask', mask)",
         (*SELF, *attribute("weight"), ANY_ITEM, *attribute("mask")), "mask"),
+    "lists of entries": (
+        "class Game:\n    def __init__(self): self.rows = Rows()\n"
+        "games = []\ndef play(): games.append(Game())  # here",
+        (*of_module("train", "games"), ANY_ITEM, *attribute("rows"), *attribute("values"), ANY_ITEM), None),
     "inside a container of a library": (
         "cache = WeakKeyDictionary()\ndef f(k, v):\n    cache[k] = v  # here",
         (*of_module("train", "cache"), *attribute("data"), ANY_ITEM), None),
@@ -106,6 +110,11 @@ NOT_CERTAIN: dict[str, tuple[str, HolderPath]] = {
         (*local("main", "a"), *attribute("seen"), ANY_ITEM),
     ),
     "passed on": ("def main():\n    losses = []\n    keep(losses, x)", items_of("main", "losses")),
+    "a library's list in entries": (
+        "class Observed:\n    def __init__(self): self.recorder = Recorder()\n"
+        "model = Sequential(Observed(), Observed())",
+        (*of_module("train", "model"), ANY_ITEM, *attribute("recorder"), *attribute("values"), ANY_ITEM),
+    ),
     "no source": ("(", items_of("main", "losses")),
     "no name": ("x.append(y)", (PathSegment(SegmentKind.NATIVE, "Tensor"),)),
     "a name inside a closure nobody names": ("x.append(y)", (PathSegment(SegmentKind.CLOSURE, "f"),)),

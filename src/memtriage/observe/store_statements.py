@@ -32,6 +32,8 @@ _CONSTRUCTORS: Final = frozenset(("__init__", "__new__", "__post_init__"))
 _EMPTY: Final = frozenset(
     ("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "Queue")
 )
+_MAKES: Final = (ast.ListComp, ast.SetComp, ast.DictComp)
+"""Expressions that make a container with its entries."""
 _VARIABLES: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.CONTEXT_VARIABLE))
 _LONGEST: Final = 60
 """Most characters of a stored value that is shown in a sentence."""
@@ -67,7 +69,8 @@ class StoreTarget:
         function: the function whose variable it is; None if it is not a function's variable.
         shared: other functions refer to the variable, too.
         module: it is a variable of a module.
-        inside: it is a container of a library, and the path names something inside: only additions count.
+        inside: the path names something inside a library's container, or a container within entries: only
+            what adds counts, or makes it with its entries.
         getters: functions of the file that return it.
         aliases: other names for it in the function around a statement.
     """
@@ -265,7 +268,7 @@ def _stored_by(node: ast.AST, target: StoreTarget) -> Iterator[tuple[int, ast.ex
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for each in (part for destination in targets for part in _parts(destination)):
             if _matches(each, target):
-                if not (target.inside or _is_empty(node.value)):
+                if not _is_empty(node.value) and (not target.inside or isinstance(node.value, _MAKES)):
                     yield 1, node.value
             elif isinstance(each, ast.Subscript) and _holds_in(each, target):
                 yield 0, node.value

@@ -58,7 +58,9 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
         target = _target(holder)
         if target is None:
             continue
-        target = replace(target, inside=len(holder) < len(_containing(anchor)))
+        # What grows may be a container within it, or within its entries: to make it stores nothing there.
+        inside = len(holder) < len(_containing(anchor)) or any(map(_varies, anchor[len(holder) + 1 :]))
+        target = replace(target, inside=inside)
         ranked = [
             (rank, replace(store, depth=len(holder)))
             for file in files
