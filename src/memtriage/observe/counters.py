@@ -30,7 +30,7 @@ class MallocPolicy:
     """
 
     cheap_s: float = 50e-6
-    always: int = 50
+    always: int = 200
     step_share: float = 0.03
     within_step_share: float = 0.01
 
