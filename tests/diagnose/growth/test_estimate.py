@@ -169,6 +169,15 @@ def test_steady_growth_that_is_read_in_bursts(seed: int) -> None:
     assert growth.state == "growing" and growth.rate == pytest.approx(rate, rel=0.05)
 
 
+def test_several_rises_between_two_readings_are_no_jump() -> None:
+    """1 MiB comes at every 20th step, and 85 steps are not read."""
+    at = np.array([step for step in range(1, 400) if not 240 < step < 325], dtype=np.float64)
+    values = MIB * (at // 20)
+    growth = grow(Points(at, values, values), CPU)
+    assert growth.jumps == () and growth.rate == pytest.approx(MIB / 20, rel=0.05)
+    assert growth.state == "growing" and growth.low > 0.3 * growth.rate
+
+
 def test_too_few_readings() -> None:
     assert grow(points(MIB * STEP[:11]), CPU).state == "too_short"
     assert detection_limit(points(MIB * STEP[:11]), CPU) is None

@@ -211,16 +211,20 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     if len(steps) < 3 or grown < policy.settles:
         return None
     wobble = noise(np.diff(low))
-    # What comes at the usual pace while nothing is read is no single rise.
+    # What comes at the usual pace while nothing is read is no single rise, and several are no jump.
     apart = np.diff(at)
     usual = np.median(steps / apart) * apart
     high = np.flatnonzero(steps - usual > max(policy.jump * wobble, float(steps.mean())))
     if not len(high) or steps[high].sum() < (1 - policy.share) * grown or 3 * len(high) > len(steps):
         return None
-    groups = np.split(high, np.flatnonzero(np.diff(high) > 1) + 1)
+    far = apart[high[1:]] > policy.several * np.median(apart)
+    groups = np.split(high, np.flatnonzero((np.diff(high) > 1) | far) + 1)
     when = np.array([at[group[0] + 1] for group in groups])
     sizes = np.diff([*(stays[group[0]] for group in groups), stays[-1]])
     single = policy.share * sizes > np.median(sizes)
+    pace = sizes[~single].sum() / max(1e-9, when[-1] - when[0])
+    took = np.array([at[group[-1] + 1] - at[group[0]] for group in groups])
+    single &= policy.share * sizes > pace * took
     jumps: tuple[tuple[float, float], ...] = ()
     if np.count_nonzero(single) <= 2:
         jumps = tuple(zip(when[single].tolist(), sizes[single].tolist(), strict=True))
