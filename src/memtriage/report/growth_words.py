@@ -41,6 +41,7 @@ _WHY: Final[Mapping[Open, str]] = {
     "aged": "it may have stopped since the last census",
     "replaced": "its entries are replaced by new ones, and no counter shows that memory grows",
     "not resident": "the resident set does not grow with it",
+    "was mapped": "it may fill memory that was mapped before, and end with that",
     "new shapes": "a cache with an entry for each shape of the input may still be filling",
     "not covered": "the censuses since then do not show what holds it",
 }

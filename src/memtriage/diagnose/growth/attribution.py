@@ -26,7 +26,16 @@ from memtriage.model.evidence import DataSeen, HolderSeen
 from memtriage.model.paths import HolderPath, of_any_item
 
 Open = Literal[
-    "few", "once", "slows", "fills", "aged", "replaced", "not resident", "new shapes", "not covered"
+    "few",
+    "once",
+    "slows",
+    "fills",
+    "aged",
+    "replaced",
+    "not resident",
+    "new shapes",
+    "not covered",
+    "was mapped",
 ]
 """Why growth is only suspected."""
 
@@ -284,6 +293,24 @@ def other_growth(comparison: Comparison, intervals: int = INTERVALS) -> dict[str
                 found[name] = Growth("growing", rate, rate, rate, rate, float(at[first]), float(at[-1]))
                 break
     return found
+
+
+def part_of_other_memory(comparison: Comparison, counter: Counter) -> float | None:
+    """Return which part of a counter's rise was memory that no census lists; None for too few censuses.
+
+    Between those since it certainly grows. Memory that was mapped before may be in it: what fills now.
+    """
+    seen = [
+        (census.at(comparison.scale), census.other_memory[counter.name][0])
+        for census in comparison.while_running
+        if counter.name in census.other_memory
+        and census.at(comparison.scale) >= (counter.growth.onset or 0.0)
+    ]
+    if len(seen) < 2:
+        return None
+    (first, before), (last, now) = seen[0], seen[-1]
+    risen = counter.rise(first, last)[0]
+    return (now - before) / risen if risen > 0 else 0.0
 
 
 # --- what it is worth ---------------------------------------------------------------------------------------

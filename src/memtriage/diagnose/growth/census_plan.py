@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memtriage.diagnose.growth.attribution import ACCOUNTS, INTERVALS, OPEN, Rise, other_growth
+from memtriage.diagnose.growth.attribution import (
+    ACCOUNTS,
+    INTERVALS,
+    OPEN,
+    Rise,
+    other_growth,
+    part_of_other_memory,
+)
 from memtriage.diagnose.growth.evidence import CONFIRMING, HEAP, Comparison, Counter
 from memtriage.model.position import Scale
 
@@ -70,8 +77,8 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
         known[name] += growth.rate
     suspects = []
     for name, counter in counters.items():
-        certain = name in ("host", HEAP) and counter.growth.state == "growing"
-        if name == "host" and not _may_be_unlisted(comparison, counter):
+        certain = name in ("host", "shared", HEAP) and counter.growth.state == "growing"
+        if name != HEAP and certain and not _tells_more(comparison, counter):
             certain = False
         may_grow = certain or (counter.rises and name not in CONFIRMING)
         unexplained = known[name] < ACCOUNTS * counter.growth.rate
@@ -92,22 +99,19 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
     )
 
 
-def _may_be_unlisted(comparison: Comparison, counter: Counter) -> bool:
-    """Whether one more census may show that the resident set grows by memory that no census lists.
+def _tells_more(comparison: Comparison, counter: Counter) -> bool:
+    """Whether one more census may show that pages which are touched are memory that no census lists.
 
-    Between censuses it rises by a part of what counts, and such memory took a part of what it rose by so far.
+    There is one since they certainly grow, from one to the next they rise by a part of what counts, and such
+    memory took a part of what they rose by so far.
     """
-    seen = [
-        (census.at(comparison.scale), census.other_memory["host"][0])
-        for census in comparison.while_running
-        if "host" in census.other_memory and census.at(comparison.scale) >= (counter.growth.onset or 0.0)
-    ]
-    if not seen:
+    onset = counter.growth.onset or 0.0
+    last = max((at for at in comparison.positions if at >= onset), default=None)
+    if last is None:
         return True
-    (first, before), (last, now) = seen[0], seen[-1]
-    if counter.rise(last, comparison.now)[0] < counter.policy.settles / INTERVALS:
-        return False
-    return len(seen) == 1 or now - before >= OPEN * counter.rise(first, last)[0]
+    part = part_of_other_memory(comparison, counter)
+    hardly = counter.rise(last, comparison.now)[0] < counter.policy.settles / INTERVALS
+    return not hardly and (part is None or part >= OPEN)
 
 
 def next_census(comparison: Comparison, suspicion: Suspicion) -> float:

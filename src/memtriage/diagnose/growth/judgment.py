@@ -19,6 +19,7 @@ from memtriage.diagnose.causes import common_holder, memory_of, one_a_cause
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth import roles
 from memtriage.diagnose.growth.attribution import (
+    ACCOUNTS,
     DATA_LEAST,
     INTERVALS,
     MINOR,
@@ -29,6 +30,7 @@ from memtriage.diagnose.growth.attribution import (
     attribute,
     contradicts,
     other_growth,
+    part_of_other_memory,
 )
 from memtriage.diagnose.growth.estimate import POLICY as ESTIMATE
 from memtriage.diagnose.growth.estimate import detection_limit, policy_of
@@ -477,7 +479,8 @@ def _unnamed(evidence: Evidence, name: str, rises: Sequence[Rise], leaks: Sequen
 def _other_memory(evidence: Evidence) -> Iterator[Leak]:
     """Yield the leaks of memory that no census lists and that still grows."""
     comparison = evidence.main
-    for name, growth in other_growth(comparison).items():
+    found = other_growth(comparison)
+    for name, growth in found.items():
         counter = comparison.counters.get(name)
         if counter is None or _ends_by_itself(comparison, name):
             continue
@@ -488,6 +491,13 @@ def _other_memory(evidence: Evidence) -> Iterator[Leak]:
             cause: Unexplained = "mapped shared memory" if name == "shared" else "other anonymous memory"
             nbytes = round(growth.rate * (now - onset))
             yield _leak(evidence, comparison, Counted(name, growth, 0.0), DEVICE_HOST, nbytes, cause)
+    shared = comparison.counters.get("shared")
+    if shared is None or shared.growth.state != "growing" or "shared" in found:
+        return
+    if (part_of_other_memory(comparison, shared) or 0.0) >= ACCOUNTS:
+        nbytes = round(shared.growth.rate * (comparison.now - (shared.growth.onset or 0.0)))
+        counted = Counted("shared", shared.growth, 0.0, ("was mapped",))
+        yield _leak(evidence, comparison, counted, DEVICE_HOST, nbytes, "mapped shared memory")
 
 
 def _held_rate(comparison: Comparison, name: str) -> tuple[float, bool]:
