@@ -344,8 +344,8 @@ class JobWatch:
     def _describe_living(self, below: list[ChildSample], work: dict[int, str]) -> None:
         """Note what all processes together are, and what each has of its own, if their number is followed."""
         living = self.evidence.roles.get(LIVING)
-        if living is None or living.role is None:
-            return
+        if living is None or living.role is None or (len(below) + 1) * MIB < living.role.highest:
+            return  # while others end, pages that they shared become a process's own
         (name, most), *_ = Counter(work.get(child.pid, child.name) for child in below).most_common(1)
         each = sum(child.uss or child.rss or 0 for child in below) // len(below)
         living.role.each = each

@@ -25,7 +25,6 @@ class MicrobatchScheduler:
     """Follows counters from backward to backward of one step, and takes four censuses if they rise.
 
     The first is at the fourth micro-batch if the step is long enough: gradients exist, and three rises show.
-    In the first step the host's counters say so later.
 
     Attributes:
         due: micro-batches of the censuses to come, while an investigation is open.
@@ -119,9 +118,10 @@ class MicrobatchScheduler:
             for name, values in self._recent.items():
                 recent = list(values)[max(1, len(values) - max(needed, ENOUGH_MARKS)) :]
                 rises = (after - before for before, after in zip(recent, recent[period:], strict=False))
-                # What libraries set up in the first backwards makes the host's counters rise.
-                settles = self._step == 0 and not name.startswith("cuda:")
-                least = ENOUGH_MARKS - 1 if settles else needed
-                if len(recent) >= least and min(rises) >= policy_of(name).least:
+                policy = policy_of(name)
+                # In the first backwards libraries take a little each time, until they are set up.
+                settles = self._step == 0 and len(values) < ENOUGH_MARKS
+                least = policy.settles / ENOUGH_MARKS if settles else policy.least
+                if len(recent) >= needed and min(rises) >= least:
                     return period
         return None
