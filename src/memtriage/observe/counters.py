@@ -31,7 +31,7 @@ class MallocPolicy:
 
     cheap_s: float = 50e-6
     always: int = 200
-    step_share: float = 0.03
+    step_share: float = 0.1
     within_step_share: float = 0.01
 
 

@@ -228,12 +228,13 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     jumps: tuple[tuple[float, float], ...] = ()
     if np.count_nonzero(single) <= 2:
         jumps = tuple(zip(when[single].tolist(), sizes[single].tolist(), strict=True))
-        when, sizes = when[~single], sizes[~single]
+        when, sizes, took = when[~single], sizes[~single], took[~single]
     if len(sizes) < 3:
         return None
+    when, sizes = _spread_out(when, sizes, took, policy.several * float(np.median(apart)), policy)
     gaps, count, length = np.diff(when), len(sizes), float(when[-1] - when[0])
     rate = float(sizes[1:].sum()) / length
-    spreads = float(gaps.std() / gaps.mean()), float(sizes.std() / sizes.mean())
+    spreads = _spreads(when, sizes)
     regular = max(spreads) <= policy.share
     between = float(apart.mean())
     differ = spreads[1] if regular else float(np.hypot(*spreads))
@@ -251,6 +252,23 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     if recent < policy.half * sizes[1 : middle + 1].sum() / (when[middle] - when[0]):
         return replace(growth, state="filling", shape="slowing")
     return replace(growth, state="growing", shape="periodic" if regular else "stairs")
+
+
+def _spread_out(
+    when: Floats, sizes: Floats, took: Floats, wide: float, policy: Policy
+) -> tuple[Floats, Floats]:
+    """Return rises with those apart that came while nothing was read, if all are regular then."""
+    parts = np.where(took > wide, np.maximum(1, np.rint(sizes / np.median(sizes))), 1).astype(int)
+    part = np.concatenate([np.arange(count, 0, -1) - 1 for count in parts])
+    apart = np.repeat(when, parts) - part * np.repeat(took / parts, parts)
+    even = np.repeat(sizes / parts, parts)
+    return (apart, even) if max(_spreads(apart, even)) <= policy.share else (when, sizes)
+
+
+def _spreads(when: Floats, sizes: Floats) -> tuple[float, float]:
+    """Return how irregular the distances and the sizes of rises are."""
+    gaps = np.diff(when)
+    return float(gaps.std() / gaps.mean()), float(sizes.std() / sizes.mean())
 
 
 # --- straight pieces ----------------------------------------------------------------------------------------
