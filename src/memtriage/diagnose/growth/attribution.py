@@ -26,17 +26,9 @@ from memtriage.model.evidence import DataSeen, HolderSeen
 from memtriage.model.paths import HolderPath, of_any_item
 
 Open = Literal[
-    "few",
-    "once",
-    "slows",
-    "fills",
-    "aged",
-    "replaced",
-    "not resident",
-    "new shapes",
-    "not covered",
-    "was mapped",
-]
+    "few", "once", "slows", "fills", "aged", "replaced",
+    "not resident", "new shapes", "not covered", "was mapped",
+]  # fmt: skip
 """Why growth is only suspected."""
 
 ACCOUNTS: Final = 0.7

@@ -77,10 +77,9 @@ def suspicion_of(comparison: Comparison, rises: Sequence[Rise]) -> Suspicion:
         known[name] += growth.rate
     suspects = []
     for name, counter in counters.items():
-        certain = name in ("host", "shared", HEAP) and counter.growth.state == "growing"
-        if name != HEAP and certain and not _tells_more(comparison, counter):
-            certain = False
-        may_grow = certain or (counter.rises and name not in CONFIRMING)
+        may_grow = counter.rises and name not in CONFIRMING
+        if counter.growth.state == "growing":
+            may_grow |= name == HEAP or (name in ("host", "shared") and _tells_more(comparison, counter))
         unexplained = known[name] < ACCOUNTS * counter.growth.rate
         if may_grow and unexplained and not comparison.awaits_collector(name, counter.grown):
             suspects.append(counter)

@@ -217,8 +217,8 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
     high = np.flatnonzero(steps - usual > max(policy.jump * wobble, float(steps.mean())))
     if not len(high) or steps[high].sum() < (1 - policy.share) * grown or 3 * len(high) > len(steps):
         return None
-    far = apart[high[1:]] > policy.several * np.median(apart)
-    groups = np.split(high, np.flatnonzero((np.diff(high) > 1) | far) + 1)
+    wide = policy.several * float(np.median(apart))
+    groups = np.split(high, np.flatnonzero((np.diff(high) > 1) | (apart[high[1:]] > wide)) + 1)
     when = np.array([at[group[0] + 1] for group in groups])
     sizes = np.diff([*(stays[group[0]] for group in groups), stays[-1]])
     single = policy.share * sizes > np.median(sizes)
@@ -231,7 +231,7 @@ def _by_rises(points: Points, troughs: list[int], policy: Policy) -> Growth | No
         when, sizes, took = when[~single], sizes[~single], took[~single]
     if len(sizes) < 3:
         return None
-    when, sizes = _spread_out(when, sizes, took, policy.several * float(np.median(apart)), policy)
+    when, sizes = _spread_out(when, sizes, took, wide, policy)
     gaps, count, length = np.diff(when), len(sizes), float(when[-1] - when[0])
     rate = float(sizes[1:].sum()) / length
     spreads = _spreads(when, sizes)
